@@ -1,0 +1,30 @@
+# Language, warnings and build-wide switches.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_UNITY_BUILD OFF)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_PCH_INSTANTIATE_TEMPLATES OFF)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+set(TESSERA_SANITIZER "" CACHE STRING "address, undefined or thread")
+option(TESSERA_CUDA "Build with CUDA and NCCL (needs nvcc, NCCL headers and a CUDA LibTorch)" OFF)
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${CCACHE_PROGRAM})
+endif()
+
+add_library(tessera_flags INTERFACE)
+target_compile_options(tessera_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Werror -Wno-missing-field-initializers -fpch-preprocess)
+target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR})
+if(TESSERA_SANITIZER)
+  add_compile_options(-fsanitize=${TESSERA_SANITIZER} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TESSERA_SANITIZER})
+endif()

@@ -1,0 +1,43 @@
+# One static library per folder, one test program per folder.
+
+# The precompiled header that every target with LibTorch shares.
+file(WRITE ${CMAKE_BINARY_DIR}/pch_anchor.cpp.in "// Builds the shared precompiled header.\n")
+configure_file(${CMAKE_BINARY_DIR}/pch_anchor.cpp.in ${CMAKE_BINARY_DIR}/pch_anchor.cpp COPYONLY)
+add_library(tessera_pch STATIC ${CMAKE_BINARY_DIR}/pch_anchor.cpp)
+target_link_libraries(tessera_pch PUBLIC tessera_flags torch)
+target_precompile_headers(tessera_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)
+
+# tessera_library(NAME [TORCH] SOURCES a.cpp .. [DEPS tessera_base ..])
+function(tessera_library name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC tessera_flags ${ARG_DEPS})
+  if(ARG_TORCH)
+    target_link_libraries(${name} PUBLIC torch)
+    target_precompile_headers(${name} REUSE_FROM tessera_pch)
+  endif()
+endfunction()
+
+# tessera_executable(NAME [TORCH] SOURCES .. [DEPS ..])
+function(tessera_executable name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE tessera_flags ${ARG_DEPS})
+  if(ARG_TORCH)
+    target_link_libraries(${name} PRIVATE torch)
+    target_precompile_headers(${name} REUSE_FROM tessera_pch)
+  endif()
+endfunction()
+
+# tessera_test(NAME [TORCH] SOURCES a_test.cpp .. [DEPS ..]): a GoogleTest program that CTest runs.
+function(tessera_test name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  set(torch)
+  if(ARG_TORCH)
+    set(torch TORCH)
+  endif()
+  tessera_executable(${name} ${torch} SOURCES ${ARG_SOURCES} DEPS ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+endfunction()
+enable_testing()

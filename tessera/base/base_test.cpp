@@ -1,0 +1,60 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/nearest.h"
+#include "tessera/base/units.h"
+
+namespace tessera {
+namespace {
+
+TEST(Units, ReadAsPeopleWriteThem) {
+  EXPECT_EQ(format_bytes(640), "640 B");
+  EXPECT_EQ(format_bytes(3 * 1024 * 1024 / 2), "1.5 MiB");
+  EXPECT_EQ(format_seconds(0.83), "830 ms");
+  EXPECT_EQ(format_seconds(185), "3 min 05 s");
+  EXPECT_EQ(format_seconds(7800), "2 h 10 min");
+  EXPECT_EQ(format_count(950), "950");
+  EXPECT_EQ(format_count(58.07e6), "58.1 M");
+}
+
+TEST(Nearest, FindsTypingMistakesAndNothingElse) {
+  const std::vector<std::string> keys{"learning_rate", "weight_decay", "steps"};
+  EXPECT_EQ(nearest("lerning_rate", keys), "learning_rate");
+  EXPECT_EQ(nearest("setps", keys), "steps");
+  EXPECT_EQ(nearest("zzz", keys), "");
+  EXPECT_EQ(did_you_mean("step", keys), "; did you mean 'steps'?");
+}
+
+class FileTest : public ::testing::Test {
+ protected:
+  std::filesystem::path folder_ = std::filesystem::path(::testing::TempDir()) / "tessera_file_test";
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+};
+
+TEST_F(FileTest, UncommittedWriteLeavesTheOldContentAndNoTemporary) {
+  const auto path = folder_ / "a.txt";
+  write_file(path, "old");
+  {
+    AtomicFile file(path);
+    file.write("new");
+  }
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+  write_file(path, "new");
+  EXPECT_EQ(read_file(path), "new");
+}
+
+TEST_F(FileTest, MissingFileAndFolderAreUserErrors) {
+  EXPECT_THROW(MappedFile(folder_ / "missing"), UserError);
+  EXPECT_THROW(MappedFile{folder_}, UserError);
+  write_file(folder_ / "empty", "");
+  EXPECT_TRUE(MappedFile(folder_ / "empty").bytes().empty());
+}
+
+}  // namespace
+}  // namespace tessera

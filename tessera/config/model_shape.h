@@ -1,0 +1,54 @@
+// The shape of a model: what its configuration says, before any tensor exists.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::config {
+
+enum class ModelFamily { llama, gpt2 };
+
+/// Llama-3's frequency scaling (config.json: rope_scaling with rope_type "llama3").
+struct RopeScaling {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_seq_len = 8192;
+};
+
+struct ModelShape {
+  ModelFamily family = ModelFamily::llama;
+  int64_t vocab_size = 2048;
+  int64_t dim = 256;           ///< width of the residual stream (hidden_size, n_embd)
+  int64_t num_layers = 4;
+  int64_t num_heads = 8;
+  int64_t num_kv_heads = 4;    ///< num_heads is a multiple of it; gpt2: equal to num_heads
+  int64_t head_dim = 32;
+  int64_t ffn_dim = 688;       ///< intermediate_size; gpt2: 4 dim
+  int64_t max_seq_len = 256;   ///< gpt2: rows of the position table
+  double rope_theta = 10000;
+  std::optional<RopeScaling> rope_scaling;
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;
+};
+
+/// A shape known by name: tiny, small, gpt2 (124M), llama-3.2-1b, llama-3-8b, llama-3-70b, llama-3.1-405b.
+/// UserError with the nearest name if unknown.
+ModelShape model_preset(std::string_view name);
+std::vector<std::string> model_preset_names();
+
+/// Reads a Hugging Face config.json of the families above; UserError names file, key and what was expected.
+ModelShape read_model_shape(const std::filesystem::path& config_json);
+
+/// Number of parameters, a tied head counted once.
+int64_t num_parameters(const ModelShape& shape);
+
+/// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per parameter of every
+/// matrix product (head included, embedding look-up not), and causal attention 6 * layers * heads * head_dim * seq_len.
+double training_flops_per_token(const ModelShape& shape, int64_t seq_len);
+
+}  // namespace tessera::config
