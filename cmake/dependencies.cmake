@@ -1,7 +1,6 @@
 # Debian's libraries, and LibTorch as one imported target (`torch`) made from a folder.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
@@ -12,6 +11,14 @@ set(TESSERA_LIBTORCH "${CMAKE_SOURCE_DIR}/.deps/libtorch-2.11.0" CACHE PATH
     "LibTorch: a folder with include/ and lib/ (a PyTorch wheel's torch/ folder will do)")
 if(NOT EXISTS ${TESSERA_LIBTORCH}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "no LibTorch in ${TESSERA_LIBTORCH}; run ./dev, or set TESSERA_LIBTORCH")
+endif()
+set(torch_version 0)
+if(EXISTS ${TESSERA_LIBTORCH}/include/torch/headeronly/version.h)
+  file(READ ${TESSERA_LIBTORCH}/include/torch/headeronly/version.h torch_version)
+  string(REGEX REPLACE ".*VERSION_MAJOR ([0-9]+).*VERSION_MINOR ([0-9]+).*" "\\1.\\2" torch_version "${torch_version}")
+endif()
+if(torch_version VERSION_LESS 2.11)
+  message(FATAL_ERROR "LibTorch in ${TESSERA_LIBTORCH}: expected 2.11 or newer; unset TESSERA_LIBTORCH and run ./dev")
 endif()
 
 # find_package(Torch) on a wheel demands a CUDA toolkit; these few lines do not.

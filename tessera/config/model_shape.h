@@ -18,37 +18,55 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_max_seq_len = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct ModelShape {
   ModelFamily family = ModelFamily::llama;
   int64_t vocab_size = 2048;
-  int64_t dim = 256;           ///< width of the residual stream (hidden_size, n_embd)
+  int64_t dim = 256;  ///< width of the residual stream (hidden_size, n_embd)
   int64_t num_layers = 4;
   int64_t num_heads = 8;
-  int64_t num_kv_heads = 4;    ///< num_heads is a multiple of it; gpt2: equal to num_heads
+  int64_t num_kv_heads = 4;  ///< num_heads is a multiple of it; gpt2: equal to num_heads
   int64_t head_dim = 32;
-  int64_t ffn_dim = 688;       ///< intermediate_size; gpt2: 4 dim
-  int64_t max_seq_len = 256;   ///< gpt2: rows of the position table
+  int64_t ffn_dim = 688;      ///< intermediate_size; gpt2: 4 dim
+  int64_t max_seq_len = 256;  ///< gpt2: rows of the position table
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
+
+  bool operator==(const ModelShape&) const = default;
 };
 
-/// A shape known by name: tiny, small, gpt2 (124M), llama-3.2-1b, llama-3-8b, llama-3-70b, llama-3.1-405b.
-/// UserError with the nearest name if unknown.
+/// A shape known by name: micro, tiny, small, gpt2 (124M), llama-3.2-1b, llama-3-8b, llama-3-70b,
+/// llama-3.1-405b. UserError with the nearest name if unknown.
 ModelShape model_preset(std::string_view name);
 std::vector<std::string> model_preset_names();
 
-/// Reads a Hugging Face config.json of the families above; UserError names file, key and what was expected.
+/// Reads a Hugging Face config.json of the families above; UserError names file, key and what was
+/// expected, and refuses by name what these families do not do here (other rotary scalings, biases,
+/// other activations). Dropout is not read: nothing here drops.
 ModelShape read_model_shape(const std::filesystem::path& config_json);
+
+/// What is wrong with a shape: the first field at fault (a name as above) and what was expected of
+/// it.
+struct ShapeProblem {
+  std::string field;
+  std::string message;
+};
+
+/// Sizes within reason (so that no count overflows), heads that divide the width, groups that
+/// divide the heads, an even head width where positions are rotated.
+std::optional<ShapeProblem> shape_problem(const ModelShape& shape);
 
 /// Number of parameters, a tied head counted once.
 int64_t num_parameters(const ModelShape& shape);
 
-/// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per parameter of every
-/// matrix product (head included, embedding look-up not), and causal attention 6 * layers * heads * head_dim * seq_len.
+/// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per
+/// parameter of every matrix product (head included, embedding look-up not), and causal attention 6
+/// * layers * heads * head_dim * seq_len.
 double training_flops_per_token(const ModelShape& shape, int64_t seq_len);
 
 }  // namespace tessera::config

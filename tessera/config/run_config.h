@@ -1,5 +1,6 @@
-// What a user may ask of `tessera train`, as the user wrote it. Only `train/assemble.cpp` gives it meaning.
-// Every field here has one entry in the field list (fields.cpp): parsing, validation, help and docs derive from it.
+// What a user may ask of `tessera train`, as the user wrote it. Only `train/assemble.cpp` gives it
+// meaning. Every field here has one entry in the field list (fields.cpp): parsing, validation, help
+// and docs derive from it.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,18 @@
 namespace tessera::config {
 
 struct ModelSection {
-  std::string preset = "tiny";          ///< a name of model_preset_names(); ignored when `path` is set
-  std::string path;                     ///< folder with config.json and (unless init is "random") *.safetensors
-  std::string init = "random";          ///< random: weights from (seed, name, position); pretrained: read from path
-  int64_t seed = 1234;                  ///< of the initial weights
+  std::string preset = "tiny";  ///< a name of model_preset_names(); ignored when `path` is set
+  std::string path;  ///< folder with config.json and (unless init is "random") *.safetensors
+  std::string init =
+      "random";         ///< random: weights from (seed, name, position); pretrained: read from path
+  int64_t seed = 1234;  ///< of the initial weights
   double init_std = 0.02;
-  std::optional<int64_t> vocab_size;    ///< override of the preset; likewise the next ones
+  std::optional<int64_t> vocab_size;  ///< override of the preset; likewise the next ones
   std::optional<int64_t> num_layers;
   std::optional<int64_t> dim, ffn_dim, num_heads, num_kv_heads;
   std::optional<bool> tie_embeddings;
+
+  bool operator==(const ModelSection&) const = default;
 };
 
 struct DataSection {
@@ -33,52 +37,65 @@ struct DataSection {
   std::vector<std::string> extensions;  ///< of files taken from folders as text; empty: all
   int64_t seq_len = 256;
   bool shuffle = true;
-  int64_t seed = 0;                     ///< of the order of samples
+  int64_t seed = 0;  ///< of the order of samples
+
+  bool operator==(const DataSection&) const = default;
 };
 
 struct OptimizerSection {
-  std::string type = "adamw";           ///< adamw, sgd
+  std::string type = "adamw";  ///< adamw, sgd
   double learning_rate = 3e-4;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double momentum = 0.0;                ///< sgd
+  double momentum = 0.0;  ///< sgd
   double weight_decay = 0.1;
   bool decay_norms_and_biases = false;  ///< true: weight decay on every parameter
   double max_grad_norm = 1.0;           ///< 0: no clipping
+
+  bool operator==(const OptimizerSection&) const = default;
 };
 
 struct ScheduleSection {
-  std::string type = "cosine";          ///< constant, linear, cosine, wsd
+  std::string type = "cosine";  ///< constant, linear, cosine, wsd
   int64_t warmup_steps = 0;
-  double min_ratio = 0.1;               ///< final learning rate / peak
-  int64_t decay_steps = 0;              ///< wsd: length of the last phase; 0: a fifth of all steps
+  double min_ratio = 0.1;   ///< final learning rate / peak
+  int64_t decay_steps = 0;  ///< wsd: length of the last phase; 0: a fifth of all steps
+
+  bool operator==(const ScheduleSection&) const = default;
 };
 
 struct ParallelSection {
-  int64_t num_ranks = 1;                ///< processes this machine starts; -1: one per GPU, or per two cores on CPU
-  int64_t dp_replicate = -1;            ///< ranks of the replicated data dimension; -1: all that are left
-  std::string backend = "auto";         ///< auto (nccl on GPUs, else gloo), gloo, nccl
-  double timeout_seconds = 600;         ///< deadline of every collective
-  int64_t threads_per_rank = 0;         ///< 0: OMP_NUM_THREADS, or cores / ranks
+  int64_t num_ranks =
+      1;  ///< processes this machine starts; -1: one per GPU, or per two cores on CPU
+  int64_t dp_replicate = -1;     ///< ranks of the replicated data dimension; -1: all that are left
+  std::string backend = "auto";  ///< auto (nccl on GPUs, else gloo), gloo, nccl
+  double timeout_seconds = 600;  ///< deadline of every collective
+  int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
+
+  bool operator==(const ParallelSection&) const = default;
 };
 
 struct TrainSection {
   int64_t steps = 100;
-  int64_t global_batch = 8;             ///< sequences in one optimizer step, over all ranks
-  int64_t micro_batch = 0;              ///< sequences in one forward of one rank; 0: all of the rank's share
+  int64_t global_batch = 8;  ///< sequences in one optimizer step, over all ranks
+  int64_t micro_batch = 0;   ///< sequences in one forward of one rank; 0: all of the rank's share
   std::string run_dir = "runs/default";
-  int64_t validate_every = 0;           ///< steps; 0: only at the end
+  int64_t validate_every = 0;  ///< steps; 0: only at the end
   int64_t validation_batches = 8;
-  int64_t sample_tokens = 200;          ///< length of the text generated at the end; 0: none
+  int64_t sample_tokens = 200;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "#include <";
   bool report_unused_parameters = false;
-  bool check_gradients = false;         ///< stop at the first step whose gradient norm is not finite
+  bool check_gradients = false;  ///< stop at the first step whose gradient norm is not finite
+
+  bool operator==(const TrainSection&) const = default;
 };
 
 struct LoggingSection {
-  int64_t every = 1;                    ///< steps between lines
+  int64_t every = 1;  ///< steps between lines
   bool tensorboard = true;
   bool svg = true;
-  std::string progress = "auto";        ///< auto (one line on a terminal), line, plain, none
+  std::string progress = "auto";  ///< auto (one line on a terminal), line, plain, none
+
+  bool operator==(const LoggingSection&) const = default;
 };
 
 struct RunConfig {
@@ -89,6 +106,8 @@ struct RunConfig {
   ParallelSection parallel;
   TrainSection train;
   LoggingSection logging;
+
+  bool operator==(const RunConfig&) const = default;
 };
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
@@ -100,18 +119,34 @@ struct LoadedConfig {
 };
 
 /// Reads a job file and applies overrides ("--section.key=value" as "section.key=value", in order).
-/// UserError: file, line, key, what was expected, the nearest right key.
+/// UserError: file, line, key, what was expected, the nearest right key. Looks at each value alone;
+/// `check` at the rest.
 LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides);
 
-/// The resolved configuration as YAML; each line ends with a comment that says where the value came from.
+/// What one value alone cannot tell, no other file needed: batches that ranks cannot share, phases
+/// longer than the run, settings that cannot take effect. Call it once `parallel.num_ranks` holds
+/// the number of ranks of the whole run (as started or as joined); while that is -1 the questions
+/// about ranks wait. UserError: origin (job.yaml:12, or --section.key), key, what was expected.
+/// Keys missing in `origins` are defaults.
+void check(const RunConfig& config, const Origins& origins);
+
+/// The resolved configuration as YAML; each line ends with a comment that says where the value came
+/// from.
 std::string print_config(const LoadedConfig& loaded);
 
-/// The same configuration as YAML without comments; load_run_config reads it back to the same values.
+/// The same configuration as YAML without comments; load_run_config reads it back to the same
+/// values.
 std::string to_yaml(const RunConfig& config);
 
-/// Every key with type, default, range and meaning: as text for `tessera train --help`, as Markdown for docs/config.md.
+/// Every key with type, default, range and meaning: as text for `tessera train --help`, as Markdown
+/// for docs/config.md.
 std::string config_help();
 std::string config_markdown();
+
+/// Applies the model section's overrides to a shape; what is wrong with the outcome, if anything.
+/// The head width follows dim / heads where either is given; gpt2's ffn_dim follows 4 dim; key
+/// heads follow query heads where they were equal.
+std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape& shape);
 
 /// The shape that the model section asks for: preset or path, with overrides applied and checked.
 ModelShape resolve_model_shape(const ModelSection& model);

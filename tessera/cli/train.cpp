@@ -1,0 +1,94 @@
+// tessera train JOB.yaml: starts its own ranks on this machine, or joins those it was started with.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/commands.h"
+#include "tessera/config/run_config.h"
+#include "tessera/launch/launch.h"
+#include "tessera/launch/rank_environment.h"
+#include "tessera/report/clock.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExample =
+    "Example:\n  tessera train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=200\n\n"
+    "Every key of the job file can be set on the command line as --section.key=value:\n\n";
+
+/// tessera-worker stands beside tessera.
+std::string worker_path() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tessera-worker").string();
+}
+
+std::vector<std::string> worker_command(const std::string& job, const std::vector<std::string>& overrides) {
+  std::vector<std::string> command{worker_path(), job};
+  command.insert(command.end(), overrides.begin(), overrides.end());
+  return command;
+}
+
+[[noreturn]] void become(const std::vector<std::string>& command) {
+  std::vector<char*> arguments;
+  for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  ::execv(arguments[0], arguments.data());
+  system_error(command[0] + ": cannot be started");
+}
+
+/// "--section.key=value" -> "section.key=value".
+std::vector<std::string> parse_overrides(const std::vector<std::string>& arguments) {
+  std::vector<std::string> overrides;
+  for (const auto& argument : arguments) {
+    if (!argument.starts_with("--") || argument.find('=') == std::string::npos) {
+      user_error("'{}': expected --section.key=value", argument);
+    }
+    overrides.push_back(argument.substr(2));
+  }
+  return overrides;
+}
+
+int num_ranks(const config::ParallelSection& parallel) {
+  if (parallel.num_ranks > 0) return static_cast<int>(parallel.num_ranks);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
+}
+
+int train(const std::string& job, const std::vector<std::string>& overrides, bool print_only) {
+  const auto loaded = config::load_run_config(job, overrides);
+  if (print_only) {
+    fmt::print("{}", config::print_config(loaded));
+    return 0;
+  }
+  const auto command = worker_command(job, overrides);
+  if (const auto environment = launch::rank_environment()) become(command);
+  return launch::launch({.command = command,
+                         .num_processes = num_ranks(loaded.config.parallel),
+                         .output = launch::OutputMode::plain,
+                         .environment = {{report::kLaunchTimeVariable, fmt::format("{:.6f}", report::boot_seconds())}},
+                         .pass_listen_socket = true});
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, int& exit_code) {
+  struct Arguments {
+    std::string job;
+    bool print_config = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = app.add_subcommand("train", "Train a model as a job file says");
+  command->add_option("JOB", arguments->job, "Job file (YAML)")->required();
+  command->add_flag("--print-config", arguments->print_config, "Show the configuration and where each value came from");
+  command->allow_extras();
+  command->footer([] { return kExample + config::config_help(); });
+  command->callback([command, arguments, &exit_code] {
+    exit_code = train(arguments->job, parse_overrides(command->remaining()), arguments->print_config);
+  });
+}
+
+}  // namespace tessera::cli

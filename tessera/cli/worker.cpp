@@ -1,0 +1,51 @@
+// tessera-worker: one rank of `tessera train`. A program of its own, so that `tessera` need not load LibTorch.
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/config/run_config.h"
+#include "tessera/kernels/memory.h"
+#include "tessera/launch/rank_environment.h"
+#include "tessera/train/assemble.h"
+#include "tessera/train/loop.h"
+
+namespace tessera {
+namespace {
+
+int train(const std::string& job, const std::vector<std::string>& overrides) {
+  kernels::install_caching_allocator();
+  const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
+  const auto loaded = config::load_run_config(job, overrides);
+  auto run = train::assemble(loaded.config, environment);
+  train::train_loop(run, environment);
+  return 0;
+}
+
+int report(const char* message, int exit_code) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "tessera: %s\n", message);
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  if (argc < 2) return report("tessera-worker JOB.yaml [section.key=value ...]: started by `tessera train`", kUserErrorExit);
+  const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
+  try {
+    return train(argv[1], {argv + 2, argv + argc});
+  } catch (const UserError& error) {
+    return report(error.what(), kUserErrorExit);
+  } catch (const c10::ValueError& error) {
+    return report(trace ? error.what() : error.what_without_backtrace(), kUserErrorExit);
+  } catch (const c10::Error& error) {
+    return report(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailureExit);
+  }
+}

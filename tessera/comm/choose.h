@@ -1,0 +1,36 @@
+// Every choice of algorithm of `comm/`, with the measurement behind it.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "tessera/comm/counters.h"
+
+namespace tessera::comm {
+
+enum class Algorithm {
+  native,        ///< the backend's own collective
+  exchange,      ///< every rank sends each peer its part directly; reductions are local, in the order of ranks
+  shared_memory  ///< the same through memory that all ranks of one machine map
+};
+
+/// What the choice depends on.
+struct Choice {
+  Operation operation = Operation::all_reduce;
+  bool one_host = false;  ///< all ranks share memory (shared_memory.h)
+  at::ScalarType dtype = at::kFloat;
+  int64_t bytes = 0;  ///< of the whole tensor: all_reduce's, all_gather's output, reduce_scatter's input
+};
+
+/// The fastest that is correct; the source has the measurements.
+Algorithm choose(const Choice& choice);
+
+/// Settings for tests and measurements.
+struct Transport {
+  bool shared_memory = true;            ///< false: ranks of one machine, too, talk through sockets
+  std::optional<Algorithm> all_reduce;  ///< instead of what choose() says (must be possible)
+};
+
+}  // namespace tessera::comm

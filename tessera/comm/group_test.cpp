@@ -1,0 +1,248 @@
+#include "tessera/comm/group.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using Body = std::function<void(const Group&)>;
+
+/// Through shared memory, through messages on sockets, and through Gloo's own all-reduce.
+void for_each_transport(int num_ranks, const Body& body) {
+  const Transport transports[] = {
+      {}, {.shared_memory = false}, {.shared_memory = false, .all_reduce = Algorithm::native},
+      {.shared_memory = false, .all_reduce = Algorithm::exchange}};
+  for (const auto& transport : transports) {
+    on_mesh({.shape = {.dp_replicate = num_ranks}, .transport = transport},
+            [&](const mesh::DeviceMesh& mesh) {
+              const auto& axis = mesh.axis("dp_replicate");
+              EXPECT_EQ(axis.shares_memory(), num_ranks > 1 && transport.shared_memory);
+              body(axis);
+            });
+  }
+}
+
+/// Different on every rank, small enough that fp16 sums stay finite; whole numbers for integers.
+at::Tensor values_of(int rank, int64_t count, at::ScalarType dtype) {
+  const auto ramp = at::arange(count, at::kDouble);
+  const auto values = at::sin(ramp * 0.37 + rank) * 8;
+  return at::isIntegralType(dtype, false) ? (values * 100).to(dtype) : values.to(dtype);
+}
+
+/// The arithmetic of a reduction: fp64 sums of what the ranks hold, rounded once.
+at::Tensor expected_of(ReduceOp op, int num_ranks, int64_t count, at::ScalarType dtype) {
+  std::vector<at::Tensor> all;
+  for (int r = 0; r < num_ranks; ++r) all.push_back(values_of(r, count, dtype).to(at::kDouble));
+  const auto stacked = at::stack(all);
+  switch (op) {
+    case ReduceOp::sum:
+      return stacked.sum(0).to(dtype);
+    case ReduceOp::avg:
+      return stacked.mean(0).to(dtype);
+    case ReduceOp::max:
+      return stacked.amax(0).to(dtype);
+    case ReduceOp::min:
+      return stacked.amin(0).to(dtype);
+  }
+  return {};
+}
+
+/// Sums of up to five values within 8: fp32 accumulation errs by less than one rounding of the result's type.
+Tolerance tolerance_of(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return {1e-5, 1.0 / 256};
+  if (dtype == at::kHalf) return {1e-5, 1.0 / 2048};
+  if (dtype == at::kFloat) return {1e-5, 1e-6};
+  return {1e-12, 1e-12};
+}
+
+constexpr int64_t kCounts[] = {0, 1, 7, 64, 1000, 300'007};
+
+class GroupTest : public RankTest {};
+
+TEST_P(GroupTest, AllReduceEqualsArithmetic) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
+      for (const auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min}) {
+        if (op == ReduceOp::avg && dtype == at::kLong) continue;
+        for (const int64_t count : kCounts) {
+          auto tensor = values_of(axis.rank(), count, dtype);
+          axis.all_reduce(tensor, op).wait();
+          SCOPED_TRACE(fmt::format("{} op {} count {}", c10::toString(dtype), int(op), count));
+          expect_close(tensor, expected_of(op, axis.size(), count, dtype), tolerance_of(dtype));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(GroupTest, HalfPrecisionSumsAddUpInFp32) {
+  // 256 + 1 + 1 + .. is 256 in bf16 however often 1 is added; in fp32 every 1 counts.
+  for_each_transport(GetParam(), [](const Group& axis) {
+    if (axis.size() < 3) return;
+    auto tensor = at::full({5}, axis.rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
+    axis.all_reduce(tensor).wait();
+    expect_close(tensor, at::full({5}, 255.0 + axis.size(), at::kBFloat16), {0, 0});
+  });
+}
+
+TEST_P(GroupTest, AllReduceGivesTheSameBitsEverywhereAndEveryTime) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    at::Tensor first;
+    for (int run = 0; run < 5; ++run) {
+      auto tensor = values_of(axis.rank(), 200'003, at::kFloat);
+      axis.all_reduce(tensor, ReduceOp::avg).wait();
+      if (run == 0) first = tensor;
+      EXPECT_TRUE(tensor.equal(first)) << "run " << run;
+    }
+    auto of_root = first.clone();
+    axis.broadcast(of_root, 0).wait();
+    EXPECT_TRUE(first.equal(of_root)) << "rank " << axis.rank();
+  });
+}
+
+TEST_P(GroupTest, BroadcastFromEveryRoot) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (int root = 0; root < axis.size(); ++root) {
+      auto tensor = values_of(axis.rank(), 300'007, at::kFloat).view({-1, 1});
+      axis.broadcast(tensor, root).wait();
+      expect_close(tensor.view({-1}), values_of(root, 300'007, at::kFloat), {0, 0});
+    }
+  });
+}
+
+TEST_P(GroupTest, AllGatherWritesIntoTheFlatOutput) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (const int64_t count : kCounts) {
+      auto output = at::full({axis.size() * count}, -1.0);
+      const auto expected = output.clone();
+      for (int r = 0; r < axis.size(); ++r) {
+        expected.narrow(0, r * count, count).copy_(values_of(r, count, at::kFloat));
+      }
+      axis.all_gather(output, values_of(axis.rank(), count, at::kFloat)).wait();
+      expect_close(output, expected, {0, 0});
+
+      // In place: this rank's part of the output is the input.
+      auto in_place = at::full({axis.size() * count}, -1.0);
+      auto mine = in_place.narrow(0, axis.rank() * count, count);
+      mine.copy_(values_of(axis.rank(), count, at::kFloat));
+      axis.all_gather(in_place, mine).wait();
+      expect_close(in_place, expected, {0, 0});
+    }
+  });
+}
+
+TEST_P(GroupTest, AllGatherUneven) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    std::vector<at::Tensor> outputs;
+    const auto count_of = [](int r) { return r == 1 ? 0 : 70'001 * r + 3; };
+    for (int r = 0; r < axis.size(); ++r) outputs.push_back(at::full({count_of(r)}, -1.0));
+    axis.all_gather_uneven(outputs, values_of(axis.rank(), count_of(axis.rank()), at::kFloat)).wait();
+    for (int r = 0; r < axis.size(); ++r) {
+      expect_close(outputs[r], values_of(r, count_of(r), at::kFloat), {0, 0});
+    }
+  });
+}
+
+TEST_P(GroupTest, ReduceScatterLeavesThisRanksPart) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      for (const int64_t count : kCounts) {
+        const auto op = dtype == at::kLong ? ReduceOp::sum : ReduceOp::avg;
+        const auto input = values_of(axis.rank(), axis.size() * count, dtype);
+        const auto expected = expected_of(op, axis.size(), axis.size() * count, dtype)
+                                  .narrow(0, axis.rank() * count, count);
+        auto output = at::zeros({count}, dtype);
+        axis.reduce_scatter(output, input, op).wait();
+        expect_close(output, expected, tolerance_of(dtype));
+
+        auto in_place = input.narrow(0, axis.rank() * count, count);
+        axis.reduce_scatter(in_place, input, op).wait();
+        expect_close(in_place, expected, tolerance_of(dtype));
+      }
+    }
+  });
+}
+
+TEST_P(GroupTest, AllToAll) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (const int64_t count : kCounts) {
+      const int n = axis.size();
+      auto output = at::zeros({n * count});
+      axis.all_to_all_single(output, values_of(axis.rank(), n * count, at::kFloat)).wait();
+      for (int r = 0; r < n; ++r) {
+        expect_close(output.narrow(0, r * count, count),
+                     values_of(r, n * count, at::kFloat).narrow(0, axis.rank() * count, count),
+                     {0, 0});
+      }
+    }
+  });
+}
+
+TEST_P(GroupTest, BytesOfAnyLength) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    const auto text_of = [](int r) { return std::string(static_cast<size_t>(r) * 1000, 'a' + r); };
+    const auto all = axis.all_gather_bytes(text_of(axis.rank()));
+    ASSERT_EQ(static_cast<int>(all.size()), axis.size());
+    for (int r = 0; r < axis.size(); ++r) EXPECT_EQ(all[r], text_of(r));
+  });
+}
+
+TEST_P(GroupTest, ManyOperationsInFlight) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(at::full({10'000 * (i % 3) + 1}, static_cast<double>(axis.rank() + i)));
+      works.push_back(axis.all_reduce(tensors.back()));
+    }
+    const int n = axis.size();
+    for (int i = 19; i >= 0; --i) {
+      works[i].wait();
+      EXPECT_TRUE(works[i].done());
+      EXPECT_EQ(tensors[i][0].item<float>(), n * i + n * (n - 1) / 2);
+    }
+    // A Work that nobody waits for is waited for where it ends.
+    auto tensor = at::ones({100'000});
+    { const auto dropped = axis.all_reduce(tensor); }
+    EXPECT_EQ(tensor[99'999].item<float>(), n);
+  });
+}
+
+TEST_P(GroupTest, CountsCallsBytesAndWaiting) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    CollectiveCounter counter(axis);
+    const auto before = axis.counters();
+    auto tensor = at::ones({1000});
+    axis.all_reduce(tensor).wait();
+    axis.all_reduce(tensor).wait();
+    auto output = at::empty({axis.size() * 10});
+    axis.all_gather(output, at::ones({10})).wait();
+    axis.barrier();
+    const int once = axis.size() == 1 ? 0 : 1;
+    EXPECT_EQ(counter.counts().all_reduce, 2 * once);
+    EXPECT_EQ(counter.counts().all_gather, once);
+    EXPECT_EQ(counter.counts().barrier, once);
+    EXPECT_EQ(counter.counts().reduce_scatter, 0);
+    const Group copy = axis;  // copies are the same group
+    EXPECT_EQ(copy.counters().all_reduce.bytes - before.all_reduce.bytes, 8000 * once);
+    EXPECT_EQ(copy.counters().all_gather.bytes - before.all_gather.bytes, 40 * axis.size() * once);
+    if (axis.size() > 1) {
+      EXPECT_GT(copy.counters().total().wait_seconds, before.total().wait_seconds);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GroupTest, ::testing::Values(1, 2, 3, 5));
+
+TEST(Group, AvgOfIntegersIsRefused) {
+  EXPECT_THROW(static_cast<void>(Group().all_reduce(at::ones({2}, at::kLong), ReduceOp::avg)),
+               c10::ValueError);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,359 @@
+#include "tessera/comm/shared_memory.h"
+
+#include <c10/core/ScalarType.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+
+namespace tessera::comm {
+namespace {
+
+constexpr int64_t kSlotBytes = int64_t{512} << 10;
+constexpr int kSlots = 2;
+constexpr size_t kPageBytes = 4096;
+constexpr auto kLivenessPeriod = std::chrono::milliseconds(20);
+constexpr int kSpins = 200;  // a peer that runs at the same time answers within microseconds
+
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec period{0, std::chrono::nanoseconds(kLivenessPeriod).count()};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &period, nullptr, 0);
+}
+
+bool reached(uint32_t value, uint32_t target) {  // the counters wrap around
+  return static_cast<int32_t>(value - target) >= 0;
+}
+
+std::string first_word(const char* path) {
+  std::ifstream file(path);
+  std::string word;
+  file >> word;
+  return word;
+}
+
+/// Equal on ranks that can share memory: the same running kernel, process namespace and user.
+std::string host_key() {
+  char pids[64] = {};
+  if (readlink("/proc/self/ns/pid", pids, sizeof(pids) - 1) < 0) return {};
+  return fmt::format("{} {} {}", first_word("/proc/sys/kernel/random/boot_id"), pids, geteuid());
+}
+
+bool all_equal(const std::vector<std::string>& values) {
+  return std::ranges::all_of(values, [&](const auto& value) { return value == values[0]; });
+}
+
+bool has_ended(int process_fd) {
+  pollfd query{.fd = process_fd, .events = POLLIN, .revents = 0};
+  return poll(&query, 1, 0) == 1;
+}
+
+/// Processes of the other ranks (pidfd); empty if one cannot be opened.
+std::vector<int> open_processes(const std::vector<std::string>& pids, int rank) {
+  std::vector<int> fds;
+  for (int r = 0; r < static_cast<int>(pids.size()); ++r) {
+    fds.push_back(r == rank ? -1
+                            : static_cast<int>(syscall(SYS_pidfd_open, std::stoi(pids[r]), 0)));
+    if (r != rank && fds.back() < 0) {
+      for (const int fd : fds) {
+        if (fd >= 0) close(fd);
+      }
+      return {};
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+struct alignas(64) SharedMemory::Peer {
+  std::atomic<uint32_t> posted[kLanes];
+  std::atomic<uint32_t> done[kLanes];
+};
+
+struct SharedMemory::Header {
+  alignas(64) std::atomic<int32_t> gave_up;  // 0, or 1 + the first rank that did
+  Peer peers[1];                             // one per rank, then the slots
+
+  static size_t bytes(int size) {
+    const size_t used = sizeof(Header) + static_cast<size_t>(size) * sizeof(Peer);
+    return (used + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+};
+
+std::unique_ptr<SharedMemory> SharedMemory::make(int rank, int size, const GatherBytes& gather) {
+  const std::string key = host_key();
+  const auto keys = gather(key);
+  if (key.empty() || !all_equal(keys)) return nullptr;
+
+  const size_t bytes = Header::bytes(size) + static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes;
+  int fd = -1;
+  if (rank == 0) {
+    fd = memfd_create("tessera", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+      close(fd);
+      fd = -1;
+    }
+  }
+  const auto pids = gather(std::to_string(getpid()));
+  const auto fds = gather(std::to_string(fd));
+  if (rank != 0) {
+    fd = open(fmt::format("/proc/{}/fd/{}", pids[0], fds[0]).c_str(), O_RDWR | O_CLOEXEC);
+  }
+  std::unique_ptr<SharedMemory> memory;
+  auto processes = open_processes(pids, rank);
+  if (fd >= 0 && !processes.empty()) {
+    memory.reset(new SharedMemory(rank, size, fd));
+    memory->process_fds_ = std::move(processes);
+    if (memory->header_ == nullptr) memory.reset();
+  }
+  const auto mapped = gather(memory != nullptr ? "mapped" : "failed");
+  if (fd >= 0) close(fd);
+  if (mapped[0] != "mapped" || !all_equal(mapped)) return nullptr;
+  return memory;
+}
+
+SharedMemory::SharedMemory(int rank, int size, int memory_fd)
+    : rank_(rank),
+      size_(size),
+      mapped_bytes_(Header::bytes(size) +
+                    static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes) {
+  void* start = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
+  header_ = start == MAP_FAILED ? nullptr : static_cast<Header*>(start);  // a new memfd is all zero
+}
+
+SharedMemory::~SharedMemory() {
+  if (header_ != nullptr) munmap(header_, mapped_bytes_);
+  for (const int fd : process_fds_) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+std::byte* SharedMemory::slot(int rank, Lane lane, uint32_t round) const {
+  const int64_t index = (int64_t{rank} * kLanes + lane) * kSlots + round % kSlots;
+  return reinterpret_cast<std::byte*>(header_) + Header::bytes(size_) + index * kSlotBytes;
+}
+
+void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, int peer,
+                              const Deadline& deadline) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (reached(counter.load(std::memory_order_acquire), target)) return;
+    __builtin_ia32_pause();
+  }
+  while (true) {
+    // Whether the peer has ended is asked before the counter is read: what it did before its end counts.
+    const bool ended = has_ended(process_fds_[peer]);
+    const uint32_t seen = counter.load(std::memory_order_acquire);
+    if (reached(seen, target)) return;
+    if (ended) throw std::runtime_error(fmt::format("rank {}: the process has ended", peer));
+    if (const int first = header_->gave_up.load(); first != 0) {
+      throw std::runtime_error(fmt::format("rank {}: gave up", first - 1));
+    }
+    if (deadline.passed()) throw std::runtime_error(fmt::format("rank {}: deadline passed", peer));
+    futex_wait(counter, seen);
+  }
+}
+
+void SharedMemory::give_up() {
+  int32_t nobody = 0;
+  header_->gave_up.compare_exchange_strong(nobody, rank_ + 1);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int r = 0; r < size_; ++r) {
+      futex_wake(header_->peers[r].posted[lane]);
+      futex_wake(header_->peers[r].done[lane]);
+    }
+  }
+}
+
+template <typename Body>
+void SharedMemory::guarded(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+std::byte* SharedMemory::open_slot(Lane lane, const Deadline& deadline) {
+  const uint32_t round = rounds_[lane];
+  for (int r = 0; r < size_; ++r) {  // the slot was last used kSlots rounds ago
+    if (r != rank_) {
+      wait_until(header_->peers[r].done[lane], round - kSlots + 1, r, deadline);
+    }
+  }
+  return slot(rank_, lane, round);
+}
+
+void SharedMemory::post(Lane lane) {
+  auto& posted = header_->peers[rank_].posted[lane];
+  posted.store(++rounds_[lane], std::memory_order_release);
+  futex_wake(posted);
+}
+
+void SharedMemory::await(Lane lane, int peer, uint32_t round, const Deadline& deadline) {
+  wait_until(header_->peers[peer].posted[lane], round + 1, peer, deadline);
+}
+
+void SharedMemory::finish(Lane lane, uint32_t round) {
+  auto& done = header_->peers[rank_].done[lane];
+  done.store(round + 1, std::memory_order_release);
+  futex_wake(done);
+}
+
+void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int64_t count,
+                              const Deadline& deadline) {
+  const int64_t unit = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t bytes = count * unit;
+  // A chunk is size_ parts, rank r adds up part r; parts are whole elements and cache lines.
+  const int64_t wanted = std::min(kSlotBytes / size_, (bytes + size_ - 1) / size_);
+  const int64_t part = std::max<int64_t>(64, std::min((wanted + 63) / 64 * 64, kSlotBytes / size_ / 64 * 64));
+  const int64_t chunks = (bytes + part * size_ - 1) / (part * size_);
+  auto* memory = static_cast<std::byte*>(data);
+  const auto length_of = [&](int64_t chunk, int r) {
+    return std::clamp<int64_t>(bytes - (chunk * size_ + r) * part, 0, part);
+  };
+  const auto start_of = [&](int64_t chunk, int r) { return memory + (chunk * size_ + r) * part; };
+  const auto post_parts = [&](int64_t chunk) {
+    std::byte* to = open_slot(kParts, deadline);
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_ && length_of(chunk, r) > 0) {
+        std::memcpy(to + r * part, start_of(chunk, r), length_of(chunk, r));
+      }
+    }
+    post(kParts);
+  };
+  guarded([&] {
+    uint32_t round = rounds_[kParts];
+    if (chunks > 0) post_parts(0);
+    std::vector<const void*> parts(static_cast<size_t>(size_));
+    for (int64_t chunk = 0; chunk < chunks; ++chunk, ++round) {
+      if (chunk + 1 < chunks) post_parts(chunk + 1);
+      for (int r = 0; r < size_; ++r) {
+        if (r != rank_) await(kParts, r, round, deadline);
+        parts[r] = r == rank_ ? start_of(chunk, r) : slot(r, kParts, round) + rank_ * part;
+      }
+      const int64_t mine = length_of(chunk, rank_);
+      std::byte* result = open_slot(kResults, deadline);
+      reduce_parts(op, dtype, parts, result, mine / unit);
+      finish(kParts, round);
+      const uint32_t result_round = rounds_[kResults];
+      post(kResults);
+      if (mine > 0) std::memcpy(start_of(chunk, rank_), result, mine);
+      for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        await(kResults, r, result_round, deadline);
+        const int64_t length = length_of(chunk, r);
+        if (length > 0) {
+          std::memcpy(start_of(chunk, r), slot(r, kResults, result_round), length);
+        }
+      }
+      finish(kResults, result_round);
+    }
+  });
+}
+
+void SharedMemory::scatter(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
+                           const Deadline& deadline) {
+  const int64_t stride = std::max(unit, kSlotBytes / size_ / 64 * 64);
+  const auto post_parts = [&](int64_t begin) {
+    std::byte* to = open_slot(kParts, deadline);
+    const int64_t length = std::min(stride, part_bytes - begin);
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_) std::memcpy(to + r * stride, input + r * part_bytes + begin, length);
+    }
+    post(kParts);
+  };
+  guarded([&] {
+    uint32_t round = rounds_[kParts];
+    if (part_bytes > 0) post_parts(0);
+    std::vector<const void*> parts(static_cast<size_t>(size_));
+    for (int64_t begin = 0; begin < part_bytes; begin += stride, ++round) {
+      if (begin + stride < part_bytes) post_parts(begin + stride);
+      for (int r = 0; r < size_; ++r) {
+        if (r != rank_) await(kParts, r, round, deadline);
+        parts[r] = r == rank_ ? input + rank_ * part_bytes + begin
+                              : slot(r, kParts, round) + rank_ * stride;
+      }
+      use(begin, std::min(stride, part_bytes - begin), parts);
+      finish(kParts, round);
+    }
+  });
+}
+
+void SharedMemory::reduce_scatter(ReduceOp op, at::ScalarType dtype, void* output,
+                                  const void* input, int64_t count, const Deadline& deadline) {
+  const int64_t unit = static_cast<int64_t>(c10::elementSize(dtype));
+  const Use reduce = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
+    reduce_parts(op, dtype, parts, static_cast<std::byte*>(output) + begin, length / unit);
+  };
+  scatter(static_cast<const std::byte*>(input), count * unit, unit, reduce, deadline);
+}
+
+void SharedMemory::all_to_all(void* output, const void* input, int64_t part_bytes,
+                              const Deadline& deadline) {
+  const Use copy = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
+    for (int r = 0; r < size_; ++r) {
+      std::memcpy(static_cast<std::byte*>(output) + r * part_bytes + begin, parts[r], length);
+    }
+  };
+  scatter(static_cast<const std::byte*>(input), part_bytes, 1, copy, deadline);
+}
+
+void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes,
+                              const void* input, const Deadline& deadline) {
+  const auto* from = static_cast<const std::byte*>(input);
+  const int64_t rounds = std::max<int64_t>(
+      1, (*std::ranges::max_element(sizes) + kSlotBytes - 1) / kSlotBytes);  // 1: a barrier
+  const auto length_of = [&](int64_t index, int r) {
+    return std::clamp<int64_t>(sizes[r] - index * kSlotBytes, 0, kSlotBytes);
+  };
+  const auto post_input = [&](int64_t index) {
+    std::byte* to = open_slot(kResults, deadline);
+    const int64_t length = length_of(index, rank_);
+    if (length > 0) std::memcpy(to, from + index * kSlotBytes, length);
+    post(kResults);
+  };
+  guarded([&] {
+    uint32_t round = rounds_[kResults];
+    post_input(0);
+    for (int64_t index = 0; index < rounds; ++index, ++round) {
+      if (index + 1 < rounds) post_input(index + 1);
+      for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        await(kResults, r, round, deadline);
+        const int64_t length = length_of(index, r);
+        if (length > 0) {
+          std::memcpy(static_cast<std::byte*>(outputs[r]) + index * kSlotBytes,
+                      slot(r, kResults, round), length);
+        }
+      }
+      finish(kResults, round);
+    }
+  });
+  if (sizes[rank_] > 0 && outputs[rank_] != input) {
+    std::memcpy(outputs[rank_], input, sizes[rank_]);
+  }
+}
+
+void SharedMemory::broadcast(void* data, int64_t bytes, int root, const Deadline& deadline) {
+  std::vector<int64_t> sizes(static_cast<size_t>(size_), 0);
+  std::vector<void*> outputs(static_cast<size_t>(size_), nullptr);
+  sizes[root] = bytes;
+  outputs[root] = data;
+  all_gather(outputs, sizes, data, deadline);
+}
+
+}  // namespace tessera::comm

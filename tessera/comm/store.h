@@ -1,0 +1,38 @@
+// The rendezvous: how the ranks of a run find each other.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera::comm {
+
+/// Who this process is, and where rank 0 serves the store through which all groups are made.
+struct Rendezvous {
+  int rank = 0;
+  int world_size = 1;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;           ///< ignored by rank 0 if it has listen_fd
+  std::optional<int> listen_fd;  ///< rank 0: a socket already bound; connect() takes it over
+  std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< deadline of every wait
+};
+
+/// A TCP socket bound to `host`:`port` (0: any free port) and listening: on loopback only if `host` is a loopback
+/// address, else on every address of its family.
+struct Listener {
+  int fd = -1;
+  int port = 0;
+};
+
+/// Throws UserError if the port is taken or the host unknown.
+Listener listen_on(const std::string& host, int port);
+
+/// True if `host` resolves to a loopback address: then all ranks are on this machine and nothing listens elsewhere.
+bool is_loopback(const std::string& host);
+
+/// The store of the run: rank 0 serves it, all others connect within `timeout`. A world of one rank needs none and
+/// gets nullptr. Throws UserError for impossible values and an occupied port, c10::DistError when rank 0 is not found.
+c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where);
+
+}  // namespace tessera::comm

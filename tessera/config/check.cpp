@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/config/fields.h"
+#include "tessera/config/run_config.h"
+#include "tessera/config/values.h"
+
+namespace tessera::config {
+namespace {
+
+/// Raises errors about a key with the place where its value was written.
+class Place {
+ public:
+  explicit Place(const Origins& origins) : origins_(origins) {}
+
+  template <typename... Args>
+  [[noreturn]] void error(const std::string& key, fmt::format_string<Args...> format,
+                          Args&&... args) const {
+    throw UserError(prefix(key) + ": " + fmt::format(format, std::forward<Args>(args)...));
+  }
+
+ private:
+  std::string prefix(const std::string& key) const {
+    const auto found = origins_.find(key);
+    if (found == origins_.end() || found->second == "default") return key;
+    return found->second == "command line" ? "--" + key : found->second + ": " + key;
+  }
+
+  const Origins& origins_;
+};
+
+bool is_default(const char* key, const RunConfig& config) {
+  const auto& field = *find_field(key);
+  return yaml_value(field, config) == yaml_value(field, RunConfig{});
+}
+
+void check_model(const RunConfig& config, const Place& place) {
+  const auto& model = config.model;
+  if (model.init == "pretrained") {
+    if (model.path.empty()) {
+      place.error(
+          "model.init",
+          "'pretrained' needs weights to read; set model.path to a folder with config.json and "
+          "*.safetensors");
+    }
+    for (const auto* key : {"model.vocab_size", "model.num_layers", "model.dim", "model.ffn_dim",
+                            "model.num_heads", "model.num_kv_heads", "model.tie_embeddings"}) {
+      if (is_default(key, config)) continue;
+      place.error(key,
+                  "the shape of pretrained weights cannot be changed; remove it, or set model.init "
+                  "to random");
+    }
+  }
+  if (!model.path.empty()) return;
+  auto shape = model_preset(model.preset);
+  if (const auto problem = override_shape(model, shape)) {
+    place.error("model." + problem->field, "{}", problem->message);
+  }
+  if (shape.family == ModelFamily::gpt2 && config.data.seq_len > shape.max_seq_len) {
+    place.error("data.seq_len", "expected at most {}, the positions of model.preset {}, got {}",
+                shape.max_seq_len, model.preset, config.data.seq_len);
+  }
+}
+
+void check_ranks(const RunConfig& config, const Place& place) {
+  const auto ranks = config.parallel.num_ranks;
+  const auto& train = config.train;
+  if (ranks < 1) return;
+  if (config.parallel.dp_replicate != -1 && config.parallel.dp_replicate != ranks) {
+    place.error("parallel.dp_replicate", "the mesh has {} ranks but the run has {}; set {} or -1",
+                config.parallel.dp_replicate, ranks, ranks);
+  }
+  if (train.global_batch % ranks != 0) {
+    place.error("train.global_batch",
+                "{} sequences cannot be divided over {} ranks; set a multiple of {}",
+                train.global_batch, ranks, ranks);
+  }
+  const auto share = train.global_batch / ranks;
+  if (train.micro_batch > 0 && share % train.micro_batch != 0) {
+    place.error("train.micro_batch",
+                "expected 0 or a divisor of {}, each rank's share of train.global_batch {}, got {}",
+                share, train.global_batch, train.micro_batch);
+  }
+}
+
+void check_schedule(const RunConfig& config, const Place& place) {
+  const auto& schedule = config.schedule;
+  const auto steps = config.train.steps;
+  if (schedule.warmup_steps > steps) {
+    place.error("schedule.warmup_steps", "expected at most train.steps {}, got {}", steps,
+                schedule.warmup_steps);
+  }
+  if (schedule.type == "wsd" && schedule.decay_steps > steps - schedule.warmup_steps) {
+    place.error("schedule.decay_steps",
+                "expected at most {} (train.steps {} less {} of warm-up), got {}",
+                steps - schedule.warmup_steps, steps, schedule.warmup_steps, schedule.decay_steps);
+  }
+}
+
+/// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
+/// a printed configuration names every key and must be accepted again.
+void check_effect(const RunConfig& config, const Place& place) {
+  struct Rule {
+    const char* key;
+    bool takes_effect;
+    const char* needs;
+  };
+  const bool adamw = config.optimizer.type == "adamw", tokens = config.data.format != "text";
+  const bool random = config.model.init == "random";
+  const Rule rules[] = {
+      {"model.preset", config.model.path.empty(), "no model.path"},
+      {"model.seed", random, "model.init random"},
+      {"model.init_std", random, "model.init random"},
+      {"data.validation_fraction", config.data.validation.empty(), "an empty data.validation"},
+      {"data.token_dtype", tokens && config.data.format != "megatron", "data.format tokens"},
+      {"data.extensions", config.data.format == "auto" || !tokens, "data.format text"},
+      {"optimizer.beta1", adamw, "optimizer.type adamw"},
+      {"optimizer.beta2", adamw, "optimizer.type adamw"},
+      {"optimizer.eps", adamw, "optimizer.type adamw"},
+      {"optimizer.momentum", !adamw, "optimizer.type sgd"},
+      {"schedule.min_ratio", config.schedule.type != "constant",
+       "schedule.type linear, cosine or wsd"},
+      {"schedule.decay_steps", config.schedule.type == "wsd", "schedule.type wsd"},
+  };
+  for (const auto& rule : rules) {
+    if (!rule.takes_effect && !is_default(rule.key, config)) {
+      place.error(rule.key, "has no effect here: it needs {}; remove one of them", rule.needs);
+    }
+  }
+}
+
+}  // namespace
+
+void check(const RunConfig& config, const Origins& origins) {
+  const Place place(origins);
+  if (config.data.train.empty()) {
+    place.error(
+        "data.train",
+        "expected at least one file or folder, got none; set data.train, or --data.train=PATH");
+  }
+  check_model(config, place);
+  check_ranks(config, place);
+  check_schedule(config, place);
+  check_effect(config, place);
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,235 @@
+#include "tessera/config/fields.h"
+
+#include <utility>
+
+namespace tessera::config {
+namespace {
+
+Range at_least(double low) { return {.low = low}; }
+Range above(double low) { return {.low = low, .low_open = true}; }
+Range between(double low, double high) { return {.low = low, .high = high}; }
+Range below(double low, double high) { return {.low = low, .high = high, .high_open = true}; }
+Range or_also(int64_t also, Range range) {
+  range.also = also;
+  return range;
+}
+
+/// Appends fields to one section: the key's first half and the outer member are said once.
+template <typename Options>
+class SectionBuilder {
+ public:
+  SectionBuilder(std::string name, Options RunConfig::*options, std::string meaning)
+      : section_{std::move(name), std::move(meaning), {}}, options_(options) {}
+
+  template <typename T>
+  SectionBuilder& add(const std::string& name, T Options::*member, std::string meaning,
+                      FieldRule rule = {}) {
+    section_.fields.push_back({.key = section_.name + "." + name,
+                               .meaning = std::move(meaning),
+                               .rule = std::move(rule),
+                               .slot = [options = options_, member](RunConfig& c) -> Slot {
+                                 return &(c.*options.*member);
+                               }});
+    return *this;
+  }
+
+  Section build() { return std::move(section_); }
+
+ private:
+  Section section_;
+  Options RunConfig::*options_;
+};
+
+Section model_section() {
+  using S = ModelSection;
+  return SectionBuilder("model", &RunConfig::model, "Which model, and its first weights.")
+      .add("preset", &S::preset, "shape known by name",
+           {.choices = model_preset_names(), .aliases = {"name"}})
+      .add("path", &S::path,
+           "folder with config.json and, if init is pretrained, *.safetensors; takes the place of "
+           "preset",
+           {.aliases = {"pretrained_model_name_or_path", "model_name_or_path"}})
+      .add("init", &S::init,
+           "random: weights from (seed, name, position); pretrained: read from path",
+           {.choices = {"random", "pretrained"}})
+      .add("seed", &S::seed, "of the random initial weights", {.range = at_least(0)})
+      .add("init_std", &S::init_std, "standard deviation of the random initial weights",
+           {.range = above(0), .aliases = {"initializer_range"}})
+      .add("vocab_size", &S::vocab_size, "instead of the shape's number of tokens",
+           {.range = at_least(1)})
+      .add("num_layers", &S::num_layers, "instead of the shape's number of blocks",
+           {.range = at_least(1),
+            .aliases = {"n_layers", "n_layer", "num_hidden_layers", "layers", "depth"}})
+      .add("dim", &S::dim, "instead of the shape's width",
+           {.range = at_least(1), .aliases = {"hidden_size", "n_embd", "d_model", "width"}})
+      .add("ffn_dim", &S::ffn_dim, "instead of the shape's width inside the feed-forward part",
+           {.range = at_least(1), .aliases = {"intermediate_size", "n_inner", "d_ff"}})
+      .add("num_heads", &S::num_heads, "instead of the shape's number of query heads",
+           {.range = at_least(1), .aliases = {"num_attention_heads", "n_heads", "n_head", "heads"}})
+      .add("num_kv_heads", &S::num_kv_heads, "instead of the shape's number of key and value heads",
+           {.range = at_least(1), .aliases = {"num_key_value_heads", "n_kv_heads"}})
+      .add("tie_embeddings", &S::tie_embeddings,
+           "instead of the shape's choice: head and embedding share one table",
+           {.aliases = {"tie_word_embeddings"}})
+      .build();
+}
+
+Section data_section() {
+  using S = DataSection;
+  return SectionBuilder("data", &RunConfig::data, "What is read, and in which order.")
+      .add("train", &S::train, "files or folders to learn from; at least one",
+           {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
+      .add("validation", &S::validation, "files or folders held out; empty: the last part of train",
+           {.aliases = {"val", "valid", "eval", "validation_files"}})
+      .add("validation_fraction", &S::validation_fraction,
+           "share of train that is held out when validation is empty",
+           {.range = below(0, 1), .aliases = {"val_fraction", "validation_split"}})
+      .add("format", &S::format,
+           "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; auto: by name "
+           "and header",
+           {.choices = {"auto", "tokens", "megatron", "text"}})
+      .add("token_dtype", &S::token_dtype,
+           "of token files; auto: as an llm.c header says, else uint16",
+           {.choices = {"auto", "uint16", "uint32"}, .aliases = {"dtype"}})
+      .add("extensions", &S::extensions,
+           "of the files taken from folders as text, such as [.h, .cpp]; empty: all files")
+      .add("seq_len", &S::seq_len, "tokens in one sequence",
+           {.range = at_least(1),
+            .aliases = {"sequence_length", "seq_length", "block_size", "context_length",
+                        "max_seq_len", "max_length"}})
+      .add("shuffle", &S::shuffle, "false: sequences in the order of the files")
+      .add("seed", &S::seed, "of the order of sequences",
+           {.range = at_least(0), .aliases = {"shuffle_seed"}})
+      .build();
+}
+
+Section optimizer_section() {
+  using S = OptimizerSection;
+  return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
+      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum",
+           {.choices = {"adamw", "sgd"}, .aliases = {"name", "optim"}})
+      .add("learning_rate", &S::learning_rate, "peak, reached after warm-up",
+           {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
+      .add("beta1", &S::beta1, "adamw: decay of the mean gradient",
+           {.range = below(0, 1), .aliases = {"betas", "adam_beta1"}})
+      .add("beta2", &S::beta2, "adamw: decay of the mean squared gradient",
+           {.range = below(0, 1), .aliases = {"adam_beta2"}})
+      .add("eps", &S::eps, "adamw: added to the denominator",
+           {.range = above(0), .aliases = {"epsilon", "adam_epsilon"}})
+      .add("momentum", &S::momentum, "sgd: decay of the summed gradient", {.range = below(0, 1)})
+      .add("weight_decay", &S::weight_decay, "per step and unit of learning rate",
+           {.range = at_least(0), .aliases = {"wd"}})
+      .add("decay_norms_and_biases", &S::decay_norms_and_biases,
+           "true: weight decay on every parameter")
+      .add("max_grad_norm", &S::max_grad_norm,
+           "gradients are scaled down to this global norm; 0: never",
+           {.range = at_least(0),
+            .aliases = {"grad_clip", "clip_grad", "gradient_clipping", "clip_grad_norm",
+                        "max_norm"}})
+      .build();
+}
+
+Section schedule_section() {
+  using S = ScheduleSection;
+  return SectionBuilder("schedule", &RunConfig::schedule,
+                        "How the learning rate changes over the steps.")
+      .add("type", &S::type, "after warm-up; wsd: constant, then a last phase of decay",
+           {.choices = {"constant", "linear", "cosine", "wsd"},
+            .aliases = {"lr_scheduler_type", "name", "scheduler"}})
+      .add("warmup_steps", &S::warmup_steps, "steps of linear rise to the peak",
+           {.range = at_least(0), .aliases = {"warmup", "num_warmup_steps", "warmup_iters"}})
+      .add("min_ratio", &S::min_ratio, "learning rate at the end divided by the peak",
+           {.range = between(0, 1), .aliases = {"min_lr", "min_lr_ratio", "final_ratio"}})
+      .add("decay_steps", &S::decay_steps, "wsd: steps of the last phase; 0: a fifth of all steps",
+           {.range = at_least(0), .aliases = {"decay", "lr_decay_iters", "cooldown_steps"}})
+      .build();
+}
+
+Section parallel_section() {
+  using S = ParallelSection;
+  return SectionBuilder("parallel", &RunConfig::parallel,
+                        "How many ranks, and how they work together.")
+      .add("num_ranks", &S::num_ranks,
+           "processes that this machine starts; -1: one per GPU, or one per two cores on a CPU",
+           {.range = or_also(-1, between(1, 1024)),
+            .aliases = {"world_size", "num_processes", "nproc", "nproc_per_node", "ranks",
+                        "num_gpus", "devices"}})
+      .add("dp_replicate", &S::dp_replicate,
+           "ranks that each hold the whole model; -1: all that are left",
+           {.range = or_also(-1, at_least(1)),
+            .aliases = {"dp", "data_parallel_size", "dp_size", "ddp"}})
+      .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo",
+           {.choices = {"auto", "gloo", "nccl"}})
+      .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective",
+           {.range = above(0), .aliases = {"timeout", "timeout_s"}})
+      .add("threads_per_rank", &S::threads_per_rank,
+           "0: OMP_NUM_THREADS if set, else cores / ranks",
+           {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})
+      .build();
+}
+
+Section train_section() {
+  using S = TrainSection;
+  return SectionBuilder("train", &RunConfig::train,
+                        "How long, in which portions, and what is done along the way.")
+      .add("steps", &S::steps, "optimizer steps",
+           {.range = at_least(0),
+            .aliases = {"max_steps", "num_steps", "max_iters", "iterations", "total_steps"}})
+      .add("global_batch", &S::global_batch, "sequences in one optimizer step, over all ranks",
+           {.range = at_least(1),
+            .aliases = {"batch_size", "global_batch_size", "batch", "train_batch_size"}})
+      .add("micro_batch", &S::micro_batch,
+           "sequences in one forward pass of one rank; 0: the rank's whole share",
+           {.range = at_least(0),
+            .aliases = {"micro_batch_size", "gradient_accumulation_steps",
+                        "per_device_train_batch_size", "train_micro_batch_size_per_gpu"}})
+      .add("run_dir", &S::run_dir, "folder for metrics, pictures and the log",
+           {.aliases = {"output_dir", "out_dir", "save_dir"}})
+      .add("validate_every", &S::validate_every, "steps between validations; 0: only at the end",
+           {.range = at_least(0), .aliases = {"eval_interval", "eval_steps", "eval_every"}})
+      .add("validation_batches", &S::validation_batches, "global batches in one validation",
+           {.range = at_least(1), .aliases = {"eval_iters", "eval_batches"}})
+      .add("sample_tokens", &S::sample_tokens, "length of the text generated at the end; 0: none",
+           {.range = at_least(0), .aliases = {"max_new_tokens"}})
+      .add("sample_prompt", &S::sample_prompt, "beginning of the text generated at the end",
+           {.aliases = {"prompt"}})
+      .add("report_unused_parameters", &S::report_unused_parameters,
+           "name the parameters that got no gradient", {.aliases = {"find_unused_parameters"}})
+      .add("check_gradients", &S::check_gradients,
+           "stop at the first step whose gradient norm is not finite")
+      .build();
+}
+
+Section logging_section() {
+  using S = LoggingSection;
+  return SectionBuilder("logging", &RunConfig::logging, "What one sees of a run.")
+      .add("every", &S::every, "steps between lines",
+           {.range = at_least(1), .aliases = {"log_interval", "logging_steps", "interval"}})
+      .add("tensorboard", &S::tensorboard, "write TensorBoard event files")
+      .add("svg", &S::svg, "draw the loss curve")
+      .add("progress", &S::progress,
+           "line: one line that is overwritten; plain: a line each; auto: line on a terminal, else "
+           "plain",
+           {.choices = {"auto", "line", "plain", "none"}})
+      .build();
+}
+
+}  // namespace
+
+const std::vector<Section>& sections() {
+  static const std::vector<Section> list = {
+      model_section(),    data_section(),  optimizer_section(), schedule_section(),
+      parallel_section(), train_section(), logging_section()};
+  return list;
+}
+
+const Field* find_field(const std::string& key) {
+  for (const auto& section : sections()) {
+    for (const auto& field : section.fields) {
+      if (field.key == key) return &field;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,57 @@
+// The field list: the one place where a key of the job file is written. Parsing, validation,
+// --print-config, help and docs/config.md all derive from it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tessera/config/run_config.h"
+
+namespace tessera::config {
+
+/// The place of one value inside a RunConfig. Its alternative is the type of the field.
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
+                          std::optional<int64_t>*, std::optional<bool>*>;
+
+/// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
+/// (-1 for "automatic").
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false, high_open = false;
+  std::optional<int64_t> also;
+};
+
+struct FieldRule {
+  Range range;                       ///< of numbers
+  std::vector<std::string> choices;  ///< of texts; empty: any text
+  std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
+};
+
+struct Field {
+  std::string key;      ///< dotted: "optimizer.learning_rate"
+  std::string meaning;  ///< one line
+  FieldRule rule;
+  std::function<Slot(RunConfig&)> slot;
+
+  std::string name() const { return key.substr(key.find('.') + 1); }  ///< "learning_rate"
+};
+
+struct Section {
+  std::string name;     ///< "optimizer"
+  std::string meaning;  ///< one line
+  std::vector<Field> fields;
+};
+
+/// Every section and key, in the order in which they are printed. Built once.
+const std::vector<Section>& sections();
+
+/// The field of a dotted key; nullptr if there is none.
+const Field* find_field(const std::string& key);
+
+}  // namespace tessera::config

@@ -1,0 +1,224 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/nearest.h"
+#include "tessera/config/fields.h"
+#include "tessera/config/run_config.h"
+#include "tessera/config/values.h"
+
+namespace tessera::config {
+namespace {
+
+// ---- names -------------------------------------------------------------------------------------
+
+std::vector<std::string> section_names() {
+  std::vector<std::string> names;
+  for (const auto& section : sections()) names.push_back(section.name);
+  return names;
+}
+
+bool has_name(const Field& field, const std::string& name) {
+  const auto& aliases = field.rule.aliases;
+  return field.name() == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end();
+}
+
+/// The key that the user most likely meant by `name` in `section` (either may be wrong): what other
+/// tools call it, first in this section and then in the others; else the nearest spelling in this
+/// section; else the nearest of all.
+std::string suggestion(const std::string& section, const std::string& name) {
+  if (name.size() > 64)
+    return "";  // not a slip of the finger; the edit distance would take its time
+  std::vector<std::string> here, all;
+  std::string elsewhere;
+  for (const auto& candidate : sections()) {
+    for (const auto& field : candidate.fields) {
+      if (has_name(field, name)) {
+        if (candidate.name == section) return fmt::format("; did you mean '{}'?", field.key);
+        if (elsewhere.empty()) elsewhere = field.key;
+      }
+      if (candidate.name == section) here.push_back(field.name());
+      all.push_back(field.key);
+    }
+  }
+  const auto near_here = nearest(name, here);
+  if (near_here.empty() && !elsewhere.empty())
+    return fmt::format("; did you mean '{}'?", elsewhere);
+  if (!near_here.empty()) return fmt::format("; did you mean '{}.{}'?", section, near_here);
+  return did_you_mean(section.empty() ? name : section + "." + name, all);
+}
+
+// ---- job file ----------------------------------------------------------------------------------
+
+RawValue raw_value(const YAML::Node& node) {
+  using Kind = RawValue::Kind;
+  if (node.IsNull()) return {};
+  // yaml-cpp tags a scalar in quotes (or a block) with "!", a plain one with "?".
+  if (node.IsScalar())
+    return {.kind = Kind::scalar, .text = node.Scalar(), .quoted = node.Tag() == "!"};
+  if (node.IsMap()) return {.kind = Kind::other, .text = "a mapping"};
+  RawValue raw{.kind = Kind::list};
+  for (const auto& item : node) {
+    if (item.IsNull()) return {.kind = Kind::other, .text = "a list with an empty item"};
+    if (!item.IsScalar()) return {.kind = Kind::other, .text = "a list inside the list"};
+    raw.items.push_back(item.Scalar());
+  }
+  return raw;
+}
+
+/// The one document of a YAML text as a mapping; UserError says line and column of what is not
+/// YAML.
+YAML::Node parse_job(const std::string& file, const std::string& text) {
+  std::vector<YAML::Node> documents;
+  try {
+    documents = YAML::LoadAll(text);
+  } catch (const YAML::Exception& error) {
+    if (error.mark.is_null()) user_error("{}: expected YAML: {}", file, error.msg);
+    user_error("{}:{}: expected YAML: {} (column {})", file, error.mark.line + 1, error.msg,
+               error.mark.column + 1);
+  }
+  if (documents.size() > 1)
+    user_error("{}: expected one YAML document, got {}", file, documents.size());
+  if (documents.empty() || documents[0].IsNull()) {
+    user_error(
+        "{}: the job file is empty; expected sections such as 'model:', 'data:' and 'train:'",
+        file);
+  }
+  if (!documents[0].IsMap()) {
+    user_error("{}:{}: expected sections such as 'model:' with 'key: value' lines, got {}", file,
+               documents[0].Mark().line + 1, documents[0].IsScalar() ? "a single value" : "a list");
+  }
+  return documents[0];
+}
+
+class JobReader {
+ public:
+  JobReader(std::string file, LoadedConfig& loaded) : file_(std::move(file)), loaded_(loaded) {}
+
+  void read(const YAML::Node& job) {
+    std::set<std::string> seen;
+    for (const auto& entry : job) {
+      const auto name = key_name(entry.first);
+      const auto& all = sections();
+      const auto section =
+          std::find_if(all.begin(), all.end(), [&](const auto& s) { return s.name == name; });
+      if (section == all.end()) unknown_section(entry.first, name);
+      if (!seen.insert(name).second) duplicate(entry.first, name);
+      if (!entry.second.IsMap()) {
+        const auto got = entry.second.IsScalar() ? quoted(entry.second.Scalar())
+                         : entry.second.IsNull() ? "nothing (null)"
+                                                 : "a list";
+        user_error("{}: {}: expected 'key: value' lines below it, got {}", line(entry.first), name,
+                   got);
+      }
+      read_section(*section, entry.second);
+    }
+  }
+
+ private:
+  void read_section(const Section& section, const YAML::Node& node) {
+    std::set<std::string> seen;
+    for (const auto& entry : node) {
+      const auto name = key_name(entry.first);
+      const auto key = section.name + "." + name;
+      const auto* field = find_field(key);
+      if (field == nullptr) {
+        user_error("{}: unknown key {}{}", line(entry.first), quoted(key),
+                   suggestion(section.name, name));
+      }
+      if (!seen.insert(name).second) duplicate(entry.first, key);
+      set_field(*field, raw_value(entry.second), line(entry.first) + ": " + key, loaded_.config);
+      loaded_.origins[key] = line(entry.first);
+    }
+  }
+
+  std::string line(const YAML::Node& key) const {
+    return fmt::format("{}:{}", file_, key.Mark().line + 1);
+  }
+
+  std::string key_name(const YAML::Node& key) const {
+    if (!key.IsScalar()) user_error("{}: expected a name before the colon", line(key));
+    return key.Scalar();
+  }
+
+  [[noreturn]] void duplicate(const YAML::Node& node, const std::string& name) const {
+    user_error("{}: '{}' is given twice; keep one of them", line(node), name);
+  }
+
+  [[noreturn]] void unknown_section(const YAML::Node& node, const std::string& name) const {
+    if (const auto* field = find_field(name)) {
+      user_error("{}: expected '{}' below '{}:' instead of the dotted key '{}'", line(node),
+                 field->name(), name.substr(0, name.find('.')), name);
+    }
+    const auto names = section_names();
+    auto hint = name.size() > 64 ? "" : did_you_mean(name, names);
+    if (hint.empty()) hint = suggestion("", name);
+    user_error("{}: unknown section {}; expected one of {}{}", line(node), quoted(name),
+               fmt::join(names, ", "), hint);
+  }
+
+  std::string file_;
+  LoadedConfig& loaded_;
+};
+
+// ---- command line ------------------------------------------------------------------------------
+
+RawValue raw_override(const Field& field, const std::string& where, const std::string& text) {
+  using Kind = RawValue::Kind;
+  const auto type = type_name(field);
+  if (type == "list" && text.starts_with('[')) {
+    try {
+      return raw_value(YAML::Load(text));
+    } catch (const YAML::Exception&) {
+      user_error("{}: expected a list such as a,b or [a, b], got {}", where, quoted(text));
+    }
+  }
+  if (type == "list") {
+    RawValue raw{.kind = Kind::list};
+    for (size_t begin = 0; begin < text.size();) {
+      const auto end = std::min(text.find(',', begin), text.size());
+      raw.items.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+      if (begin == text.size()) raw.items.emplace_back();  // a comma at the end: an empty item
+    }
+    return raw;
+  }
+  if (type != "text" && (text == "null" || text == "~")) return {};
+  return {.kind = Kind::scalar, .text = text};
+}
+
+void apply_override(const std::string& override, LoadedConfig& loaded) {
+  const auto equals = override.find('=');
+  const auto key = override.substr(0, equals);
+  const auto* field = find_field(key);
+  if (field == nullptr) {
+    const auto dot = key.find('.');
+    const auto section = dot == std::string::npos ? "" : key.substr(0, dot);
+    const auto name = dot == std::string::npos ? key : key.substr(dot + 1);
+    user_error("unknown key {}{}", quoted("--" + key), suggestion(section, name));
+  }
+  if (equals == std::string::npos) user_error("--{}: expected a value, as in --{}=VALUE", key, key);
+  set_field(*field, raw_override(*field, "--" + key, override.substr(equals + 1)), "--" + key,
+            loaded.config);
+  loaded.origins[key] = "command line";
+}
+
+}  // namespace
+
+LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides) {
+  LoadedConfig loaded;
+  for (const auto& section : sections()) {
+    for (const auto& field : section.fields) loaded.origins[field.key] = "default";
+  }
+  const auto job = parse_job(file, read_file(file));
+  JobReader(file, loaded).read(job);
+  for (const auto& override : overrides) apply_override(override, loaded);
+  return loaded;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,231 @@
+#include "tessera/config/model_shape.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/config/run_config.h"
+
+namespace tessera::config {
+namespace {
+
+using Preset = std::pair<std::string, ModelShape>;
+
+// Shapes as published with the weights (config.json of openai-community/gpt2 and of meta-llama/*);
+// micro, tiny and small are ours, for tests and benchmarks.
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> list = {
+      {"micro",
+       {.vocab_size = 256,
+        .dim = 64,
+        .num_layers = 2,
+        .num_heads = 4,
+        .num_kv_heads = 2,
+        .head_dim = 16,
+        .ffn_dim = 176,
+        .max_seq_len = 64}},
+      {"tiny",
+       {.vocab_size = 2048,
+        .dim = 256,
+        .num_layers = 4,
+        .num_heads = 8,
+        .num_kv_heads = 4,
+        .head_dim = 32,
+        .ffn_dim = 688,
+        .max_seq_len = 256}},
+      {"small",
+       {.vocab_size = 32000,
+        .dim = 512,
+        .num_layers = 8,
+        .num_heads = 8,
+        .num_kv_heads = 8,
+        .head_dim = 64,
+        .ffn_dim = 1376,
+        .max_seq_len = 512}},
+      {"gpt2",
+       {.family = ModelFamily::gpt2,
+        .vocab_size = 50257,
+        .dim = 768,
+        .num_layers = 12,
+        .num_heads = 12,
+        .num_kv_heads = 12,
+        .head_dim = 64,
+        .ffn_dim = 3072,
+        .max_seq_len = 1024,
+        .tie_embeddings = true}},
+      {"llama-3.2-1b",
+       {.vocab_size = 128256,
+        .dim = 2048,
+        .num_layers = 16,
+        .num_heads = 32,
+        .num_kv_heads = 8,
+        .head_dim = 64,
+        .ffn_dim = 8192,
+        .max_seq_len = 131072,
+        .rope_theta = 500000,
+        .rope_scaling = RopeScaling{.factor = 32},
+        .tie_embeddings = true}},
+      {"llama-3-8b",
+       {.vocab_size = 128256,
+        .dim = 4096,
+        .num_layers = 32,
+        .num_heads = 32,
+        .num_kv_heads = 8,
+        .head_dim = 128,
+        .ffn_dim = 14336,
+        .max_seq_len = 8192,
+        .rope_theta = 500000}},
+      {"llama-3-70b",
+       {.vocab_size = 128256,
+        .dim = 8192,
+        .num_layers = 80,
+        .num_heads = 64,
+        .num_kv_heads = 8,
+        .head_dim = 128,
+        .ffn_dim = 28672,
+        .max_seq_len = 8192,
+        .rope_theta = 500000}},
+      {"llama-3.1-405b",
+       {.vocab_size = 128256,
+        .dim = 16384,
+        .num_layers = 126,
+        .num_heads = 128,
+        .num_kv_heads = 8,
+        .head_dim = 128,
+        .ffn_dim = 53248,
+        .max_seq_len = 131072,
+        .rope_theta = 500000,
+        .rope_scaling = RopeScaling{.factor = 8}}},
+  };
+  return list;
+}
+
+/// Weights of one block's matrix products, biases and norms not counted.
+int64_t block_matrix_weights(const ModelShape& s) {
+  const int64_t attention =
+      2 * s.dim * s.num_heads * s.head_dim + 2 * s.dim * s.num_kv_heads * s.head_dim;
+  return attention + (s.family == ModelFamily::llama ? 3 : 2) * s.dim * s.ffn_dim;
+}
+
+std::optional<ShapeProblem> size_problem(const ModelShape& s) {
+  struct Size {
+    const char* field;
+    int64_t value, largest;
+  };
+  // Far beyond every model there is; the products of a parameter count stay below 2^63.
+  const Size sizes[] = {
+      {"vocab_size", s.vocab_size, 1 << 28},     {"dim", s.dim, 1 << 20},
+      {"num_layers", s.num_layers, 1 << 14},     {"num_heads", s.num_heads, 1 << 12},
+      {"num_kv_heads", s.num_kv_heads, 1 << 12}, {"head_dim", s.head_dim, 1 << 12},
+      {"ffn_dim", s.ffn_dim, 1 << 24},           {"max_seq_len", s.max_seq_len, 1 << 30}};
+  for (const auto& size : sizes) {
+    if (size.value < 1 || size.value > size.largest) {
+      return ShapeProblem{size.field, fmt::format("expected a whole number in [1, {}], got {}",
+                                                  size.largest, size.value)};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+ModelShape model_preset(std::string_view name) {
+  for (const auto& [preset, shape] : presets()) {
+    if (preset == name) return shape;
+  }
+  const auto names = model_preset_names();
+  std::string list;
+  for (const auto& preset : names) list += (list.empty() ? "" : ", ") + preset;
+  user_error("model.preset: expected one of {}, got '{}'{}", list, name, did_you_mean(name, names));
+}
+
+std::vector<std::string> model_preset_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, shape] : presets()) names.push_back(name);
+  return names;
+}
+
+std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
+  if (auto problem = size_problem(s)) return problem;
+  if (s.num_heads % s.num_kv_heads != 0) {
+    return ShapeProblem{"num_kv_heads",
+                        fmt::format("expected a divisor of the {} query heads, got {}", s.num_heads,
+                                    s.num_kv_heads)};
+  }
+  if (s.family == ModelFamily::llama && s.head_dim % 2 != 0) {
+    return ShapeProblem{
+        "head_dim",
+        fmt::format("expected an even number for rotary positions, got {}", s.head_dim)};
+  }
+  if (s.family == ModelFamily::gpt2 && s.num_kv_heads != s.num_heads) {
+    return ShapeProblem{
+        "num_kv_heads",
+        fmt::format("expected {}, the number of heads: gpt2 has no grouped queries; got {}",
+                    s.num_heads, s.num_kv_heads)};
+  }
+  if (s.family == ModelFamily::gpt2 && s.dim != s.num_heads * s.head_dim) {
+    return ShapeProblem{
+        "num_heads", fmt::format("expected a divisor of the width {}, got {}", s.dim, s.num_heads)};
+  }
+  return {};
+}
+
+int64_t num_parameters(const ModelShape& s) {
+  const int64_t tables = s.vocab_size * s.dim * (s.tie_embeddings ? 1 : 2);
+  if (s.family == ModelFamily::llama) {
+    return tables + s.num_layers * (block_matrix_weights(s) + 2 * s.dim) + s.dim;
+  }
+  const int64_t biases = 5 * s.dim + s.ffn_dim;  // attention in and out, feed-forward in and out
+  const int64_t norms = 4 * s.dim;               // two LayerNorms, weight and bias
+  return tables + s.max_seq_len * s.dim +
+         s.num_layers * (block_matrix_weights(s) + biases + norms) + 2 * s.dim;
+}
+
+double training_flops_per_token(const ModelShape& s, int64_t seq_len) {
+  const double products =
+      static_cast<double>(s.num_layers) * static_cast<double>(block_matrix_weights(s)) +
+      static_cast<double>(s.vocab_size) * static_cast<double>(s.dim);
+  const double attention = static_cast<double>(s.num_layers) *
+                           static_cast<double>(s.num_heads * s.head_dim) *
+                           static_cast<double>(seq_len);
+  return 6 * products + 6 * attention;
+}
+
+std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape& shape) {
+  const bool all_heads_keyed = shape.num_kv_heads == shape.num_heads;
+  const bool ffn_follows_dim = shape.family == ModelFamily::gpt2 && shape.ffn_dim == 4 * shape.dim;
+  shape.vocab_size = model.vocab_size.value_or(shape.vocab_size);
+  shape.num_layers = model.num_layers.value_or(shape.num_layers);
+  shape.dim = model.dim.value_or(shape.dim);
+  shape.num_heads = model.num_heads.value_or(shape.num_heads);
+  shape.num_kv_heads =
+      model.num_kv_heads.value_or(all_heads_keyed ? shape.num_heads : shape.num_kv_heads);
+  shape.tie_embeddings = model.tie_embeddings.value_or(shape.tie_embeddings);
+  if (auto problem = size_problem(shape)) return problem;  // before dividing and multiplying
+  shape.ffn_dim = model.ffn_dim.value_or(ffn_follows_dim ? 4 * shape.dim : shape.ffn_dim);
+  // A head width of the model's own (not dim / heads) stays as long as neither of the two changes.
+  if (model.dim || model.num_heads) {
+    if (shape.dim % shape.num_heads != 0) {
+      return ShapeProblem{
+          model.num_heads ? "num_heads" : "dim",
+          fmt::format("{} heads do not divide a width of {}; set a model.dim that is a multiple of "
+                      "model.num_heads",
+                      shape.num_heads, shape.dim)};
+    }
+    shape.head_dim = shape.dim / shape.num_heads;
+  }
+  return shape_problem(shape);
+}
+
+ModelShape resolve_model_shape(const ModelSection& model) {
+  auto shape = model.path.empty()
+                   ? model_preset(model.preset)
+                   : read_model_shape(std::filesystem::path(model.path) / "config.json");
+  if (const auto problem = override_shape(model, shape))
+    user_error("model.{}: {}", problem->field, problem->message);
+  return shape;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,230 @@
+#include "tessera/config/values.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+
+namespace tessera::config {
+namespace {
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\n') {
+      out += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+bool in_range(double x, const Range& range) {
+  if (range.also && x == static_cast<double>(*range.also)) return true;
+  return (range.low_open ? x > range.low : x >= range.low) &&
+         (range.high_open ? x < range.high : x <= range.high);
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
+std::optional<int64_t> parse_integer(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size()) return value;
+  // "1e3" is a whole number; beyond 2^53 a double no longer says which.
+  const auto number = parse_number(text);
+  if (!number || *number != std::floor(*number) || std::abs(*number) > 0x1p53) return {};
+  return static_cast<int64_t>(*number);
+}
+
+std::optional<bool> parse_bool(const std::string& text) {
+  bool value = false;
+  if (!YAML::convert<bool>::decode(YAML::Node(text), value)) return {};
+  return value;
+}
+
+std::string describe(const RawValue& raw) {
+  switch (raw.kind) {
+    case RawValue::Kind::null:
+      return "nothing (null)";
+    case RawValue::Kind::scalar:
+      return raw.quoted ? "the text " + quoted(raw.text) : quoted(raw.text);
+    case RawValue::Kind::list:
+      return "a list";
+    case RawValue::Kind::other:
+      return raw.text;
+  }
+  return raw.text;
+}
+
+std::string expected(const Field& field) {
+  const auto allowed = allowed_values(field);
+  if (!field.rule.choices.empty()) return "one of " + allowed;
+  const auto type = type_name(field);
+  const std::string noun = type == "integer"      ? "a whole number"
+                           : type == "number"     ? "a number"
+                           : type == "true/false" ? "true or false"
+                           : type == "list"       ? "a list of texts, none of them empty"
+                                                  : "a text";
+  return allowed.empty() ? noun : noun + " " + allowed;
+}
+
+bool assign(const Field& field, const RawValue& raw, int64_t& out) {
+  if (raw.kind != RawValue::Kind::scalar || raw.quoted) return false;
+  const auto value = parse_integer(raw.text);
+  if (!value || !in_range(static_cast<double>(*value), field.rule.range)) return false;
+  out = *value;
+  return true;
+}
+
+bool assign(const Field& field, const RawValue& raw, double& out) {
+  if (raw.kind != RawValue::Kind::scalar || raw.quoted) return false;
+  const auto value = parse_number(raw.text);
+  if (!value || !in_range(*value, field.rule.range)) return false;
+  out = *value;
+  return true;
+}
+
+bool assign(const Field&, const RawValue& raw, bool& out) {
+  if (raw.kind != RawValue::Kind::scalar || raw.quoted) return false;
+  const auto value = parse_bool(raw.text);
+  if (!value) return false;
+  out = *value;
+  return true;
+}
+
+bool assign(const Field& field, const RawValue& raw, std::string& out) {
+  if (raw.kind != RawValue::Kind::scalar) return false;
+  const auto& choices = field.rule.choices;
+  if (!choices.empty() && std::find(choices.begin(), choices.end(), raw.text) == choices.end()) {
+    return false;
+  }
+  out = raw.text;
+  return true;
+}
+
+bool assign(const Field&, const RawValue& raw, std::vector<std::string>& out) {
+  // One text stands for a list of one: `train: corpus/`.
+  auto items = raw.kind == RawValue::Kind::scalar ? std::vector{raw.text} : raw.items;
+  if (raw.kind != RawValue::Kind::scalar && raw.kind != RawValue::Kind::list) return false;
+  for (const auto& item : items) {
+    if (item.empty()) return false;
+  }
+  out = std::move(items);
+  return true;
+}
+
+template <typename T>
+bool assign(const Field& field, const RawValue& raw, std::optional<T>& out) {
+  if (raw.kind == RawValue::Kind::null) {
+    out.reset();
+    return true;
+  }
+  T value{};
+  if (!assign(field, raw, value)) return false;
+  out = value;
+  return true;
+}
+
+std::string to_text(int64_t value) { return fmt::format("{}", value); }
+std::string to_text(double value) { return fmt::format("{}", value); }
+std::string to_text(bool value) { return value ? "true" : "false"; }
+
+std::string to_text(const std::string& value) {
+  std::string out = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else {
+      out += escaped(std::string(1, c));
+    }
+  }
+  return out + '"';
+}
+
+std::string to_text(const std::vector<std::string>& value) {
+  std::vector<std::string> items;
+  for (const auto& item : value) items.push_back(to_text(item));
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+template <typename T>
+std::string to_text(const std::optional<T>& value) {
+  return value ? to_text(*value) : "null";
+}
+
+}  // namespace
+
+void set_field(const Field& field, const RawValue& raw, const std::string& where,
+               RunConfig& config) {
+  const bool fits =
+      std::visit([&](auto* slot) { return assign(field, raw, *slot); }, field.slot(config));
+  if (fits) return;
+  const auto hint = raw.kind == RawValue::Kind::scalar && !field.rule.choices.empty()
+                        ? did_you_mean(raw.text, field.rule.choices)
+                        : "";
+  user_error("{}: expected {}, got {}{}", where, expected(field), describe(raw), hint);
+}
+
+std::string yaml_value(const Field& field, const RunConfig& config) {
+  // The accessor serves reading and writing; here it only reads.
+  const auto slot = field.slot(const_cast<RunConfig&>(config));
+  if (!field.rule.choices.empty()) return *std::get<std::string*>(slot);
+  return std::visit([](const auto* value) { return to_text(*value); }, slot);
+}
+
+std::string type_name(const Field& field) {
+  RunConfig config;
+  return std::visit(
+      [](const auto* value) -> std::string {
+        using T = std::decay_t<decltype(*value)>;
+        if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::optional<int64_t>>)
+          return "integer";
+        if constexpr (std::is_same_v<T, double>) return "number";
+        if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>)
+          return "true/false";
+        if constexpr (std::is_same_v<T, std::string>) return "text";
+        return "list";
+      },
+      field.slot(config));
+}
+
+std::string allowed_values(const Field& field) {
+  if (!field.rule.choices.empty()) return fmt::format("{}", fmt::join(field.rule.choices, ", "));
+  const auto& range = field.rule.range;
+  std::string text;
+  if (std::isfinite(range.low) && std::isfinite(range.high)) {
+    text = fmt::format("in {}{}, {}{}", range.low_open ? '(' : '[', range.low, range.high,
+                       range.high_open ? ')' : ']');
+  } else if (std::isfinite(range.low)) {
+    text = fmt::format("{} {}", range.low_open ? ">" : ">=", range.low);
+  }
+  return range.also ? fmt::format("{}, or {}", text, *range.also) : text;
+}
+
+std::string quoted(const std::string& text) {
+  constexpr size_t kLongest = 60;
+  return fmt::format("'{}{}'", escaped(text.substr(0, kLongest)),
+                     text.size() > kLongest ? "..." : "");
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,38 @@
+// One value of the field list: from text or YAML into its slot, and back into YAML.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/config/fields.h"
+
+namespace tessera::config {
+
+/// A value as it stands in the job file or on the command line, before its type is known.
+struct RawValue {
+  enum class Kind { null, scalar, list, other };
+  Kind kind = Kind::null;
+  std::string text;                ///< of a scalar; of `other`: what it is ("a mapping")
+  bool quoted = false;             ///< scalar in quotes: a text whatever it looks like
+  std::vector<std::string> items;  ///< of a list
+};
+
+/// Writes `raw` into the field's slot. UserError "<where>: expected .., got .." on a wrong type or
+/// an impossible value.
+void set_field(const Field& field, const RawValue& raw, const std::string& where,
+               RunConfig& config);
+
+/// The field's value in YAML; set_field reads it back to the same value.
+std::string yaml_value(const Field& field, const RunConfig& config);
+
+/// "integer", "number", "true/false", "text" or "list".
+std::string type_name(const Field& field);
+
+/// What is allowed, in words: ">= 1, or -1", "in [0, 1)", "adamw, sgd"; "" if anything of the type
+/// is.
+std::string allowed_values(const Field& field);
+
+/// `text` in single quotes on one line: control characters escaped, cut after 60 bytes.
+std::string quoted(const std::string& text);
+
+}  // namespace tessera::config

@@ -1,0 +1,81 @@
+#include "tessera/data/batch.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+
+RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
+  return {rank * global_batch / world_size, (rank + 1) * global_batch / world_size};
+}
+
+Loader::Loader(Dataset dataset, const LoaderOptions& options)
+    : dataset_(std::move(dataset)),
+      options_(options),
+      sampler_({.num_samples = dataset_.size(), .seed = options.seed, .shuffle = options.shuffle}) {
+  const int64_t world_size = options.world_size, samples = dataset_.size();
+  TORCH_INTERNAL_ASSERT(0 <= options.rank && options.rank < world_size, "rank ", options.rank,
+                        " of ", world_size);
+  if (options.global_batch < world_size) {
+    user_error("train.global_batch: expected at least one sequence for each of {} ranks, got {}",
+               world_size, options.global_batch);
+  }
+  if (options.past_end == PastEnd::ignore) return;
+  if (samples < world_size) {
+    user_error(
+        "data: more ranks than samples: expected at least {} samples of {} tokens, got {}; use "
+        "fewer ranks, more "
+        "data or a smaller data.seq_len",
+        world_size, dataset_.seq_len(), samples);
+  }
+  if (options.shuffle && samples < options.global_batch) {
+    user_error(
+        "data: fewer samples than train.global_batch: expected at least {} samples of {} tokens, "
+        "got {}; set a "
+        "smaller train.global_batch or data.seq_len, or data.shuffle to false",
+        options.global_batch, dataset_.seq_len(), samples);
+  }
+}
+
+RowRange Loader::rows() const {
+  return rows_of(options_.rank, options_.world_size, options_.global_batch);
+}
+
+int64_t Loader::num_batches() const {
+  return (dataset_.size() + options_.global_batch - 1) / options_.global_batch;
+}
+
+Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
+  TORCH_INTERNAL_ASSERT(
+      step >= 0 && 0 <= begin_row && begin_row < end_row && end_row <= options_.global_batch,
+      "rows [", begin_row, ", ", end_row, ") of step ", step);
+  const int64_t length = dataset_.seq_len(), num_rows = end_row - begin_row;
+  Batch batch{at::zeros({num_rows, length}, at::kLong),
+              at::full({num_rows, length}, kIgnoredTarget, at::kLong), 0};
+  auto* inputs = batch.inputs.mutable_data_ptr<int64_t>();
+  auto* targets = batch.targets.mutable_data_ptr<int64_t>();
+  std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t index = step * options_.global_batch + begin_row + row;
+    if (options_.past_end == PastEnd::ignore && index >= dataset_.size()) break;
+    dataset_.read(sampler_(index), tokens);
+    std::copy_n(tokens.begin(), length, inputs + row * length);
+    std::copy_n(tokens.begin() + 1, length, targets + row * length);
+    batch.num_tokens += length;
+  }
+  return batch;
+}
+
+Batch Loader::batch(int64_t step) const {
+  const auto mine = rows();
+  return batch(step, mine.begin, mine.end);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,70 @@
+// Batches of samples as tensors, by step and row, the same for every number of ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "tessera/data/dataset.h"
+#include "tessera/data/sampler.h"
+
+namespace tessera::data {
+
+/// A target with this value takes no part in the loss.
+inline constexpr int64_t kIgnoredTarget = -100;
+
+/// Some rows of a step's batch, on the CPU. B rows, T = seq_len.
+struct Batch {
+  at::Tensor inputs;       ///< [B, T] int64
+  at::Tensor targets;      ///< [B, T] int64, inputs shifted by one; kIgnoredTarget where there is
+                           ///< nothing to predict
+  int64_t num_tokens = 0;  ///< targets that are not ignored
+};
+
+struct RowRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+/// The rows of a global batch of B that rank i of W takes: [i B / W, (i + 1) B / W), uneven when W
+/// does not divide B.
+RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch);
+
+/// What stands in rows whose sample lies beyond the data: the samples again (the next epoch), or
+/// rows of zeros with every target ignored, so that a validation pass counts each sample once on
+/// any number of ranks.
+enum class PastEnd { wrap, ignore };
+
+struct LoaderOptions {
+  int64_t global_batch = 8;  ///< B, rows of one step over all ranks
+  int64_t rank = 0, world_size = 1;
+  uint64_t seed = 0;
+  bool shuffle = true;
+  PastEnd past_end = PastEnd::wrap;
+};
+
+/// Row r of step s (both from 0) is the sample that Sampler puts at the global index s B + r.
+/// State: none; the position of a run is its step number.
+class Loader {
+ public:
+  /// UserError: more ranks than rows (a rank would have nothing to do); with PastEnd::wrap also
+  /// more ranks than samples, and, when shuffled, fewer samples than rows (a batch would hold a
+  /// sample twice).
+  Loader(Dataset dataset, const LoaderOptions& options);
+
+  RowRange rows() const;        ///< of this rank, in every step
+  int64_t num_batches() const;  ///< steps that see every sample once, the last one perhaps not full
+
+  /// Rows [begin, end) of step `step`; 0 <= begin < end <= B, not only this rank's.
+  /// UserError at a token beyond the vocabulary. Cost: copies the tokens once.
+  Batch batch(int64_t step, int64_t begin_row, int64_t end_row) const;
+  Batch batch(int64_t step) const;  ///< all rows of this rank
+
+ private:
+  Dataset dataset_;
+  LoaderOptions options_;
+  Sampler sampler_;
+};
+
+}  // namespace tessera::data

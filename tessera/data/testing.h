@@ -1,0 +1,71 @@
+// For tests: a folder that goes away, files made of numbers, and the text of a refusal.
+#pragma once
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data::testing {
+
+/// An empty folder, removed with all it holds at the end of the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera.XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) system_error(name);
+    path_ = name;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Writes a file, its folders too; returns its path.
+  std::string write(const std::string& name, std::string_view content) const {
+    const auto file = path_ / name;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file, std::ios::binary) << content;
+    return file.string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// The bytes of numbers of type T, one after the other.
+template <typename T>
+std::string bytes_of(const std::vector<int64_t>& numbers) {
+  const std::vector<T> typed(numbers.begin(), numbers.end());
+  return {reinterpret_cast<const char*>(typed.data()), typed.size() * sizeof(T)};
+}
+
+/// 256 int32: an llm.c header.
+inline std::string llmc_header(int64_t magic, int64_t version, int64_t num_tokens) {
+  std::vector<int64_t> header(256);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = num_tokens;
+  return bytes_of<int32_t>(header);
+}
+
+/// The line of the UserError that `function` throws; a text that no test expects if it throws none.
+template <typename Function>
+std::string refusal(Function function) {
+  try {
+    function();
+  } catch (const UserError& error) {
+    const std::string line = error.what();
+    return line.find('\n') == std::string::npos ? line : "(more than one line) " + line;
+  }
+  return "(accepted)";
+}
+
+}  // namespace tessera::data::testing

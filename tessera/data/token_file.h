@@ -1,0 +1,89 @@
+// Token files on disk: reading nanoGPT, llm.c and Megatron files, and writing the first two.
+//
+//   bare       uint16 or uint32, little endian, nothing else (nanoGPT's `train.bin`)
+//   llm.c      256 int32 (magic, version, number of tokens, zeros), then the tokens:
+//              magic 20240520, version 1: uint16 (GPT-2 data); magic 20240801, version 7: uint32
+//              (Llama-3 data)
+//   Megatron   `x.bin` (tokens alone) and `x.idx`: "MMIDIDX\0\0", int64 version 1, uint8 type code,
+//   int64 S sequences,
+//              int64 D entries of the document index, int32 sizes[S], int64 byte pointers[S], int64
+//              documents[D]
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+#include "tessera/base/file.h"
+
+namespace tessera::data {
+
+/// How one token is stored, little endian.
+enum class TokenType { uint8, uint16, uint32, int32, int64 };
+
+int64_t token_bytes(TokenType type);
+std::string_view name_of(TokenType type);
+
+/// What the user says about a file without a header; with a header it must agree with it.
+enum class TokenDtype { automatic, uint16, uint32 };
+
+/// "auto", "uint16" or "uint32"; UserError otherwise.
+TokenDtype token_dtype_named(std::string_view name);
+
+/// A mapped file of which bytes [first_byte, first_byte + num_tokens * token_bytes(type)) are
+/// tokens.
+struct TokenFile {
+  MappedFile file;
+  TokenType type = TokenType::uint16;
+  int64_t first_byte = 0;
+  int64_t num_tokens = 0;
+};
+
+/// A bare or llm.c file; `automatic` without a header is uint16.
+/// UserError: missing, empty, odd number of bytes, a header that promises another number of tokens
+/// than there are.
+TokenFile open_token_file(const std::filesystem::path& path,
+                          TokenDtype dtype = TokenDtype::automatic);
+
+/// A Megatron data set, named by its .bin, its .idx or the common prefix. Its sequences form one
+/// stream in file order. Cost: reads the whole .idx. UserError: as above, and wherever .idx and
+/// .bin disagree.
+TokenFile open_megatron(const std::filesystem::path& path,
+                        TokenDtype dtype = TokenDtype::automatic);
+
+/// True if `path` names a Megatron data set: prefix, .idx, or .bin with an .idx beside it.
+bool is_megatron(const std::filesystem::path& path);
+
+enum class TokenHeader { none, llmc };
+
+struct TokenWriterOptions {
+  TokenType type = TokenType::uint16;  ///< uint16 or uint32
+  TokenHeader header = TokenHeader::none;
+  int64_t num_tokens = 0;  ///< that will be appended in all: llm.c's header stands before them
+};
+
+/// Writes a token file that appears under its name only at commit().
+class TokenWriter {
+ public:
+  /// UserError: more tokens than llm.c's int32 can count. SystemError: the folder cannot be
+  /// written.
+  TokenWriter(const std::filesystem::path& path, const TokenWriterOptions& options);
+
+  void append(
+      std::span<const uint8_t> tokens);  ///< bytes of text; SystemError when the disk is full
+  void append(std::span<const int64_t> tokens);  ///< UserError if one does not fit the type
+  /// UserError if other than `num_tokens` were appended (an input changed meanwhile); nothing is
+  /// left then.
+  void commit();
+
+ private:
+  void write(std::span<const uint32_t> tokens);
+
+  std::filesystem::path path_;
+  TokenWriterOptions options_;
+  AtomicFile file_;
+  int64_t written_ = 0;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,101 @@
+#include "tessera/kernels/activation.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/reference.h"
+
+namespace tessera::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Swiglu : torch::autograd::Function<Swiglu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({gate, up});
+    const auto g = rows_of(gate);
+    const auto u = rows_of(up);
+    auto y = at::empty(gate.sizes(), gate.options());
+    const SwigluArgs args{.gate = g.tensor.const_data_ptr(),
+                          .up = u.tensor.const_data_ptr(),
+                          .y = y.data_ptr(),
+                          .dim = g.dim,
+                          .gate_stride = g.stride,
+                          .up_stride = u.stride};
+    const auto& table = fused_table(gate.scalar_type());
+    at::parallel_for(0, g.rows, grain_of_rows(g.dim),
+                     [&](int64_t begin, int64_t end) { table.swiglu(args, begin, end); });
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto saved = ctx->get_saved_variables();
+    const auto g = rows_of(saved[0]);
+    const auto u = rows_of(saved[1]);
+    const auto grad = grads[0].contiguous();
+    auto grad_gate = at::empty(saved[0].sizes(), saved[0].options());
+    auto grad_up = at::empty(saved[1].sizes(), saved[1].options());
+    const SwigluGradArgs args{.grad = grad.const_data_ptr(),
+                              .gate = g.tensor.const_data_ptr(),
+                              .up = u.tensor.const_data_ptr(),
+                              .grad_gate = grad_gate.data_ptr(),
+                              .grad_up = grad_up.data_ptr(),
+                              .dim = g.dim,
+                              .gate_stride = g.stride,
+                              .up_stride = u.stride};
+    const auto& table = fused_table(grad.scalar_type());
+    at::parallel_for(0, g.rows, grain_of_rows(g.dim),
+                     [&](int64_t begin, int64_t end) { table.swiglu_grad(args, begin, end); });
+    return {grad_gate, grad_up};
+  }
+};
+
+struct GeluTanh : torch::autograd::Function<GeluTanh> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({x});
+    auto y = at::empty_like(x);
+    const auto& table = fused_table(x.scalar_type());
+    at::parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
+      table.gelu_tanh(x.const_data_ptr(), y.data_ptr(), begin, end);
+    });
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto x = ctx->get_saved_variables()[0];
+    const auto grad = grads[0].contiguous();
+    auto grad_x = at::empty_like(x);
+    const auto& table = fused_table(x.scalar_type());
+    at::parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
+      table.gelu_tanh_grad(grad.const_data_ptr(), x.const_data_ptr(), grad_x.data_ptr(), begin,
+                           end);
+    });
+    return {grad_x};
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK_VALUE(gate.sizes() == up.sizes(), "swiglu: expected up ", gate.sizes(), ", got ",
+                    up.sizes());
+  if (!can_fuse({gate, up}) || gate.numel() == 0 || gate.dim() == 0) {
+    return swiglu_reference(gate, up);
+  }
+  return Swiglu::apply(gate, up);
+}
+
+at::Tensor gelu_tanh(const at::Tensor& x) {
+  if (!can_fuse({x}) || x.numel() == 0) return gelu_tanh_reference(x);
+  return GeluTanh::apply(x.contiguous());
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,170 @@
+#include "tessera/kernels/attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "tessera/kernels/cpu/attention_kernel.h"
+#include "tessera/kernels/cpu/isa.h"
+
+namespace tessera::kernels {
+namespace {
+
+const AttentionTable& table() {
+#if defined(__x86_64__)
+  static constexpr const AttentionTable* kTables[4] = {
+      &generic::attention_table, &avx2::attention_table, &avx512::attention_table,
+      &avx512_bf16::attention_table};
+#else
+  static constexpr const AttentionTable* kTables[4] = {
+      &generic::attention_table, &generic::attention_table, &generic::attention_table,
+      &generic::attention_table};
+#endif
+  return table_in_use(kTables);
+}
+
+double scale_of(const at::Tensor& q, const AttentionOptions& options) {
+  return options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+}
+
+void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+           const AttentionOptions& options) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes(),
+                    "attention: expected q [B, T, H, D], k and v [B, S, KV, D], got ", q.sizes(),
+                    ", ", k.sizes(), " and ", v.sizes());
+  TORCH_CHECK_VALUE(q.size(0) == k.size(0) && q.size(3) == k.size(3) && k.size(2) > 0 &&
+                        k.size(1) > 0 && q.size(2) % k.size(2) == 0,
+                    "attention: expected equal B and D, H a multiple of KV and S > 0, got q ",
+                    q.sizes(), " and k ", k.sizes());
+  TORCH_CHECK_VALUE(q.scalar_type() == k.scalar_type() && k.scalar_type() == v.scalar_type(),
+                    "attention: expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(),
+                    " and ", v.scalar_type());
+  TORCH_CHECK_VALUE(!options.causal || q.size(1) <= k.size(1),
+                    "attention: expected at most as many queries as keys when causal, got ",
+                    q.size(1), " and ", k.size(1), "; set causal = false");
+}
+
+at::Tensor with_contiguous_rows(const at::Tensor& x) {
+  return x.stride(3) == 1 ? x : x.contiguous();
+}
+
+AttentionView view_of(const at::Tensor& x) {
+  return {.data = x.data_ptr(),
+          .batch_stride = x.stride(0),
+          .token_stride = x.stride(1),
+          .head_stride = x.stride(2)};
+}
+
+AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& out, const at::Tensor& log_sum_exp, double scale,
+                            bool causal) {
+  return {.num_queries = q.size(1),
+          .num_keys = k.size(1),
+          .heads = q.size(2),
+          .key_heads = k.size(2),
+          .head_dim = q.size(3),
+          .scale = static_cast<float>(scale),
+          .causal = causal,
+          .bfloat16 = q.scalar_type() == at::kBFloat16,
+          .q = view_of(q),
+          .k = view_of(k),
+          .v = view_of(v),
+          .out = view_of(out),
+          .log_sum_exp = log_sum_exp.data_ptr<float>()};
+}
+
+/// Runs `kernel` over [0, count), each worker with a buffer of its own.
+void run_parallel(int64_t count, int64_t workspace, const AttentionProblem& problem,
+                  void (*kernel)(const AttentionProblem&, int64_t, int64_t, float*)) {
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const auto buffer = at::empty({workspace}, at::kFloat);  // LibTorch aligns to 64 bytes
+    kernel(problem, begin, end, buffer.data_ptr<float>());
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, double scale, bool causal) {
+  auto out = at::empty(q.sizes(), q.options());
+  auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
+  const auto problem = problem_of(q, k, v, out, log_sum_exp, scale, causal);
+  run_parallel(q.size(0) * q.size(2), table().forward_workspace(problem), problem, table().forward);
+  return {out, log_sum_exp};
+}
+
+class FusedAttention : public torch::autograd::Function<FusedAttention> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v, double scale, bool causal) {
+    auto [out, log_sum_exp] = kernels::forward(q, k, v, scale, causal);
+    context->save_for_backward({q, k, v, out, log_sum_exp});
+    context->saved_data["scale"] = scale;
+    context->saved_data["causal"] = causal;
+    return out;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "attention: the fused kernel is not twice differentiable; use float64 or "
+                "attention_reference");
+    const auto saved = context->get_saved_variables();
+    const auto& [q, k, v] = std::tie(saved[0], saved[1], saved[2]);
+    const auto grad_out = with_contiguous_rows(grads[0].to(q.scalar_type()));
+    auto grad_q = at::empty(q.sizes(), q.options());
+    auto grad_k = at::empty(k.sizes(), k.options());
+    auto grad_v = at::empty(v.sizes(), v.options());
+    auto problem = problem_of(q, k, v, saved[3], saved[4], context->saved_data["scale"].toDouble(),
+                              context->saved_data["causal"].toBool());
+    problem.grad_out = view_of(grad_out);
+    problem.grad_q = view_of(grad_q);
+    problem.grad_k = view_of(grad_k);
+    problem.grad_v = view_of(grad_v);
+    run_parallel(q.size(0) * k.size(2), table().backward_workspace(problem), problem,
+                 table().backward);
+    return {grad_q, grad_k, grad_v, {}, {}};
+  }
+};
+
+bool has_kernel(const at::Tensor& q) {
+  return q.is_cpu() && q.numel() > 0 &&
+         (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
+}
+
+}  // namespace
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options) {
+  check(q, k, v, options);
+  if (q.is_meta()) return at::empty(q.sizes(), q.options());
+  const double scale = scale_of(q, options);
+  if (has_kernel(q)) {
+    return FusedAttention::apply(with_contiguous_rows(q), with_contiguous_rows(k),
+                                 with_contiguous_rows(v), scale, options.causal);
+  }
+  if (options.causal && q.size(1) != k.size(1)) return attention_reference(q, k, v, options);
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                          {}, 0.0, options.causal, scale, q.size(2) != k.size(2))
+      .transpose(1, 2)
+      .contiguous();
+}
+
+at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const AttentionOptions& options) {
+  check(q, k, v, options);
+  const int64_t group = q.size(2) / k.size(2);
+  const auto queries = q.transpose(1, 2);  // [B, H, T, D]
+  const auto keys = k.transpose(1, 2).repeat_interleave(group, 1);
+  const auto values = v.transpose(1, 2).repeat_interleave(group, 1);
+  auto scores = queries.matmul(keys.transpose(2, 3)) * scale_of(q, options);
+  if (options.causal) {
+    const auto hidden = at::ones({q.size(1), k.size(1)}, q.options().dtype(at::kBool))
+                            .triu(k.size(1) - q.size(1) + 1);
+    scores = scores.masked_fill(hidden, -INFINITY);
+  }
+  return scores.softmax(-1).matmul(values).transpose(1, 2).contiguous();
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,38 @@
+// Softmax attention in one pass over the keys: no [T, S] matrix is ever stored.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace tessera::kernels {
+
+struct AttentionOptions {
+  bool causal =
+      true;  ///< query t of T sees keys 0 .. t + S - T (lower-right aligned, as in decoding)
+  std::optional<double> scale;  ///< of the scores; 1 / sqrt(D) unless set
+};
+
+/// softmax(scale * q k^T) v for every head.
+/// q [B, T, H, D], k and v [B, S, KV, D] of one dtype, H a multiple of KV: head h reads key head h
+/// / (H / KV), nothing is repeated. Any strides (a view into a fused qkv product is read in place);
+/// a last dimension that is not contiguous is copied first. Returns [B, T, H, D], contiguous.
+///
+/// float32 and bfloat16 (sums in float32) on the CPU run a kernel of our own with a hand-written
+/// backward that recomputes the scores from the saved output and log-sum-exp [B, H, T] (Dao,
+/// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S D flops forward, 10 backward, half
+/// of it if causal; memory: O((T + S) D) a thread. The result does not depend on the number of
+/// threads. Not twice differentiable. Everything else goes through LibTorch:
+/// scaled_dot_product_attention, or `attention_reference` if causal and T != S.
+/// On the meta device the result is a shape without a graph.
+///
+/// Throws c10::ValueError on shapes or dtypes that do not fit, and if causal with T > S (queries
+/// without a key).
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options = {});
+
+/// The same in plain LibTorch operators, O(T S) memory: what `attention` is tested against.
+at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const AttentionOptions& options = {});
+
+}  // namespace tessera::kernels

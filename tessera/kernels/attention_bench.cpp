@@ -1,0 +1,62 @@
+// Attention beside LibTorch's scaled_dot_product_attention, forward and forward + backward, on one
+// thread. Counter: useful work in flops per second (half of the square, since causal).
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+
+#include "tessera/kernels/attention.h"
+
+namespace tessera::kernels {
+namespace {
+
+enum class Peer { ours, libtorch };
+
+at::Tensor run(Peer peer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (peer == Peer::ours) return attention(q, k, v);
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                          {}, 0.0, true)
+      .transpose(1, 2);
+}
+
+void bench(benchmark::State& state, Peer peer, bool backward, at::ScalarType dtype) {
+  at::set_num_threads(1);
+  const int64_t batch = state.range(0), heads = state.range(1), tokens = state.range(2);
+  const int64_t dim = state.range(3);
+  const auto make = [&] {
+    return at::randn({batch, tokens, heads, dim}, at::dtype(dtype)).requires_grad_(backward);
+  };
+  auto q = make(), k = make(), v = make();
+  const auto grad_out = at::randn({batch, tokens, heads, dim}, at::dtype(dtype));
+  for (auto _ : state) {
+    auto out = run(peer, q, k, v);
+    if (!backward) continue;
+    out.backward(grad_out);
+    for (auto* x : {&q, &k, &v}) x->mutable_grad() = at::Tensor();
+  }
+  const double flops = (backward ? 14.0 : 4.0) / 2 * batch * heads * tokens * tokens * dim;
+  state.counters["flops"] =
+      benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"B", "H", "T", "D"})->Unit(benchmark::kMillisecond)->MinWarmUpTime(0.05);
+  benchmark->Args({2, 8, 512, 64})->Args({4, 4, 256, 32});
+  benchmark->Args({1, 4, 1024, 64})->Args({1, 2, 4096, 64})->Args({1, 2, 2048, 128});
+}
+
+BENCHMARK_CAPTURE(bench, ours / fp32 / forward, Peer::ours, false, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch / fp32 / forward, Peer::libtorch, false, at::kFloat)
+    ->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours / fp32 / both, Peer::ours, true, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch / fp32 / both, Peer::libtorch, true, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours / bf16 / forward, Peer::ours, false, at::kBFloat16)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch / bf16 / forward, Peer::libtorch, false, at::kBFloat16)
+    ->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours / bf16 / both, Peer::ours, true, at::kBFloat16)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch / bf16 / both, Peer::libtorch, true, at::kBFloat16)
+    ->Apply(shapes);
+
+}  // namespace
+}  // namespace tessera::kernels
+
+BENCHMARK_MAIN();

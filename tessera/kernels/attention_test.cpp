@@ -1,0 +1,227 @@
+#include "tessera/kernels/attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <vector>
+
+#include "tessera/kernels/cpu/isa.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct Shape {
+  int64_t batch, queries, keys, heads, key_heads, dim;
+  bool causal = true;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Shape& s) {
+  return stream << "B" << s.batch << " T" << s.queries << " S" << s.keys << " H" << s.heads << " KV"
+                << s.key_heads << " D" << s.dim << (s.causal ? " causal" : "");
+}
+
+struct Inputs {
+  at::Tensor q, k, v, grad_out;
+};
+
+Inputs inputs_of(const Shape& s, at::ScalarType dtype = at::kFloat) {
+  at::manual_seed(17);
+  const auto make = [&](int64_t tokens, int64_t heads) {
+    return at::randn({s.batch, tokens, heads, s.dim}).to(dtype);
+  };
+  return {make(s.queries, s.heads), make(s.keys, s.key_heads), make(s.keys, s.key_heads),
+          make(s.queries, s.heads)};
+}
+
+using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const AttentionOptions&);
+
+/// Output and gradients of q, k, v, all in float64.
+std::vector<at::Tensor> results_of(Attention function, const Inputs& in,
+                                   const AttentionOptions& options, at::ScalarType dtype) {
+  std::vector<at::Tensor> leaves;
+  for (const auto& x : {in.q, in.k, in.v}) {
+    leaves.push_back(x.to(dtype).detach().requires_grad_(true));
+  }
+  const auto out = function(leaves[0], leaves[1], leaves[2], options);
+  auto results = torch::autograd::grad({out}, leaves, {in.grad_out.to(dtype)});
+  results.insert(results.begin(), out.detach());
+  for (auto& x : results) x = x.to(at::kDouble);
+  return results;
+}
+
+/// Largest difference over the largest value of `expected`, or over 1 where that is less (T = 1: a
+/// gradient of zero).
+double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
+  const double largest = expected.abs().max().item<double>();
+  return (actual - expected).abs().max().item<double>() / std::max(largest, 1.0);
+}
+
+std::vector<Isa> sets_of_this_processor() {
+  std::vector<Isa> sets;
+  for (int i = 0; i <= static_cast<int>(detected_isa()); ++i) sets.push_back(static_cast<Isa>(i));
+  return sets;
+}
+
+/// The kernel of every instruction set against the reference in float64.
+void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double forward_error,
+                               double backward_error) {
+  const auto in = inputs_of(shape, dtype);
+  const AttentionOptions options{.causal = shape.causal};
+  const auto expected = results_of(attention_reference, in, options, at::kDouble);
+  const char* const names[] = {"out", "grad q", "grad k", "grad v"};
+  for (const Isa isa : sets_of_this_processor()) {
+    const IsaScope scope(isa);
+    const auto actual = results_of(attention, in, options, dtype);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_LT(relative_error(actual[i], expected[i]), i == 0 ? forward_error : backward_error)
+          << names[i] << ", " << name_of(isa) << ", " << shape;
+    }
+  }
+}
+
+const Shape kShapes[] = {
+    {2, 128, 128, 4, 4, 64},      {1, 1, 1, 2, 2, 64},           {3, 5, 5, 2, 1, 16},
+    {1, 64, 64, 8, 1, 32},        {2, 65, 65, 4, 2, 32},         {1, 127, 127, 2, 2, 80},
+    {1, 200, 200, 2, 2, 128},     {3, 33, 33, 3, 3, 8},          {1, 70, 70, 2, 1, 20},
+    {1, 66, 66, 2, 2, 1},         {1, 300, 300, 2, 1, 64},       {2, 1, 77, 4, 2, 64},
+    {1, 7, 130, 2, 2, 32},        {1, 64, 67, 2, 2, 16},         {2, 100, 100, 4, 2, 48, false},
+    {1, 130, 3, 2, 2, 64, false}, {1, 17, 129, 2, 1, 32, false}, {1, 90, 93, 2, 2, 144},
+};
+
+class AttentionShapes : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(AttentionShapes, Float32EqualsTheReference) {
+  expect_equal_to_reference(GetParam(), at::kFloat, 2e-6, 4e-6);
+}
+
+TEST_P(AttentionShapes, Bfloat16EqualsTheReferenceWithinItsRounding) {
+  expect_equal_to_reference(GetParam(), at::kBFloat16, 8e-3, 3e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionShapes, ::testing::ValuesIn(kShapes));
+
+TEST(AttentionTest, ReadsViewsIntoAFusedProductInPlace) {
+  at::manual_seed(3);
+  const int64_t heads = 4, key_heads = 2, dim = 32;
+  const auto fused = at::randn({2, 70, (heads + 2 * key_heads) * dim});
+  const auto part = [&](int64_t first, int64_t count) {
+    return fused.narrow(2, first * dim, count * dim).unflatten(2, {count, dim});
+  };
+  const Inputs views{part(0, heads), part(heads, key_heads), part(heads + key_heads, key_heads),
+                     at::ones({1}).expand({2, 70, heads, dim})};
+  const auto actual = results_of(attention, views, {}, at::kFloat);
+  const auto expected = results_of(attention_reference, views, {}, at::kDouble);
+  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 4e-6) << i;
+
+  // Heads before tokens in memory, and a last dimension that is not contiguous.
+  const auto turned = at::randn({2, heads, 70, dim}).transpose(1, 2);
+  const auto across = at::randn({2, 70, dim, heads}).transpose(2, 3);
+  EXPECT_LT(relative_error(attention(turned, across, across),
+                           attention_reference(turned, across, across)),
+            4e-6);
+}
+
+TEST(AttentionTest, ScaleIsUsed) {
+  const auto in = inputs_of({1, 40, 40, 2, 2, 16});
+  const AttentionOptions options{.scale = 0.7};
+  const auto actual = results_of(attention, in, options, at::kFloat);
+  const auto expected = results_of(attention_reference, in, options, at::kDouble);
+  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 4e-6) << i;
+}
+
+TEST(AttentionTest, LargeScoresDoNotOverflow) {
+  auto in = inputs_of({1, 130, 130, 2, 2, 64});
+  in.q *= 60;
+  const auto actual = results_of(attention, in, {}, at::kFloat);
+  const auto expected = results_of(attention_reference, in, {}, at::kDouble);
+  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 2e-4) << i;
+}
+
+TEST(AttentionTest, NotANumberReachesTheOutput) {
+  for (const Isa isa : sets_of_this_processor()) {
+    const IsaScope scope(isa);
+    auto in = inputs_of({1, 70, 70, 1, 1, 16});
+    in.k[0][66][0][3] = NAN;
+    const auto bad = attention(in.q, in.k, in.v).isnan().any(3).flatten();
+    EXPECT_FALSE(bad.narrow(0, 0, 66).any().item<bool>()) << name_of(isa);
+    EXPECT_TRUE(bad.narrow(0, 66, 4).all().item<bool>()) << name_of(isa);
+  }
+}
+
+TEST(AttentionTest, BitsDoNotDependOnThreadsOrRepetition) {
+  const int threads = at::get_num_threads();
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto in = inputs_of({3, 100, 100, 4, 2, 32}, dtype);
+    at::set_num_threads(1);
+    const auto first = results_of(attention, in, {}, dtype);
+    const auto again = results_of(attention, in, {}, dtype);
+    at::set_num_threads(2);
+    const auto two = results_of(attention, in, {}, dtype);
+    at::set_num_threads(threads);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(first[i].equal(again[i])) << i;
+      EXPECT_TRUE(first[i].equal(two[i])) << i;
+    }
+  }
+}
+
+/// Central differences of sum(out * grad_out) along random directions, against the gradients of
+/// `dtype`.
+void expect_finite_differences(at::ScalarType dtype, double step, double tolerance) {
+  const auto in = inputs_of({2, 9, 11, 4, 2, 16}, dtype);
+  const auto grads = results_of(attention, in, {}, dtype);
+  const auto loss = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return (attention(q, k, v).to(at::kDouble) * in.grad_out.to(at::kDouble)).sum().item<double>();
+  };
+  for (int input = 0; input < 3; ++input) {
+    const auto& x = input == 0 ? in.q : input == 1 ? in.k : in.v;
+    const auto direction = at::randn(x.sizes(), x.options());
+    const auto at_offset = [&](double offset) {
+      const auto moved = x + direction * offset;
+      return loss(input == 0 ? moved : in.q, input == 1 ? moved : in.k, input == 2 ? moved : in.v);
+    };
+    const double expected = (at_offset(step) - at_offset(-step)) / (2 * step);
+    const double actual = (grads[input + 1] * direction).sum().item<double>();
+    EXPECT_NEAR(actual, expected, tolerance * std::max(1.0, std::abs(expected))) << input;
+  }
+}
+
+TEST(AttentionTest, GradientsEqualFiniteDifferences) {
+  expect_finite_differences(at::kDouble, 1e-5, 1e-7);  // LibTorch's operators
+  expect_finite_differences(at::kFloat, 1e-2, 2e-3);   // our kernel
+}
+
+TEST(AttentionTest, OtherDtypesGoThroughLibTorch) {
+  for (const Shape& shape : {Shape{2, 20, 20, 4, 2, 16}, Shape{1, 5, 20, 4, 2, 16}}) {
+    const auto in = inputs_of(shape, at::kDouble);
+    const auto actual = results_of(attention, in, {}, at::kDouble);
+    const auto expected = results_of(attention_reference, in, {}, at::kDouble);
+    for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 1e-12) << i;
+  }
+  const auto described = at::empty({2, 8, 4, 16}, at::device(at::kMeta));
+  EXPECT_EQ(attention(described, described, described).sizes(), described.sizes());
+}
+
+TEST(AttentionTest, RefusesWhatDoesNotFit) {
+  const auto q = at::randn({1, 8, 4, 16});
+  EXPECT_THROW(attention(q, at::randn({1, 8, 3, 16}), at::randn({1, 8, 3, 16})), c10::ValueError);
+  EXPECT_THROW(attention(q, at::randn({1, 8, 4, 8}), at::randn({1, 8, 4, 8})), c10::ValueError);
+  EXPECT_THROW(attention(q, q, q.to(at::kBFloat16)), c10::ValueError);
+  EXPECT_THROW(attention(q, q.narrow(1, 0, 5), q.narrow(1, 0, 5)), c10::ValueError);
+  EXPECT_THROW(attention(q[0], q[0], q[0]), c10::ValueError);
+}
+
+TEST(AttentionTest, RefusesASecondDerivative) {
+  const auto q = at::randn({1, 8, 2, 16}).requires_grad_(true);
+  const auto loss = attention(q, q, q).sum();
+  EXPECT_THROW(torch::autograd::grad({loss}, {q}, {}, true, /*create_graph=*/true), c10::Error);
+}
+
+}  // namespace
+}  // namespace tessera::kernels

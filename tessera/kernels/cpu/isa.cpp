@@ -1,0 +1,78 @@
+#include "tessera/kernels/cpu/isa.h"
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+
+#include "tessera/base/error.h"
+
+// Note [MKL's instructions]
+// LibTorch contains MKL, which asks this function whether the processor is Intel's and else
+// multiplies with AVX2 at most: half the speed that an AMD processor with AVX-512 can give in
+// float32, a quarter in bfloat16. The executable's definition takes precedence over the library's.
+// MKL still asks the processor itself which instructions it has, so the answer is safe on any;
+// TESSERA_MKL_VENDOR_CHECK=1 leaves MKL's own choice of a path in place.
+extern "C" int mkl_serv_intel_cpu_true() {
+  const char* keep = std::getenv("TESSERA_MKL_VENDOR_CHECK");
+#if defined(__x86_64__)
+  if (keep != nullptr && std::string_view(keep) == "1") return __builtin_cpu_is("intel") ? 1 : 0;
+#endif
+  return 1;
+}
+
+namespace tessera::kernels {
+namespace {
+
+constexpr std::array<std::string_view, 4> kNames = {"generic", "avx2", "avx512", "avx512_bf16"};
+
+Isa from_environment() {
+  const char* wanted = std::getenv("TESSERA_ISA");
+  const Isa best = detected_isa();
+  if (wanted == nullptr || *wanted == '\0') return best;
+  for (int i = 0; i < static_cast<int>(kNames.size()); ++i) {
+    if (kNames[i] != wanted) continue;
+    if (i > static_cast<int>(best)) {
+      user_error("TESSERA_ISA: expected at most {} on this processor, got {}", name_of(best),
+                 wanted);
+    }
+    return static_cast<Isa>(i);
+  }
+  user_error("TESSERA_ISA: expected generic, avx2, avx512 or avx512_bf16, got {}", wanted);
+}
+
+std::atomic<Isa>& chosen() {
+  static std::atomic<Isa> isa{from_environment()};
+  return isa;
+}
+
+}  // namespace
+
+std::string_view name_of(Isa isa) { return kNames[static_cast<int>(isa)]; }
+
+Isa detected_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::generic;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+    return Isa::avx2;
+  }
+  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+#else
+  return Isa::generic;
+#endif
+}
+
+Isa current_isa() { return chosen().load(std::memory_order_relaxed); }
+
+IsaScope::IsaScope(Isa isa) : previous_(current_isa()) {
+  if (isa > detected_isa()) {
+    user_error("IsaScope: expected at most {} on this processor, got {}", name_of(detected_isa()),
+               name_of(isa));
+  }
+  chosen().store(isa, std::memory_order_relaxed);
+}
+
+IsaScope::~IsaScope() { chosen().store(previous_, std::memory_order_relaxed); }
+
+}  // namespace tessera::kernels

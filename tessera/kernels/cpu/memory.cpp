@@ -1,0 +1,195 @@
+#include "tessera/kernels/cpu/memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+
+namespace tessera::kernels {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kLarge = size_t{64} << 10;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kSlack = size_t{32} << 20;
+
+/// Stands in the 64 bytes before a tensor's data.
+struct Header {
+  size_t requested;
+  size_t capacity;  ///< of a large block: bytes mapped, header included; 0: malloc's
+  uint64_t freed_at;
+};
+static_assert(sizeof(Header) <= kAlignment);
+
+Header* header_of(void* data) {
+  return reinterpret_cast<Header*>(static_cast<char*>(data) - kAlignment);
+}
+void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kAlignment; }
+
+size_t rounded_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+/// `bytes` of fresh pages, or null. From 2 MiB aligned to it, so that the kernel can use huge
+/// pages.
+void* map_pages(size_t bytes) {
+  const size_t extra = bytes >= kHugePage ? kHugePage : 0;
+  void* mapped =
+      mmap(nullptr, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (extra == 0) return mapped;
+  char* begin = static_cast<char*>(mapped);
+  char* aligned = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(begin), kHugePage));
+  if (aligned > begin) munmap(begin, aligned - begin);
+  const size_t behind = begin + bytes + extra - (aligned + bytes);
+  if (behind > 0) munmap(aligned + bytes, behind);
+  madvise(aligned, bytes, MADV_HUGEPAGE);  // only a wish: without huge pages it works the same
+  return aligned;
+}
+
+class CachingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = bytes == 0 ? nullptr : take(bytes);
+    return {data, data, &CachingAllocator::give_back, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &CachingAllocator::give_back; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  AllocatorStats stats() {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.allocated_bytes;
+  }
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    release_down_to(0);
+  }
+
+ private:
+  static void give_back(void* data);
+
+  void* take(size_t bytes) {
+    Header* header = nullptr;
+    const std::lock_guard lock(mutex_);
+    if (bytes < kLarge) {
+      header = static_cast<Header*>(
+          std::aligned_alloc(kAlignment, rounded_up(bytes, kAlignment) + kAlignment));
+      if (header != nullptr) {
+        header->capacity = 0;
+        stats_.reserved_bytes += static_cast<int64_t>(bytes);
+      }
+    } else {
+      header = take_large(bytes);
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, header != nullptr, "out of host memory: asked for ", bytes,
+                     " bytes with ", stats_.allocated_bytes, " in use");
+    header->requested = bytes;
+    stats_.allocated_bytes += static_cast<int64_t>(bytes);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
+    most_ever_ = std::max(most_ever_, stats_.allocated_bytes);
+    return data_of(header);
+  }
+
+  /// A kept block if one fits well, else fresh pages. Under the lock.
+  Header* take_large(size_t bytes) {
+    const size_t capacity = rounded_up(bytes + kAlignment, kPage);
+    const auto found = free_.lower_bound(capacity);
+    if (found != free_.end() && found->first - capacity <= found->first / 8) {
+      Header* header = found->second;
+      free_.erase(found);
+      free_bytes_ -= header->capacity;
+      return header;
+    }
+    keep_within_bound(bytes, capacity);
+    auto* header = static_cast<Header*>(map_pages(capacity));
+    if (header == nullptr) {
+      release_down_to(0);
+      header = static_cast<Header*>(map_pages(capacity));
+    }
+    if (header == nullptr) return nullptr;
+    header->capacity = capacity;
+    stats_.reserved_bytes += static_cast<int64_t>(capacity);
+    ++stats_.system_calls;
+    return header;
+  }
+
+  /// Makes room for `capacity` more bytes. Under the lock.
+  void keep_within_bound(size_t bytes, size_t capacity) {
+    const auto most = static_cast<size_t>(
+        std::max(most_ever_, stats_.allocated_bytes + static_cast<int64_t>(bytes)));
+    const size_t bound = most + most / 8 + kSlack;
+    const size_t after = static_cast<size_t>(stats_.reserved_bytes) + capacity;
+    if (after <= bound) return;
+    const size_t excess = std::min(free_bytes_, after - bound);
+    release_down_to(free_bytes_ - excess);
+  }
+
+  /// Unmaps the kept blocks longest unused until at most `bytes` are kept. Under the lock.
+  void release_down_to(size_t bytes) {
+    while (free_bytes_ > bytes) {
+      const auto oldest = std::min_element(free_.begin(), free_.end(), [](auto& a, auto& b) {
+        return a.second->freed_at < b.second->freed_at;
+      });
+      Header* header = oldest->second;
+      free_.erase(oldest);
+      free_bytes_ -= header->capacity;
+      stats_.reserved_bytes -= static_cast<int64_t>(header->capacity);
+      munmap(header, header->capacity);
+    }
+  }
+
+  void keep(Header* header) {
+    const std::lock_guard lock(mutex_);
+    stats_.allocated_bytes -= static_cast<int64_t>(header->requested);
+    if (header->capacity == 0) {
+      stats_.reserved_bytes -= static_cast<int64_t>(header->requested);
+      std::free(header);
+      return;
+    }
+    header->freed_at = ++clock_;
+    free_bytes_ += header->capacity;
+    free_.emplace(header->capacity, header);
+  }
+
+  std::mutex mutex_;
+  std::multimap<size_t, Header*> free_;  ///< by capacity
+  size_t free_bytes_ = 0;
+  uint64_t clock_ = 0;
+  int64_t most_ever_ = 0;  ///< of allocated_bytes
+  AllocatorStats stats_;
+};
+
+/// Never destroyed: tensors in static storage may be freed after main. In static storage, not on
+/// the heap.
+CachingAllocator& the_allocator() {
+  alignas(CachingAllocator) static char storage[sizeof(CachingAllocator)];
+  static auto* allocator = ::new (static_cast<void*>(storage)) CachingAllocator;
+  return *allocator;
+}
+
+void CachingAllocator::give_back(void* data) {
+  if (data != nullptr) the_allocator().keep(header_of(data));
+}
+
+}  // namespace
+
+void install_caching_allocator() {
+  constexpr uint8_t kAboveDefault = 1;
+  if (c10::GetCPUAllocator() != &the_allocator())
+    c10::SetCPUAllocator(&the_allocator(), kAboveDefault);
+}
+AllocatorStats allocator_stats() { return the_allocator().stats(); }
+void reset_peak() { the_allocator().reset_peak(); }
+void trim() { the_allocator().trim(); }
+
+}  // namespace tessera::kernels

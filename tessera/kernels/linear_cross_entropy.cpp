@@ -1,0 +1,188 @@
+#include "tessera/kernels/linear_cross_entropy.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/matmul.h"
+
+namespace tessera::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kChunkBytes = int64_t{32} << 20;
+
+struct Problem {
+  at::Tensor hidden, weight, targets;
+  LinearCrossEntropyOptions options;
+  bool want_hidden, want_weight;
+};
+
+struct Result {
+  at::Tensor loss, grad_hidden, grad_weight;
+};
+
+int64_t rows_per_chunk(const Problem& problem) {
+  const int64_t rows = problem.hidden.size(0);
+  if (problem.options.chunk_rows > 0) return std::min(rows, problem.options.chunk_rows);
+  return std::min(rows, std::max<int64_t>(64, kChunkBytes / 4 / problem.weight.size(0)));
+}
+
+void check_targets(const at::Tensor& targets, int64_t vocab, int64_t ignore_index) {
+  if (!targets.device().is_cpu()) return;
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < targets.numel(); ++i) {
+    TORCH_CHECK_INDEX(target[i] == ignore_index || (target[i] >= 0 && target[i] < vocab),
+                      "linear_cross_entropy: expected targets in [0, ", vocab, ") or ",
+                      ignore_index, ", got ", target[i], " at position ", i);
+  }
+}
+
+/// Sum of the losses of a chunk; its gradient of the logits goes to `gradient` if that is defined.
+/// Destroys `logits`.
+at::Tensor fused_chunk(const at::Tensor& logits, const at::Tensor& gradient,
+                       const at::Tensor& targets, const LinearCrossEntropyOptions& options,
+                       at::ScalarType dtype) {
+  const int64_t rows = logits.size(0);
+  std::vector<double> losses(rows);
+  const CrossEntropyArgs args{.logits = logits.data_ptr<float>(),
+                              .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
+                              .targets = targets.const_data_ptr<int64_t>(),
+                              .losses = losses.data(),
+                              .vocab = logits.size(1),
+                              .ignore_index = options.ignore_index,
+                              .scale = static_cast<float>(options.scale)};
+  const auto& table = fused_table(dtype);
+  at::parallel_for(0, rows, grain_of_rows(args.vocab),
+                   [&](int64_t begin, int64_t end) { table.cross_entropy(args, begin, end); });
+  double sum = 0;
+  for (const double loss : losses) sum += loss;
+  return at::scalar_tensor(sum, logits.options().dtype(at::kDouble));
+}
+
+/// The same in LibTorch's operators.
+at::Tensor plain_chunk(const at::Tensor& logits, at::Tensor gradient, const at::Tensor& targets,
+                       const LinearCrossEntropyOptions& options) {
+  const auto log_probabilities = at::log_softmax(logits, -1);
+  const auto counted = (targets != options.ignore_index).unsqueeze(1);
+  const auto index = targets.unsqueeze(1).clamp_min(0);
+  if (gradient.defined()) {
+    auto grad = log_probabilities.exp();
+    grad.scatter_add_(1, index, at::full_like(index, -1, grad.options()));
+    gradient.copy_(grad.mul_(options.scale).mul_(counted));
+  }
+  return -(log_probabilities.gather(1, index) * counted).sum().to(at::kDouble);
+}
+
+Result compute(const Problem& problem) {
+  const auto& [hidden, weight, targets, options, want_hidden, want_weight] = problem;
+  const int64_t rows = hidden.size(0);
+  const int64_t vocab = weight.size(0);
+  const int64_t chunk = rows_per_chunk(problem);
+  const bool want_gradient = want_hidden || want_weight;
+  const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const bool fused = can_fuse({hidden, weight}) && targets.device().is_cpu();
+
+  Result result;
+  if (want_hidden) result.grad_hidden = at::empty_like(hidden);
+  at::Tensor sum_of_weight = options.weight_gradient;
+  if (want_weight && (!sum_of_weight.defined() || sum_of_weight.scalar_type() != wide ||
+                      !sum_of_weight.is_contiguous())) {
+    sum_of_weight = at::empty(weight.sizes(), weight.options().dtype(wide));
+  }
+  const bool into_sink = sum_of_weight.is_same(options.weight_gradient);
+
+  const auto all_logits = at::empty({chunk, vocab}, hidden.options().dtype(wide));
+  const auto all_gradients = !want_gradient ? at::Tensor()
+                             : hidden.scalar_type() == wide
+                                 ? all_logits
+                                 : at::empty({chunk, vocab}, hidden.options());
+  auto loss = at::zeros({}, hidden.options().dtype(at::kDouble));
+  for (int64_t first = 0; first < rows; first += chunk) {
+    const int64_t count = std::min(chunk, rows - first);
+    const auto part = hidden.narrow(0, first, count);
+    const auto part_targets = targets.narrow(0, first, count);
+    const auto logits = all_logits.narrow(0, 0, count);
+    const auto gradient = want_gradient ? all_gradients.narrow(0, 0, count) : at::Tensor();
+    multiply(logits, part, weight.t(), /*accumulate=*/false);
+    loss.add_(fused ? fused_chunk(logits, gradient, part_targets, options, hidden.scalar_type())
+                    : plain_chunk(logits, gradient, part_targets, options));
+    if (want_hidden) multiply(result.grad_hidden.narrow(0, first, count), gradient, weight, false);
+    if (want_weight) multiply(sum_of_weight, gradient.t(), part, into_sink || first > 0);
+  }
+  result.loss = loss.mul_(options.scale).to(wide);
+  if (!want_weight || into_sink) return result;
+  if (rows == 0) sum_of_weight.zero_();
+  if (options.weight_gradient.defined()) {
+    auto sink = options.weight_gradient;
+    sink.add_(sum_of_weight);
+  } else {
+    result.grad_weight = sum_of_weight.to(weight.scalar_type());
+  }
+  return result;
+}
+
+struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets,
+                            const LinearCrossEntropyOptions& options, bool grad_mode) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const Result result = compute({.hidden = hidden,
+                                   .weight = weight,
+                                   .targets = targets,
+                                   .options = options,
+                                   .want_hidden = grad_mode && hidden.requires_grad(),
+                                   .want_weight = grad_mode && weight.requires_grad()});
+    ctx->save_for_backward({result.grad_hidden, result.grad_weight});
+    ctx->saved_data["already_added"] = options.weight_gradient.defined();
+    return result.loss;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto saved = ctx->get_saved_variables();
+    variable_list out(5);
+    const bool is_one = grads[0].device().is_cpu() && grads[0].item<double>() == 1;
+    TORCH_CHECK_VALUE(
+        is_one || !grads[0].device().is_cpu() || !ctx->saved_data["already_added"].toBool(),
+        "linear_cross_entropy: expected an incoming gradient of 1, got ", grads[0].item<double>(),
+        ", after the weight's gradient was added; set options.scale instead");
+    for (int i = 0; i < 2; ++i) {
+      if (!saved[i].defined()) continue;
+      out[i] = is_one ? saved[i] : saved[i] * grads[0].to(saved[i].scalar_type());
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options) {
+  TORCH_CHECK_VALUE(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
+                        hidden.scalar_type() == weight.scalar_type(),
+                    "linear_cross_entropy: expected hidden [N, D] and weight [V, D] of one dtype, "
+                    "got ",
+                    hidden.sizes(), " ", hidden.scalar_type(), " and ", weight.sizes(), " ",
+                    weight.scalar_type());
+  TORCH_CHECK_VALUE(
+      targets.dim() == 1 && targets.size(0) == hidden.size(0) && targets.scalar_type() == at::kLong,
+      "linear_cross_entropy: expected int64 targets [", hidden.size(0), "], got ",
+      targets.scalar_type(), " ", targets.sizes());
+  TORCH_CHECK_VALUE(
+      !options.weight_gradient.defined() || options.weight_gradient.sizes() == weight.sizes(),
+      "linear_cross_entropy: expected weight_gradient ", weight.sizes());
+  check_targets(targets, weight.size(0), options.ignore_index);
+  return LinearCrossEntropy::apply(hidden.contiguous(), weight.contiguous(), targets.contiguous(),
+                                   options, at::GradMode::is_enabled());
+}
+
+}  // namespace tessera::kernels

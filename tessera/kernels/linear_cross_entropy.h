@@ -1,0 +1,37 @@
+// The head's product and the cross-entropy loss together, a chunk of rows at a time: never all
+// logits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::kernels {
+
+struct LinearCrossEntropyOptions {
+  double scale = 1;  ///< the loss is scale * the sum over tokens; 1 / tokens gives the mean
+  int64_t ignore_index = -100;  ///< such targets cost nothing and give no gradient
+  /// If defined, [V, D]: the weight's gradient is added to it during *forward* and autograd gets
+  /// none for the weight.
+  at::Tensor weight_gradient;
+  int64_t chunk_rows =
+      0;  ///< rows of logits held at a time; 0: as many as make 32 MiB, at least 64
+};
+
+/// scale * sum over n of cross_entropy(hidden[n] weight^T, targets[n]), 0-d float32 (float64 for
+/// float64 input). hidden [N, D] and weight [V, D] of one dtype, targets [N] int64.
+///
+/// The gradients are computed with the loss, while a chunk's logits are at hand (as in Hsu et al.,
+/// Liger Kernel, 2024); backward only hands them out, times its incoming gradient if that is not 1.
+/// Memory: chunk_rows * V floats, N * D for the gradient of hidden, V * D for the weight's unless
+/// `weight_gradient` is given. Without grad mode: the loss only. bfloat16: logits, softmax and the
+/// sum of the weight's gradient are in float32. float32 and bfloat16 on the CPU run vector code of
+/// our own; other devices and dtypes LibTorch's operators, in the same chunks. The result does not
+/// depend on the number of threads.
+///
+/// Throws c10::IndexError naming the position if a target is neither ignore_index nor in [0, V);
+/// c10::ValueError if shapes do not fit, or if backward is asked to scale a gradient that was
+/// already added to `weight_gradient`.
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options = {});
+
+}  // namespace tessera::kernels

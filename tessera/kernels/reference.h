@@ -1,0 +1,25 @@
+// Every operator in plain LibTorch: what the fused ones are tested against, and what runs where
+// they cannot (float64, CUDA, meta). Arguments and results as in the header of the operator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+namespace tessera::kernels {
+
+at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
+std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
+                                                          const at::Tensor& residual,
+                                                          const at::Tensor& weight, double eps);
+at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
+at::Tensor gelu_tanh_reference(const at::Tensor& x);
+
+/// All logits at once, as torch.nn.functional.cross_entropy(reduction='sum') in float32 (float64
+/// stays).
+at::Tensor linear_cross_entropy_reference(const at::Tensor& hidden, const at::Tensor& weight,
+                                          const at::Tensor& targets, double scale = 1,
+                                          int64_t ignore_index = -100);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,23 @@
+// Root-mean-square normalisation in one pass each way (Zhang and Sennrich, Root Mean Square Layer
+// Normalization, 2019).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+namespace tessera::kernels {
+
+/// weight * (x / sqrt(mean(x^2) + eps)) over the last dimension, the quotient rounded to x's dtype
+/// first, as Hugging Face's Llama does. x [.., D], weight [D] of the same dtype. Saves x and one
+/// float32 per row. The weight's gradient is summed over fixed groups of rows, so that it does not
+/// depend on the number of threads. Not twice differentiable (the plain version, for float64 and
+/// CUDA, is). Throws c10::ValueError if weight is not [D].
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// {x + residual, rms_norm(x + residual)} in the same one pass; the two gradients meet in one pass,
+/// too.
+std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                const at::Tensor& weight, double eps);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,64 @@
+#include "tessera/mesh/mesh.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace tessera::mesh {
+
+DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
+                       const comm::Transport& transport)
+    : shape_(shape), where_(where), transport_(transport) {
+  check_shape(shape, where.world_size);
+  store_ = comm::connect(where);
+  if (where.world_size > 1) {
+    device_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
+  }
+}
+
+const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names) const {
+  std::vector<int> named, dimensions;
+  for (const auto name : names) named.push_back(dimension_index(name));
+  std::ranges::sort(named);
+  named.erase(std::unique(named.begin(), named.end()), named.end());
+  const auto sizes = shape_.sizes();
+  std::ranges::copy_if(named, std::back_inserter(dimensions), [&](int d) { return sizes[d] > 1; });
+
+  std::string name;
+  for (const int d : dimensions.empty() ? named : dimensions) {
+    name += fmt::format("{}{}", name.empty() ? "" : "+", kDimensions[d]);
+  }
+  const auto found = axes_.find(name);
+  if (found != axes_.end()) return found->second;
+  return axes_.emplace(name, make(name, dimensions)).first->second;
+}
+
+const Axis& DeviceMesh::world() const {
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
+}
+
+Axis DeviceMesh::make(const std::string& name, const std::vector<int>& dimensions) const {
+  if (dimensions.empty()) return Axis(name);
+  const auto ranks = group_of(shape_, dimensions, rank());
+  const auto mine = std::ranges::find(ranks, rank());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("axis/{}/{}", name, ranks.front()), store_);
+  return Axis({.name = name,
+               .rank = static_cast<int>(mine - ranks.begin()),
+               .size = static_cast<int>(ranks.size()),
+               .timeout = where_.timeout,
+               .transport = transport_},
+              device_, store);
+}
+
+std::vector<Axis> DeviceMesh::used_axes() const {
+  std::vector<Axis> used;
+  for (const auto& [name, axis] : axes_) {
+    if (axis.size() > 1) used.push_back(axis);
+  }
+  return used;
+}
+
+}  // namespace tessera::mesh

@@ -1,0 +1,56 @@
+// The mesh of a run: its ranks on named axes, each axis with its collectives.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/comm/store.h"
+#include "tessera/mesh/layout.h"
+
+namespace tessera::mesh {
+
+/// A group of ranks that differ along one or several dimensions: size(), rank(), collectives.
+using Axis = comm::Group;
+
+/// Move-only; lives as long as the run. Not for several threads at once.
+///
+/// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must first use their
+/// axes in the same order. Dimensions of size 1 do not count: axis("dp_replicate"), axis({"dp_replicate", "dp_shard"})
+/// and world() are one group (with one set of counters) where only dp_replicate has more than one rank.
+class DeviceMesh {
+ public:
+  /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size (before anything
+  /// listens or connects), or for what comm::connect refuses; c10::DistError when rank 0 is not found.
+  DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
+             const comm::Transport& transport = {});
+  DeviceMesh() : DeviceMesh(MeshShape{}, comm::Rendezvous{}) {}  ///< of one rank: no network
+  DeviceMesh(DeviceMesh&&) = default;
+
+  int rank() const { return where_.rank; }
+  int size() const { return where_.world_size; }
+  const MeshShape& shape() const { return shape_; }
+  Coordinates coordinates(int rank) const { return coordinates_of(shape_, rank); }
+
+  /// Named as in kDimensions; UserError otherwise. References stay valid as long as the mesh.
+  const Axis& axis(std::string_view name) const { return axis({name}); }
+  const Axis& axis(std::initializer_list<std::string_view> names) const;
+  const Axis& world() const;  ///< all ranks, in order
+
+  /// The axes of more than one rank that were used so far, for summaries.
+  std::vector<Axis> used_axes() const;
+
+ private:
+  Axis make(const std::string& name, const std::vector<int>& dimensions) const;
+
+  MeshShape shape_;
+  comm::Rendezvous where_;
+  comm::Transport transport_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  comm::GlooDevice device_;
+  mutable std::map<std::string, Axis> axes_;  // by name; destroyed before store and device
+};
+
+}  // namespace tessera::mesh

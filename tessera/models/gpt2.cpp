@@ -1,0 +1,103 @@
+#include "tessera/models/gpt2.h"
+
+#include <cmath>
+
+#include "tessera/kernels/attention.h"
+#include "tessera/kernels/gelu.h"
+
+namespace tessera::models {
+
+using config::ModelShape;
+using torch::Tensor;
+using torch::TensorOptions;
+
+Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, const TensorOptions& options)
+    : num_heads_(shape.num_heads),
+      head_dim_(shape.head_dim),
+      ln_1_(shape.dim, shape.norm_eps, options),
+      ln_2_(shape.dim, shape.norm_eps, options),
+      c_attn_(shape.dim, 3 * shape.dim, options),
+      attn_c_proj_(shape.dim, shape.dim, options),
+      c_fc_(shape.dim, shape.ffn_dim, options),
+      mlp_c_proj_(shape.ffn_dim, shape.dim, options) {
+  register_module("ln_1", ln_1_);
+  auto attention = register_module("attn", std::make_shared<torch::nn::Module>());
+  attention->register_module("c_attn", c_attn_);
+  attention->register_module("c_proj", attn_c_proj_);
+  register_module("ln_2", ln_2_);
+  auto mlp = register_module("mlp", std::make_shared<torch::nn::Module>());
+  mlp->register_module("c_fc", c_fc_);
+  mlp->register_module("c_proj", mlp_c_proj_);
+}
+
+Tensor Gpt2BlockImpl::attend(const Tensor& x) {
+  const auto batch = x.size(0), seq_len = x.size(1);
+  const auto qkv = c_attn_(x).view({batch, seq_len, 3, num_heads_, head_dim_}).unbind(2);
+  return attn_c_proj_(kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, num_heads_ * head_dim_}));
+}
+
+Tensor Gpt2BlockImpl::forward(const Tensor& x) {
+  const auto attended = x + attend(ln_1_(x));
+  return attended + mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended))));
+}
+
+Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
+    : LanguageModel(shape),
+      wte_(shape.vocab_size, shape.dim, options),
+      wpe_(shape.max_seq_len, shape.dim, options),
+      ln_f_(shape.dim, shape.norm_eps, options),
+      lm_head_(nullptr) {
+  auto transformer = register_module("transformer", std::make_shared<torch::nn::Module>());
+  transformer->register_module("wte", wte_);
+  transformer->register_module("wpe", wpe_);
+  auto list = transformer->register_module("h", std::make_shared<torch::nn::Module>());
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    blocks_.emplace_back(shape, options);
+    list->register_module(std::to_string(i), blocks_.back());
+  }
+  transformer->register_module("ln_f", ln_f_);
+  if (shape.tie_embeddings) {
+    lm_head_ = nn::LanguageModelHead(wte_->weight);
+  } else {
+    lm_head_ = nn::LanguageModelHead(shape.dim, shape.vocab_size, options);
+  }
+  register_module("lm_head", lm_head_);
+}
+
+Tensor Gpt2::hidden(const Tensor& ids) {
+  const auto seq_len = ids.size(1);
+  TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ", shape().max_seq_len,
+                    " positions of this GPT-2, got ", seq_len);
+  auto x = wte_(ids) + wpe_(torch::arange(seq_len, ids.options()));
+  for (auto& block : blocks_) x = block(x);
+  return ln_f_(x);
+}
+
+Tensor Gpt2::logits(const Tensor& ids) { return lm_head_(hidden(ids), Tensor(), 1.0); }
+
+Tensor Gpt2::loss(const Tensor& ids, const Tensor& targets, double scale) {
+  return lm_head_(hidden(ids), targets, scale);
+}
+
+std::vector<Unit> Gpt2::units() {
+  std::vector<Unit> units;
+  const bool tied = shape().tie_embeddings;
+  if (tied) {
+    units.push_back({"wte+wpe+ln_f+lm_head", {wte_.get(), wpe_.get(), ln_f_.get(), lm_head_.get()}});
+  } else {
+    units.push_back({"wte+wpe", {wte_.get(), wpe_.get()}});
+  }
+  for (size_t i = 0; i < blocks_.size(); ++i) units.push_back({"h." + std::to_string(i), {blocks_[i].get()}});
+  if (!tied) units.push_back({"ln_f+lm_head", {ln_f_.get(), lm_head_.get()}});
+  return units;
+}
+
+// Projections back into the residual stream start smaller by the square root of their number (section 2.3).
+LanguageModel::Initial Gpt2::initial(const std::string& parameter, int64_t dims, double std) const {
+  if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
+  if (dims == 1) return {.constant = true, .value = 1};
+  const bool residual = parameter.ends_with("c_proj.weight");
+  return {.value = residual ? std / std::sqrt(2.0 * static_cast<double>(shape().num_layers)) : std};
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,40 @@
+// GPT-2 (Radford et al., 2019), with the parameter names and the Conv1D layout [in, out] of its checkpoints.
+#pragma once
+
+#include "tessera/models/language_model.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera::models {
+
+class Gpt2BlockImpl : public nn::Hookable {
+ public:
+  Gpt2BlockImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x);
+
+  int64_t num_heads_, head_dim_;
+  nn::LayerNorm ln_1_, ln_2_;
+  nn::Conv1D c_attn_, attn_c_proj_, c_fc_, mlp_c_proj_;
+};
+using Gpt2Block = nn::Hooked<Gpt2BlockImpl>;
+
+class Gpt2 : public LanguageModel {
+ public:
+  explicit Gpt2(const config::ModelShape& shape, const torch::TensorOptions& options = {});
+  torch::Tensor logits(const torch::Tensor& ids) override;
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
+  std::vector<Unit> units() override;
+  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
+
+ private:
+  torch::Tensor hidden(const torch::Tensor& ids);
+
+  nn::Embedding wte_, wpe_;
+  std::vector<Gpt2Block> blocks_;
+  nn::LayerNorm ln_f_;
+  nn::LanguageModelHead lm_head_;
+};
+
+}  // namespace tessera::models

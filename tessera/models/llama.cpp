@@ -1,0 +1,133 @@
+#include "tessera/models/llama.h"
+
+#include "tessera/kernels/attention.h"
+#include "tessera/kernels/rotary.h"
+#include "tessera/kernels/swiglu.h"
+
+namespace tessera::models {
+
+using config::ModelShape;
+using torch::Tensor;
+using torch::TensorOptions;
+
+LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, const TensorOptions& options)
+    : num_heads_(shape.num_heads),
+      num_kv_heads_(shape.num_kv_heads),
+      head_dim_(shape.head_dim),
+      q_proj_(shape.dim, num_heads_ * head_dim_, false, options),
+      k_proj_(shape.dim, num_kv_heads_ * head_dim_, false, options),
+      v_proj_(shape.dim, num_kv_heads_ * head_dim_, false, options),
+      o_proj_(num_heads_ * head_dim_, shape.dim, false, options) {
+  register_module("q_proj", q_proj_);
+  register_module("k_proj", k_proj_);
+  register_module("v_proj", v_proj_);
+  register_module("o_proj", o_proj_);
+}
+
+Tensor LlamaAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const auto batch = x.size(0), seq_len = x.size(1);
+  const auto q = kernels::rotary(q_proj_(x).view({batch, seq_len, num_heads_, head_dim_}), cos, sin);
+  const auto k = kernels::rotary(k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_}), cos, sin);
+  const auto v = v_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
+  return o_proj_(kernels::attention(q, k, v).view({batch, seq_len, num_heads_ * head_dim_}));
+}
+
+LlamaMlpImpl::LlamaMlpImpl(const ModelShape& shape, const TensorOptions& options)
+    : gate_proj_(shape.dim, shape.ffn_dim, false, options),
+      up_proj_(shape.dim, shape.ffn_dim, false, options),
+      down_proj_(shape.ffn_dim, shape.dim, false, options) {
+  register_module("gate_proj", gate_proj_);
+  register_module("up_proj", up_proj_);
+  register_module("down_proj", down_proj_);
+}
+
+Tensor LlamaMlpImpl::forward(const Tensor& x) { return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x))); }
+
+LlamaBlockImpl::LlamaBlockImpl(const ModelShape& shape, const TensorOptions& options)
+    : self_attn_(shape, options),
+      mlp_(shape, options),
+      input_layernorm_(shape.dim, shape.norm_eps, options),
+      post_attention_layernorm_(shape.dim, shape.norm_eps, options) {
+  register_module("self_attn", self_attn_);
+  register_module("mlp", mlp_);
+  register_module("input_layernorm", input_layernorm_);
+  register_module("post_attention_layernorm", post_attention_layernorm_);
+}
+
+Tensor LlamaBlockImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const auto attended = x + self_attn_(input_layernorm_(x), cos, sin);
+  return attended + mlp_(post_attention_layernorm_(attended));
+}
+
+LlamaTrunkImpl::LlamaTrunkImpl(const ModelShape& shape, const TensorOptions& options)
+    : embed_tokens(shape.vocab_size, shape.dim, options), norm(shape.dim, shape.norm_eps, options), shape_(shape) {
+  register_module("embed_tokens", embed_tokens);
+  // One list named "layers", so that parameter names are Hugging Face's.
+  auto list = std::make_shared<torch::nn::Module>();
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    layers.emplace_back(shape, options);
+    list->register_module(std::to_string(i), layers.back());
+  }
+  register_module("layers", list);
+  register_module("norm", norm);
+}
+
+void LlamaTrunkImpl::extend_tables(int64_t seq_len, const torch::Device& device) {
+  if (cos_.defined() && cos_.size(0) >= seq_len && cos_.device() == device) return;
+  std::optional<kernels::Llama3RopeScaling> scaling;
+  if (shape_.rope_scaling) {
+    scaling = {.factor = shape_.rope_scaling->factor,
+               .low_freq_factor = shape_.rope_scaling->low_freq_factor,
+               .high_freq_factor = shape_.rope_scaling->high_freq_factor,
+               .original_max_seq_len = shape_.rope_scaling->original_max_seq_len};
+  }
+  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, shape_.rope_theta, scaling);
+  cos_ = cos_.to(device), sin_ = sin_.to(device);
+}
+
+Tensor LlamaTrunkImpl::forward(const Tensor& ids) {
+  const auto seq_len = ids.size(1);
+  extend_tables(seq_len, ids.device());
+  const auto cos = cos_.narrow(0, 0, seq_len), sin = sin_.narrow(0, 0, seq_len);
+  auto x = embed_tokens(ids);
+  for (auto& layer : layers) x = layer(x, cos, sin);
+  return norm(x);
+}
+
+Llama::Llama(const ModelShape& shape, const TensorOptions& options)
+    : LanguageModel(shape), model_(shape, options), lm_head_(nullptr) {
+  register_module("model", model_);
+  if (shape.tie_embeddings) {
+    lm_head_ = nn::LanguageModelHead(model_->embed_tokens->weight);
+  } else {
+    lm_head_ = nn::LanguageModelHead(shape.dim, shape.vocab_size, options);
+  }
+  register_module("lm_head", lm_head_);
+}
+
+Tensor Llama::logits(const Tensor& ids) { return lm_head_(model_(ids), Tensor(), 1.0); }
+
+Tensor Llama::loss(const Tensor& ids, const Tensor& targets, double scale) {
+  return lm_head_(model_(ids), targets, scale);
+}
+
+std::vector<Unit> Llama::units() {
+  std::vector<Unit> units;
+  const bool tied = shape().tie_embeddings;
+  if (tied) {
+    units.push_back({"embed_tokens+norm+lm_head", {model_->embed_tokens.get(), model_->norm.get(), lm_head_.get()}});
+  } else {
+    units.push_back({"embed_tokens", {model_->embed_tokens.get()}});
+  }
+  for (size_t i = 0; i < model_->layers.size(); ++i) {
+    units.push_back({"layers." + std::to_string(i), {model_->layers[i].get()}});
+  }
+  if (!tied) units.push_back({"norm+lm_head", {model_->norm.get(), lm_head_.get()}});
+  return units;
+}
+
+LanguageModel::Initial Llama::initial(const std::string&, int64_t dims, double std) const {
+  return dims == 1 ? Initial{.constant = true, .value = 1} : Initial{.value = std};
+}
+
+}  // namespace tessera::models

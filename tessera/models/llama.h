@@ -1,0 +1,75 @@
+// The Llama family: Llama 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024).
+#pragma once
+
+#include "tessera/models/language_model.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera::models {
+
+class LlamaAttentionImpl : public nn::Hookable {
+ public:
+  LlamaAttentionImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  /// x [B, T, D]; cos, sin [T, head_dim] -> [B, T, D]
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
+
+ private:
+  int64_t num_heads_, num_kv_heads_, head_dim_;
+  nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+};
+using LlamaAttention = nn::Hooked<LlamaAttentionImpl>;
+
+/// SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, 2020).
+class LlamaMlpImpl : public nn::Hookable {
+ public:
+  LlamaMlpImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+
+ private:
+  nn::Linear gate_proj_, up_proj_, down_proj_;
+};
+using LlamaMlp = nn::Hooked<LlamaMlpImpl>;
+
+class LlamaBlockImpl : public nn::Hookable {
+ public:
+  LlamaBlockImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
+
+ private:
+  LlamaAttention self_attn_;
+  LlamaMlp mlp_;
+  nn::RMSNorm input_layernorm_, post_attention_layernorm_;
+};
+using LlamaBlock = nn::Hooked<LlamaBlockImpl>;
+
+class LlamaTrunkImpl : public nn::Hookable {
+ public:
+  LlamaTrunkImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& ids);  ///< int64 [B, T] -> hidden [B, T, D] after the final norm
+
+  nn::Embedding embed_tokens;
+  std::vector<LlamaBlock> layers;
+  nn::RMSNorm norm;
+
+ private:
+  /// Rotary tables grow to the longest sequence seen; they are not state.
+  void extend_tables(int64_t seq_len, const torch::Device& device);
+
+  config::ModelShape shape_;
+  torch::Tensor cos_, sin_;
+};
+using LlamaTrunk = nn::Hooked<LlamaTrunkImpl>;
+
+class Llama : public LanguageModel {
+ public:
+  explicit Llama(const config::ModelShape& shape, const torch::TensorOptions& options = {});
+  torch::Tensor logits(const torch::Tensor& ids) override;
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
+  std::vector<Unit> units() override;
+  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
+
+ private:
+  LlamaTrunk model_;
+  nn::LanguageModelHead lm_head_;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,80 @@
+// The layers that models are made of. Each takes torch::TensorOptions (the meta device included) and leaves its
+// parameters uninitialised: fill them with `initialise` (nn/initialise.h) or from a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "tessera/nn/hooked.h"
+
+namespace tessera::nn {
+
+/// y = x W^T + b with weight [out, in] and bias [out].
+class LinearImpl : public Hookable {
+ public:
+  LinearImpl(int64_t in_features, int64_t out_features, bool with_bias = false,
+             const torch::TensorOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
+
+  torch::Tensor weight, bias;  ///< bias undefined without one
+};
+using Linear = Hooked<LinearImpl>;
+
+/// GPT-2's linear layer: weight [in, out] as in its checkpoints, bias [out].
+class Conv1DImpl : public Hookable {
+ public:
+  Conv1DImpl(int64_t in_features, int64_t out_features, const torch::TensorOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
+
+  torch::Tensor weight, bias;
+};
+using Conv1D = Hooked<Conv1DImpl>;
+
+/// Rows of weight [V, D] by index. The gradient is added to the rows used only, never as a dense [V, D] temporary,
+/// when the weight's gradient exists already (flat buffers).
+class EmbeddingImpl : public Hookable {
+ public:
+  EmbeddingImpl(int64_t num_embeddings, int64_t dim, const torch::TensorOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& ids);  ///< int64 [..] -> [.., D]
+
+  torch::Tensor weight;
+};
+using Embedding = Hooked<EmbeddingImpl>;
+
+/// Root mean square norm (Zhang and Sennrich, NeurIPS 2019), computed in fp32.
+class RMSNormImpl : public Hookable {
+ public:
+  RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& x);  ///< [.., D] -> [.., D]
+
+  torch::Tensor weight;
+  double eps;
+};
+using RMSNorm = Hooked<RMSNormImpl>;
+
+class LayerNormImpl : public Hookable {
+ public:
+  LayerNormImpl(int64_t dim, double eps, const torch::TensorOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& x);  ///< [.., D] -> [.., D]
+
+  torch::Tensor weight, bias;
+  double eps;
+};
+using LayerNorm = Hooked<LayerNormImpl>;
+
+/// The last layer of a language model: logits, or the summed cross-entropy without ever holding all logits.
+/// The weight [V, D] is its own, or an embedding's (tied).
+class LanguageModelHeadImpl : public Hookable {
+ public:
+  LanguageModelHeadImpl(int64_t dim, int64_t vocab_size, const torch::TensorOptions& options = {});
+  explicit LanguageModelHeadImpl(torch::Tensor tied_weight);
+
+  /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored): scale times the sum of the
+  /// token losses, fp32 and 0-d.
+  torch::Tensor forward(const torch::Tensor& hidden, const torch::Tensor& targets = {}, double scale = 1);
+
+  torch::Tensor weight;
+};
+using LanguageModelHead = Hooked<LanguageModelHeadImpl>;
+
+}  // namespace tessera::nn

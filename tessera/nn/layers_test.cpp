@@ -1,0 +1,71 @@
+#include "tessera/nn/layers.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/file.h"
+#include "tessera/nn/initialise.h"
+
+namespace tessera::nn {
+namespace {
+
+TEST(Initialise, EqualsTheRecipeToTheBit) {
+  const auto recipe = nlohmann::json::parse(read_file("tests/fixtures/portable_init.json"));
+  for (const auto& vector : recipe["vectors"]) {
+    const auto out = torch::empty({16});
+    fill_portable(out, vector["name"].get<std::string>(), vector["seed"].get<int64_t>(), 0.02);
+    for (int64_t i = 0; i < 16; ++i) {
+      EXPECT_EQ(out[i].item<double>(), vector["values"][static_cast<size_t>(i)].get<double>());
+    }
+  }
+}
+
+TEST(Initialise, AnySliceAloneIsThatSliceOfTheWhole) {
+  const auto whole = torch::empty({1000}), slice = torch::empty({77});
+  fill_portable(whole, "a.weight", 3, 0.5);
+  fill_portable(slice, "a.weight", 3, 0.5, 901);
+  EXPECT_TRUE(torch::equal(slice.narrow(0, 0, 77), whole.narrow(0, 901, 77)));
+  EXPECT_NEAR(whole.std().item<double>(), 0.5, 0.05);
+}
+
+// The gradient reaches the rows used, into an existing (flat) gradient and as a new one alike, repeated rows summed.
+TEST(Embedding, GradientIsTheSameIntoAnExistingBuffer) {
+  const auto ids = torch::tensor({{4, 0, 4}, {1, 1, 1}});
+  const auto scale = torch::randn({2, 3, 5});
+  Embedding fresh(6, 5), flat(6, 5);
+  const auto values = torch::randn({6, 5});
+  {
+    const torch::NoGradGuard no_grad;
+    fresh->weight.copy_(values), flat->weight.copy_(values);
+  }
+  flat->weight.mutable_grad() = torch::ones({6, 5});
+  EXPECT_TRUE(torch::equal(fresh(ids), at::embedding(values, ids)));
+  (fresh(ids) * scale).sum().backward();
+  (flat(ids) * scale).sum().backward();
+  EXPECT_TRUE(torch::allclose(flat->weight.grad(), fresh->weight.grad() + 1));
+  const auto expected = at::embedding_dense_backward(scale, ids, 6, -1, false);
+  EXPECT_TRUE(torch::allclose(fresh->weight.grad(), expected));
+}
+
+TEST(Layers, LiveOnTheMetaDevice) {
+  const torch::TensorOptions meta(torch::kMeta);
+  Linear linear(1 << 20, 1 << 20, true, meta);  // 4 TiB were it real
+  EXPECT_EQ(linear->weight.numel(), int64_t{1} << 40);
+  EXPECT_TRUE(Embedding(8, 4, meta)->weight.is_meta());
+  EXPECT_TRUE(RMSNorm(8, 1e-5, meta)->weight.is_meta());
+}
+
+TEST(LanguageModelHead, LossEqualsCrossEntropyOfTheLogits) {
+  LanguageModelHead head(16, 50);
+  fill_portable(head->weight.detach(), "head", 1, 1.0);
+  const auto hidden = torch::randn({2, 7, 16});
+  auto targets = torch::randint(0, 50, {2, 7}, torch::kInt64);
+  targets[1][3] = -100;
+  const auto logits = head(hidden, torch::Tensor(), 1.0);
+  const auto expected = at::cross_entropy_loss(logits.reshape({-1, 50}), targets.reshape(-1), {}, at::Reduction::Sum);
+  EXPECT_NEAR(head(hidden, targets, 0.25).item<double>(), 0.25 * expected.item<double>(), 1e-4);
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,14 @@
+// Norms of gradients.
+#pragma once
+
+#include <torch/types.h>
+
+#include <span>
+
+namespace tessera::optim {
+
+/// The sum of squares of contiguous fp32 or bf16 tensors: sums in double over blocks of 4096 elements, added in a
+/// fixed order. Nearer to the float64 sum than an fp32 norm, which loses small terms, and the same for any thread count.
+double squared_norm(std::span<const torch::Tensor> tensors);
+
+}  // namespace tessera::optim

@@ -1,0 +1,138 @@
+#include "tessera/report/metrics.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/report/output.h"
+
+namespace tessera::report {
+namespace {
+
+using Json = nlohmann::ordered_json;  // keeps the order of keys; writes NaN and infinities as null
+
+Json step_json(const StepRecord& record) {
+  return {{"step", record.step},
+          {"loss", record.loss},
+          {"grad_norm", record.grad_norm},
+          {"learning_rate", record.learning_rate},
+          {"step_seconds", record.step_seconds},
+          {"tokens_per_second", record.tokens_per_second},
+          {"mfu", record.mfu < 0 ? Json() : Json(record.mfu)},
+          {"tokens_seen", record.tokens_seen},
+          {"memory_bytes", record.memory_bytes},
+          {"communication_wait_seconds", record.communication_wait_seconds}};
+}
+
+double number(const Json& json, const char* key, double if_null = NAN) {
+  const Json& value = json.at(key);
+  return value.is_null() ? if_null : value.get<double>();
+}
+
+StepRecord step_of(const Json& json) {
+  return {.step = json.at("step").get<int64_t>(),
+          .loss = number(json, "loss"),
+          .grad_norm = number(json, "grad_norm"),
+          .learning_rate = number(json, "learning_rate"),
+          .step_seconds = number(json, "step_seconds"),
+          .tokens_per_second = number(json, "tokens_per_second"),
+          .mfu = number(json, "mfu", -1),
+          .communication_wait_seconds = number(json, "communication_wait_seconds"),
+          .tokens_seen = json.at("tokens_seen").get<int64_t>(),
+          .memory_bytes = json.at("memory_bytes").get<int64_t>()};
+}
+
+/// Calls use(line, json) for each whole line.
+template <typename Use>
+void for_each_line(const std::filesystem::path& path, const Use& use) {
+  const MappedFile file(path);
+  std::string_view rest = file.text();
+  for (int64_t line_number = 1;; ++line_number) {
+    const size_t end = rest.find('\n');
+    if (end == std::string_view::npos) return;
+    const std::string_view line = rest.substr(0, end + 1);
+    try {
+      use(line, Json::parse(line));
+    } catch (const nlohmann::json::exception&) {
+      user_error("{}:{}: expected one step or validation loss as JSON; move the file away",
+                 path.string(), line_number);
+    }
+    rest.remove_prefix(end + 1);
+  }
+}
+
+/// The whole lines up to and including `last_step`.
+std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
+  std::string kept;
+  for_each_line(path, [&](std::string_view line, const Json& json) {
+    if (json.at("step").get<int64_t>() <= last_step) kept += line;
+  });
+  return kept;
+}
+
+}  // namespace
+
+MetricsLog::MetricsLog(const std::filesystem::path& run_dir, const MetricsLogOptions& options)
+    : path_(run_dir / kMetricsFile) {
+  std::error_code error;
+  std::filesystem::create_directories(run_dir, error);
+  if (error) {
+    throw SystemError(fmt::format("{}: cannot be made: {}", run_dir.string(), error.message()));
+  }
+  const bool append = options.mode == OpenMode::append;
+  if (append && std::filesystem::exists(path_)) {
+    const std::string kept = kept_lines(path_, options.last_step);
+    if (kept.size() != std::filesystem::file_size(path_)) write_file(path_, kept);
+  }
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC);
+  fd_ = ::open(path_.c_str(), flags, 0644);
+  if (fd_ < 0) system_error(path_.string() + ": cannot be written");
+}
+
+MetricsLog::~MetricsLog() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+MetricsLog::MetricsLog(MetricsLog&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+MetricsLog& MetricsLog::operator=(MetricsLog&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void MetricsLog::step(const StepRecord& record) {
+  write_line(step_json(record).dump());
+  if (record.validation_loss) validation(record.step, *record.validation_loss);
+}
+
+void MetricsLog::validation(int64_t step, double loss) {
+  write_line(Json{{"step", step}, {"validation_loss", loss}}.dump());
+}
+
+void MetricsLog::write_line(std::string line) {
+  line += '\n';
+  if (!write_all(fd_, line)) system_error(path_.string() + ": cannot be written");
+}
+
+MetricsHistory read_metrics(const std::filesystem::path& run_dir) {
+  MetricsHistory history;
+  for_each_line(run_dir / kMetricsFile, [&](std::string_view, const Json& json) {
+    if (json.contains("validation_loss")) {
+      history.validation.emplace_back(json.at("step").get<int64_t>(),
+                                      number(json, "validation_loss"));
+    } else {
+      history.steps.push_back(step_of(json));
+    }
+  });
+  return history;
+}
+
+}  // namespace tessera::report

@@ -1,0 +1,165 @@
+#include "tessera/report/summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/units.h"
+#include "tessera/report/number.h"
+
+namespace tessera::report {
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
+}
+
+/// Bytes of the well-formed UTF-8 character at the start of `text` (RFC 3629), or 0.
+size_t utf8_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xC2 && lead < 0xE0   ? 2
+                        : (lead & 0xF0) == 0xE0       ? 3
+                        : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                      : 0;
+  if (length == 0 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  const bool overlong = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
+  const bool surrogate_or_beyond =
+      (lead == 0xED && byte(1) >= 0xA0) || (lead == 0xF4 && byte(1) >= 0x90);
+  return overlong || surrogate_or_beyond ? 0 : length;
+}
+
+/// Text that cannot steer a terminal; lines after the first are indented.
+std::string printable(std::string_view text, size_t indent) {
+  std::string out;
+  while (!text.empty()) {
+    const auto lead = static_cast<unsigned char>(text[0]);
+    // 0xC2 0x80..0x9F are the C1 controls: some terminals obey them.
+    const bool c1 = lead == 0xC2 && text.size() > 1 && static_cast<unsigned char>(text[1]) < 0xA0;
+    const size_t length = c1 ? 0 : utf8_length(text);
+    if (lead == '\n') {
+      out.append(1, '\n').append(indent, ' ');
+    } else if (lead == '\t') {
+      out += "  ";
+    } else if (length == 0 || lead < 0x20 || lead == 0x7F) {
+      out += fmt::format("\\x{:02x}", lead);
+    } else {
+      out += text.substr(0, length);
+    }
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return out;
+}
+
+std::string memory_line(const std::vector<int64_t>& peaks) {
+  if (peaks.size() <= 4) {
+    std::vector<std::string> each;
+    for (const int64_t peak : peaks) each.push_back(format_bytes(peak));
+    return fmt::format("{}{}", fmt::join(each, ", "), peaks.size() > 1 ? " (by rank)" : "");
+  }
+  const auto [least, largest] = std::minmax_element(peaks.begin(), peaks.end());
+  return fmt::format("{} (rank {}) to {} (rank {})", format_bytes(*least), least - peaks.begin(),
+                     format_bytes(*largest), largest - peaks.begin());
+}
+
+std::string loss_line(const RunSummary& summary) {
+  std::string line = fmt::format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss);
+  if (summary.validation_loss) {
+    line += fmt::format(", validation {:.4f} (perplexity {:.4g})", *summary.validation_loss,
+                        std::exp(*summary.validation_loss));
+  }
+  return line;
+}
+
+std::string mfu_line(const RunSummary& summary) {
+  if (summary.mfu < 0 || summary.matmul_peak_flops <= 0) return "unknown";
+  const bool tera = summary.matmul_peak_flops >= 1e12;
+  return fmt::format("{:.1f} % of {:.3g} {}FLOP/s{}", 100 * summary.mfu,
+                     summary.matmul_peak_flops / (tera ? 1e12 : 1e9), tera ? "T" : "G",
+                     summary.matmul_peak_note.empty() ? "" : " (" + summary.matmul_peak_note + ")");
+}
+
+}  // namespace
+
+void summarise_steps(std::span<const StepRecord> steps, RunSummary& summary) {
+  if (steps.empty()) return;
+  summary.steps = static_cast<int64_t>(steps.size());
+  summary.first_loss = steps.front().loss;
+  summary.last_loss = steps.back().loss;
+  std::vector<double> step_seconds;
+  double seconds = 0, tokens = 0, waited = 0, mfu_seconds = 0, mfu_sum = 0;
+  for (const auto& record : steps.subspan(steps.size() > 1 ? 1 : 0)) {
+    step_seconds.push_back(record.step_seconds);
+    seconds += record.step_seconds;
+    tokens += record.tokens_per_second * record.step_seconds;
+    waited += record.communication_wait_seconds;
+    if (record.mfu >= 0)
+      mfu_seconds += record.step_seconds, mfu_sum += record.mfu * record.step_seconds;
+  }
+  summary.median_step_seconds = median(std::move(step_seconds));
+  if (seconds > 0) summary.tokens_per_second = tokens / seconds;
+  if (seconds > 0) summary.communication_wait_share = waited / seconds;
+  if (mfu_seconds > 0) summary.mfu = mfu_sum / mfu_seconds;
+}
+
+std::string format_summary(const RunSummary& summary) {
+  std::vector<std::pair<std::string, std::string>> lines{
+      {"run",
+       fmt::format("{} steps on {} rank{} in {}", with_commas(summary.steps), summary.world_size,
+                   summary.world_size == 1 ? "" : "s", format_seconds(summary.total_seconds))},
+      {"model", format_count(static_cast<double>(summary.parameters)) + " parameters"},
+      {"loss", loss_line(summary)},
+      {"first step", format_seconds(summary.seconds_to_first_step) + " after launch"},
+      {"median step", format_seconds(summary.median_step_seconds)},
+      {"speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s"},
+      {"MFU", mfu_line(summary)},
+      {"waiting", fmt::format("{:.1f} % of step time for communication",
+                              100 * summary.communication_wait_share)}};
+  if (!summary.peak_memory_bytes.empty()) {
+    lines.emplace_back("peak memory", memory_line(summary.peak_memory_bytes));
+  }
+  lines.emplace_back("files", summary.run_dir);
+  constexpr size_t kKeyWidth = 11, kIndent = 2 + kKeyWidth + 2;
+  if (summary.sample) lines.emplace_back("sample", printable(*summary.sample, kIndent));
+  std::string out;
+  for (const auto& [key, value] : lines)
+    out += fmt::format("  {:<{}}  {}\n", key, kKeyWidth, value);
+  return out;
+}
+
+std::string to_json(const RunSummary& summary) {
+  using Json = nlohmann::ordered_json;
+  const auto known = [](double value, bool is_known) { return is_known ? Json(value) : Json(); };
+  const Json json{
+      {"run_dir", summary.run_dir},
+      {"world_size", summary.world_size},
+      {"parameters", summary.parameters},
+      {"steps", summary.steps},
+      {"total_seconds", summary.total_seconds},
+      {"seconds_to_first_step", summary.seconds_to_first_step},
+      {"median_step_seconds", summary.median_step_seconds},
+      {"tokens_per_second", summary.tokens_per_second},
+      {"mfu", known(summary.mfu, summary.mfu >= 0)},
+      {"matmul_peak_flops", known(summary.matmul_peak_flops, summary.matmul_peak_flops > 0)},
+      {"matmul_peak_note", summary.matmul_peak_note},
+      {"communication_wait_share", summary.communication_wait_share},
+      {"first_loss", summary.first_loss},
+      {"last_loss", summary.last_loss},
+      {"validation_loss", summary.validation_loss ? Json(*summary.validation_loss) : Json()},
+      {"peak_memory_bytes", summary.peak_memory_bytes},
+      {"sample", summary.sample ? Json(*summary.sample) : Json()}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tessera::report

@@ -1,0 +1,48 @@
+// What a run came to: printed at its end, and kept as run_dir/summary.json.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/report/metrics.h"
+
+namespace tessera::report {
+
+struct RunSummary {
+  std::string run_dir;
+  int64_t world_size = 1;
+  int64_t parameters = 0;
+  int64_t steps = 0;                 ///< of this run
+  double total_seconds = 0;          ///< from launch to the end
+  double seconds_to_first_step = 0;  ///< from launch to the end of the first step
+  double median_step_seconds = 0;
+  double tokens_per_second = 0;  ///< of all ranks
+  double mfu = -1;               ///< 0..1, below 0: unknown
+  double matmul_peak_flops =
+      0;  ///< floating-point operations per second of all ranks, to which mfu relates; 0: unknown
+  std::string matmul_peak_note;         ///< where the peak is from, such as "measured, fp32"
+  double communication_wait_share = 0;  ///< of the step time
+  double first_loss = 0;
+  double last_loss = 0;
+  std::optional<double> validation_loss;
+  std::vector<int64_t> peak_memory_bytes;  ///< by rank
+  std::optional<std::string> sample;       ///< generated text; any bytes
+};
+
+/// Fills in steps, median_step_seconds, tokens_per_second, mfu, communication_wait_share,
+/// first_loss and last_loss. Times leave out the first step, which holds all warm-up, unless it is
+/// the only one; speed and mfu weigh by time. No step: unchanged.
+void summarise_steps(std::span<const StepRecord> steps, RunSummary& summary);
+
+/// A block of aligned lines for the end of a run, ending with a line feed. The sample comes last;
+/// control characters and bytes that are not UTF-8 are shown as \xNN, so that generated text cannot
+/// steer the terminal.
+std::string format_summary(const RunSummary& summary);
+
+/// The same as JSON, indented; numbers that are not finite and what is unknown are null.
+std::string to_json(const RunSummary& summary);
+
+}  // namespace tessera::report

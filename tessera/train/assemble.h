@@ -1,0 +1,36 @@
+// From the configuration to a run that is ready for its first step: the one place that knows every technique.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "tessera/config/run_config.h"
+#include "tessera/data/batch.h"
+#include "tessera/launch/rank_environment.h"
+#include "tessera/mesh/mesh.h"
+#include "tessera/models/language_model.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/optim/schedule.h"
+#include "tessera/parallel/data/data_parallel.h"
+
+namespace tessera::train {
+
+/// Everything a training loop works on.
+struct Run {
+  config::RunConfig config;
+  mesh::Axis data_axis;  ///< ranks that hold the same model and different rows
+  data::Loader train_loader;
+  std::optional<data::Loader> validation_loader;
+  std::shared_ptr<models::LanguageModel> model;
+  parallel::Replicated replicated;
+  optim::Optimizer optimizer;
+  optim::ScheduleOptions schedule;
+};
+
+/// Collective. UserError or ValueError before any training for whatever the user got wrong; DistError if a rank is lost.
+Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment);
+
+/// The same over an axis that exists already.
+Run assemble(const config::RunConfig& config, const mesh::Axis& data_axis);
+
+}  // namespace tessera::train

@@ -1,0 +1,21 @@
+// A short text from the model, to see that it learned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/models/language_model.h"
+
+namespace tessera::train {
+
+struct GenerateOptions {
+  int64_t num_tokens = 200;
+  double temperature = 0.7;
+  int64_t seed = 0;
+};
+
+/// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and continuation; tokens
+/// beyond a byte are written as <id>. Same seed, same text. Cost: one forward over at most max_seq_len tokens per token.
+std::string generate(models::LanguageModel& model, const std::string& prompt, const GenerateOptions& options = {});
+
+}  // namespace tessera::train

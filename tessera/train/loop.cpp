@@ -1,0 +1,167 @@
+#include "tessera/train/loop.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/units.h"
+#include "tessera/launch/progress.h"
+#include "tessera/report/clock.h"
+#include "tessera/report/metrics.h"
+#include "tessera/report/progress.h"
+#include "tessera/report/summary.h"
+#include "tessera/report/svg.h"
+#include "tessera/report/tensorboard.h"
+#include "tessera/train/generate.h"
+#include "tessera/train/matmul_peak.h"
+#include "tessera/train/step.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Rank 0's view of a run: screen and files. Other ranks have none.
+class Watch {
+ public:
+  Watch(const Run& run, int world_size)
+      : run_(run),
+        folder_(run.config.train.run_dir),
+        metrics_(folder_),
+        progress_({.mode = report::progress_mode(run.config.logging.progress),
+                   .total_steps = run.config.train.steps,
+                   .every = run.config.logging.every}) {
+    write_file(folder_ / "config.yaml", config::to_yaml(run.config));
+    const auto shape = run.model->shape();
+    progress_.message(fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
+                                  format_count(static_cast<double>(config::num_parameters(shape))), world_size,
+                                  world_size == 1 ? "" : "s", run.config.train.global_batch, run.config.data.seq_len,
+                                  folder_.string()));
+    if (run.config.logging.tensorboard) {
+      events_.emplace(folder_);
+      events_->hyper_parameters({{"model/preset", run.config.model.preset},
+                                 {"optimizer/type", run.config.optimizer.type},
+                                 {"optimizer/learning_rate", run.config.optimizer.learning_rate},
+                                 {"optimizer/weight_decay", run.config.optimizer.weight_decay},
+                                 {"schedule/type", run.config.schedule.type},
+                                 {"data/seq_len", static_cast<double>(run.config.data.seq_len)},
+                                 {"train/global_batch", static_cast<double>(run.config.train.global_batch)},
+                                 {"train/steps", static_cast<double>(run.config.train.steps)},
+                                 {"parallel/ranks", static_cast<double>(world_size)}});
+    }
+  }
+
+  void message(const std::string& line) { progress_.message(line); }
+
+  void step(const report::StepRecord& record) {
+    metrics_.step(record);
+    progress_.step(record);
+    if (events_) events_->step(record);
+    steps_.push_back(record);
+    if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
+  }
+
+  void finish(report::RunSummary summary) {
+    progress_.finish();
+    report::summarise_steps(steps_, summary);
+    if (events_) events_->finish(/*success=*/true);
+    if (run_.config.logging.svg) {
+      std::vector<report::StepValue> losses;
+      for (const auto& record : steps_) losses.emplace_back(record.step, record.loss);
+      const auto subtitle = fmt::format("{}, {} ranks, {} tokens a step",
+                                        run_.config.model.path.empty() ? run_.config.model.preset : run_.config.model.path,
+                                        summary.world_size, run_.config.train.global_batch * run_.config.data.seq_len);
+      write_file(folder_ / "loss.svg", report::loss_curve_svg(losses, validation_, {.subtitle = subtitle}));
+    }
+    write_file(folder_ / "summary.json", report::to_json(summary));
+    fmt::print("{}", report::format_summary(summary));
+  }
+
+ private:
+  const Run& run_;
+  std::filesystem::path folder_;
+  report::MetricsLog metrics_;
+  report::Progress progress_;
+  std::optional<report::EventWriter> events_;
+  std::vector<report::StepRecord> steps_;
+  std::vector<report::StepValue> validation_;
+};
+
+bool validates_after(const config::TrainSection& train, int64_t step) {
+  return step == train.steps || (train.validate_every > 0 && step % train.validate_every == 0);
+}
+
+std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
+  std::vector<int64_t> peaks;
+  for (const auto& text : axis.all_gather_bytes(std::to_string(report::process_memory().peak_bytes))) {
+    peaks.push_back(std::stoll(text));
+  }
+  return peaks;
+}
+
+}  // namespace
+
+void train_loop(Run& run, const launch::RankEnvironment& environment) {
+  const auto& train = run.config.train;
+  std::optional<Watch> watch;
+  if (environment.rank == 0) watch.emplace(run, environment.world_size);
+  auto beacon = launch::StepBeacon::from_environment();
+  report::RunSummary summary{.run_dir = train.run_dir,
+                             .world_size = environment.world_size,
+                             .parameters = config::num_parameters(run.model->shape()),
+                             .matmul_peak_note = "measured, fp32"};
+  const double flops_per_token = config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
+  int64_t tokens_seen = 0;
+  for (int64_t step = 1; step <= train.steps; ++step) {
+    beacon.set(step);
+    const auto start = Clock::now();
+    const double waited_before = run.data_axis.counters().total().wait_seconds;
+    const auto result = train_step(run, step - 1);
+    const double seconds = seconds_since(start);
+    if (step == 1) {
+      summary.seconds_to_first_step = report::seconds_since_launch();
+      summary.matmul_peak_flops = matmul_peak() * environment.world_size;
+    }
+    if (train.check_gradients && !std::isfinite(result.grad_norm)) {
+      user_error("step {}: the gradient norm is {}; lower optimizer.learning_rate or set train.check_gradients to false",
+                 step, result.grad_norm);
+    }
+    if (watch && !result.parameters_without_gradient.empty()) {
+      watch->message(fmt::format("no gradient in the first step: {}", fmt::join(result.parameters_without_gradient, ", ")));
+    }
+    tokens_seen += result.num_tokens;
+    report::StepRecord record{.step = step,
+                              .loss = result.loss,
+                              .grad_norm = result.grad_norm,
+                              .learning_rate = result.learning_rate,
+                              .step_seconds = seconds,
+                              .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
+                              .communication_wait_seconds = run.data_axis.counters().total().wait_seconds - waited_before,
+                              .tokens_seen = tokens_seen,
+                              .memory_bytes = report::process_memory().current_bytes};
+    record.mfu = record.tokens_per_second * flops_per_token / summary.matmul_peak_flops;
+    if (validates_after(train, step)) record.validation_loss = validation_loss(run);
+    summary.validation_loss = record.validation_loss;
+    if (watch) watch->step(record);
+  }
+  summary.peak_memory_bytes = peak_memory_by_rank(run.data_axis);
+  if (!watch) return;
+  if (train.sample_tokens > 0) {
+    summary.sample = generate(*run.model, train.sample_prompt, {.num_tokens = train.sample_tokens});
+  }
+  summary.total_seconds = report::seconds_since_launch();
+  watch->finish(std::move(summary));
+}
+
+}  // namespace tessera::train
