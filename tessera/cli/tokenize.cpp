@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -12,32 +11,44 @@
 #include "tessera/cli/commands.h"
 
 namespace tessera::cli {
+namespace {
+
+/// As typed.
+struct TokenizeArguments {
+  data::TokenizeOptions options;
+  std::string dtype = "uint16", header = "none";
+};
+
+void tokenize(TokenizeArguments& arguments) {
+  auto& options = arguments.options;
+  options.type = arguments.dtype == "uint16" ? data::TokenType::uint16 : data::TokenType::uint32;
+  options.header = arguments.header == "llmc" ? data::TokenHeader::llmc : data::TokenHeader::none;
+  const auto result = data::tokenize_bytes(options);
+  fmt::print("wrote {} tokens ({}, {}) from {} files to {}\n", result.num_tokens, arguments.dtype,
+             format_bytes(result.num_tokens * data::token_bytes(options.type)), result.num_files,
+             options.out.string());
+}
+
+}  // namespace
 
 void add_tokenize(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("tokenize", "Turn text into a token file (one token a byte)");
-  const auto options = std::make_shared<data::TokenizeOptions>();
-  command->add_option("INPUT", options->inputs, "Text files, and folders of them")->required();
-  command->add_option("--out,-o", options->out, "Token file to write")->required();
-  command->add_option("--dtype", options->type, "uint16 (default) or uint32")
-      ->transform(CLI::Transformer(std::map<std::string, data::TokenType>{
-          {"uint16", data::TokenType::uint16}, {"uint32", data::TokenType::uint32}}))
-      ->type_name("TYPE");
+  const auto arguments = std::make_shared<TokenizeArguments>();
+  auto& options = arguments->options;
+  command->add_option("INPUT", options.inputs, "Text files, and folders of them")->required();
+  command->add_option("-o,--out", options.out, "Token file to write")->required();
+  command->add_option("--dtype", arguments->dtype, "Type of a token, uint16 unless given")
+      ->check(CLI::IsMember({"uint16", "uint32"}));
   command
-      ->add_option("--header", options->header,
-                   "none (default) or llmc: llm.c's header of 1024 bytes")
-      ->transform(CLI::Transformer(std::map<std::string, data::TokenHeader>{
-          {"none", data::TokenHeader::none}, {"llmc", data::TokenHeader::llmc}}))
-      ->type_name("HEADER");
+      ->add_option("--header", arguments->header,
+                   "llmc: begin with llm.c's 1024 bytes; none unless given")
+      ->check(CLI::IsMember({"none", "llmc"}));
   command
-      ->add_option("--extensions", options->extensions,
-                   "Of files taken from folders: .h,.cpp (default: all)")
+      ->add_option("--extensions", options.extensions,
+                   "Of files taken from folders (.h,.cpp); all unless given")
       ->delimiter(',');
-  command->callback([options, &exit_code] {
-    const auto result = data::tokenize_bytes(*options);
-    fmt::print("wrote {} tokens ({}, {}) of {} files to {}\n", result.num_tokens,
-               data::name_of(options->type),
-               format_bytes(result.num_tokens * data::token_bytes(options->type)), result.num_files,
-               options->out.string());
+  command->callback([arguments, &exit_code] {
+    tokenize(*arguments);
     exit_code = 0;
   });
 }

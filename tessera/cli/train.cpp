@@ -53,21 +53,28 @@ std::vector<std::string> parse_overrides(const std::vector<std::string>& argumen
   return overrides;
 }
 
-int num_ranks(const config::ParallelSection& parallel) {
-  if (parallel.num_ranks > 0) return static_cast<int>(parallel.num_ranks);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
+/// How many ranks this machine starts: as many as asked for, or one per two cores.
+int64_t num_ranks(int64_t asked) {
+  return asked > 0 ? asked : std::max<int64_t>(1, std::thread::hardware_concurrency() / 2);
 }
 
 int train(const std::string& job, const std::vector<std::string>& overrides, bool print_only) {
-  const auto loaded = config::load_run_config(job, overrides);
+  auto loaded = config::load_run_config(job, overrides);
+  const auto environment = launch::rank_environment();
+  if (environment) {
+    loaded.config.parallel.num_ranks = environment->world_size;
+    loaded.origins["parallel.num_ranks"] = environment->source;
+  }
+  loaded.config.parallel.num_ranks = num_ranks(loaded.config.parallel.num_ranks);
+  config::check(loaded.config, loaded.origins);
   if (print_only) {
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
   const auto command = worker_command(job, overrides);
-  if (const auto environment = launch::rank_environment()) become(command);
+  if (environment) become(command);
   return launch::launch({.command = command,
-                         .num_processes = num_ranks(loaded.config.parallel),
+                         .num_processes = static_cast<int>(loaded.config.parallel.num_ranks),
                          .output = launch::OutputMode::plain,
                          .environment = {{report::kLaunchTimeVariable, fmt::format("{:.6f}", report::boot_seconds())}},
                          .pass_listen_socket = true});

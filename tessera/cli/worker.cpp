@@ -2,12 +2,13 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/config/run_config.h"
-#include "tessera/kernels/memory.h"
+#include "tessera/kernels/cpu/memory.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/loop.h"
@@ -15,7 +16,7 @@
 namespace tessera {
 namespace {
 
-int train(const std::string& job, const std::vector<std::string>& overrides) {
+int run_rank(const std::string& job, const std::vector<std::string>& overrides) {
   kernels::install_caching_allocator();
   const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
   const auto loaded = config::load_run_config(job, overrides);
@@ -38,7 +39,7 @@ int main(int argc, char** argv) {
   if (argc < 2) return report("tessera-worker JOB.yaml [section.key=value ...]: started by `tessera train`", kUserErrorExit);
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   try {
-    return train(argv[1], {argv + 2, argv + argc});
+    return run_rank(argv[1], {argv + 2, argv + argc});
   } catch (const UserError& error) {
     return report(error.what(), kUserErrorExit);
   } catch (const c10::ValueError& error) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "tests/support/ranks.h"
 
@@ -12,19 +14,20 @@ namespace {
 
 using Body = std::function<void(const Group&)>;
 
-/// Through shared memory, through messages on sockets, and through Gloo's own all-reduce.
-void for_each_transport(int num_ranks, const Body& body) {
-  const Transport transports[] = {
-      {}, {.shared_memory = false}, {.shared_memory = false, .all_reduce = Algorithm::native},
-      {.shared_memory = false, .all_reduce = Algorithm::exchange}};
-  for (const auto& transport : transports) {
-    on_mesh({.shape = {.dp_replicate = num_ranks}, .transport = transport},
-            [&](const mesh::DeviceMesh& mesh) {
-              const auto& axis = mesh.axis("dp_replicate");
-              EXPECT_EQ(axis.shares_memory(), num_ranks > 1 && transport.shared_memory);
-              body(axis);
-            });
-  }
+/// Through shared memory, through messages on sockets, and (`native_too`) through Gloo's own all-reduce.
+void for_each_transport(int num_ranks, const Body& body, bool native_too = false) {
+  on_mesh({.shape = {.dp_replicate = num_ranks}}, [&](const mesh::DeviceMesh& mesh) {
+    EXPECT_EQ(mesh.axis("dp_replicate").shares_memory(), num_ranks > 1);
+    body(mesh.axis("dp_replicate"));
+    for (const auto algorithm : {Algorithm::exchange, Algorithm::native}) {
+      if (algorithm == Algorithm::native && !native_too) continue;
+      const auto name = std::to_string(static_cast<int>(algorithm));
+      SCOPED_TRACE("algorithm " + name);
+      const auto sockets = mesh.with_transport(name, {.shared_memory = false, .all_reduce = algorithm});
+      EXPECT_FALSE(sockets.axis("dp_replicate").shares_memory());
+      body(sockets.axis("dp_replicate"));
+    }
+  });
 }
 
 /// Different on every rank, small enough that fp16 sums stay finite; whole numbers for integers.
@@ -65,7 +68,7 @@ constexpr int64_t kCounts[] = {0, 1, 7, 64, 1000, 300'007};
 class GroupTest : public RankTest {};
 
 TEST_P(GroupTest, AllReduceEqualsArithmetic) {
-  for_each_transport(GetParam(), [](const Group& axis) {
+  const Body body = [](const Group& axis) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
       for (const auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min}) {
         if (op == ReduceOp::avg && dtype == at::kLong) continue;
@@ -77,7 +80,22 @@ TEST_P(GroupTest, AllReduceEqualsArithmetic) {
         }
       }
     }
-  });
+  };
+  for_each_transport(GetParam(), body);
+}
+
+TEST_P(GroupTest, GloosOwnAllReduceEqualsArithmetic) {
+  const Body body = [](const Group& axis) {
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      for (const int64_t count : kCounts) {
+        auto tensor = values_of(axis.rank(), count, dtype);
+        axis.all_reduce(tensor, ReduceOp::avg).wait();
+        expect_close(tensor, expected_of(ReduceOp::avg, axis.size(), count, dtype),
+                     tolerance_of(dtype));
+      }
+    }
+  };
+  for_each_transport(GetParam(), body, /*native_too=*/true);
 }
 
 TEST_P(GroupTest, HalfPrecisionSumsAddUpInFp32) {

@@ -29,28 +29,32 @@ bool has_name(const Field& field, const std::string& name) {
 }
 
 /// The key that the user most likely meant by `name` in `section` (either may be wrong): what other
-/// tools call it, first in this section and then in the others; else the nearest spelling in this
-/// section; else the nearest of all.
+/// tools call it, in this section or another; else the nearest spelling, in this section or
+/// another.
 std::string suggestion(const std::string& section, const std::string& name) {
-  if (name.size() > 64)
-    return "";  // not a slip of the finger; the edit distance would take its time
-  std::vector<std::string> here, all;
-  std::string elsewhere;
+  constexpr size_t kLongest = 64;  // a longer one is no slip; the edit distance would take its time
+  if (name.size() > kLongest) return "";
+  std::string exact, near;
+  std::vector<std::string> all, keys;
   for (const auto& candidate : sections()) {
+    std::vector<std::string> here;
     for (const auto& field : candidate.fields) {
-      if (has_name(field, name)) {
-        if (candidate.name == section) return fmt::format("; did you mean '{}'?", field.key);
-        if (elsewhere.empty()) elsewhere = field.key;
-      }
-      if (candidate.name == section) here.push_back(field.name());
-      all.push_back(field.key);
+      const bool better = exact.empty() || candidate.name == section;
+      if (better && has_name(field, name)) exact = field.key;
+      here.push_back(field.name());
+      all.push_back(field.name());
+      keys.push_back(field.key);
     }
+    if (candidate.name != section) continue;
+    if (const auto found = nearest(name, here); !found.empty()) near = section + "." + found;
   }
-  const auto near_here = nearest(name, here);
-  if (near_here.empty() && !elsewhere.empty())
-    return fmt::format("; did you mean '{}'?", elsewhere);
-  if (!near_here.empty()) return fmt::format("; did you mean '{}.{}'?", section, near_here);
-  return did_you_mean(section.empty() ? name : section + "." + name, all);
+  if (exact.empty()) exact = near;
+  if (exact.empty() && name.find('.') != std::string::npos) exact = nearest(name, keys);
+  if (exact.empty()) {
+    const auto found = std::find(all.begin(), all.end(), nearest(name, all));
+    if (found != all.end()) exact = keys[static_cast<size_t>(found - all.begin())];
+  }
+  return exact.empty() ? "" : fmt::format("; did you mean '{}'?", exact);
 }
 
 // ---- job file ----------------------------------------------------------------------------------

@@ -154,6 +154,10 @@ TEST_F(LoadTest, UnknownNamesSuggestTheNearest) {
   EXPECT_EQ(error_of("train:\n  batch_size: 1\n"),
             "job.yaml:2: unknown key 'train.batch_size'; did you mean 'train.global_batch'?");
   EXPECT_EQ(error_of("train:\n  qqqqqqqq: 1\n"), "job.yaml:2: unknown key 'train.qqqqqqqq'");
+  EXPECT_EQ(error_of("optimizer:\n  steps: 1\n"),
+            "job.yaml:2: unknown key 'optimizer.steps'; did you mean 'train.steps'?");
+  EXPECT_EQ(error_of("data:\n  lerning_rate: 1\n"),
+            "job.yaml:2: unknown key 'data.lerning_rate'; did you mean 'optimizer.learning_rate'?");
   EXPECT_EQ(error_of("train:\n  \"a\\nb\": 1\n"), "job.yaml:2: unknown key 'train.a\\nb'");
   EXPECT_LT(error_of("train:\n  " + std::string(500, 's') + ": 1\n").size(), 120U);
   const std::string list =
@@ -243,6 +247,8 @@ TEST_F(LoadTest, CommandLineErrorsNameTheOption) {
             "--train.steps: expected a value, as in --train.steps=VALUE");
   EXPECT_EQ(error_of(kSmallJob, {"optimizer.lr=1"}),
             "unknown key '--optimizer.lr'; did you mean 'optimizer.learning_rate'?");
+  EXPECT_EQ(error_of(kSmallJob, {"optim.learnin_rate=1"}),
+            "unknown key '--optim.learnin_rate'; did you mean 'optimizer.learning_rate'?");
   EXPECT_EQ(error_of(kSmallJob, {"lr=1"}),
             "unknown key '--lr'; did you mean 'optimizer.learning_rate'?");
   EXPECT_EQ(error_of(kSmallJob, {"data.train=[a"}),

@@ -44,17 +44,15 @@ void shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->Args({1, 4, 1024, 64})->Args({1, 2, 4096, 64})->Args({1, 2, 2048, 128});
 }
 
-BENCHMARK_CAPTURE(bench, ours / fp32 / forward, Peer::ours, false, at::kFloat)->Apply(shapes);
-BENCHMARK_CAPTURE(bench, libtorch / fp32 / forward, Peer::libtorch, false, at::kFloat)
+BENCHMARK_CAPTURE(bench, ours_fp32_forward, Peer::ours, false, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch_fp32_forward, Peer::libtorch, false, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours_fp32_both, Peer::ours, true, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch_fp32_both, Peer::libtorch, true, at::kFloat)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours_bf16_forward, Peer::ours, false, at::kBFloat16)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch_bf16_forward, Peer::libtorch, false, at::kBFloat16)
     ->Apply(shapes);
-BENCHMARK_CAPTURE(bench, ours / fp32 / both, Peer::ours, true, at::kFloat)->Apply(shapes);
-BENCHMARK_CAPTURE(bench, libtorch / fp32 / both, Peer::libtorch, true, at::kFloat)->Apply(shapes);
-BENCHMARK_CAPTURE(bench, ours / bf16 / forward, Peer::ours, false, at::kBFloat16)->Apply(shapes);
-BENCHMARK_CAPTURE(bench, libtorch / bf16 / forward, Peer::libtorch, false, at::kBFloat16)
-    ->Apply(shapes);
-BENCHMARK_CAPTURE(bench, ours / bf16 / both, Peer::ours, true, at::kBFloat16)->Apply(shapes);
-BENCHMARK_CAPTURE(bench, libtorch / bf16 / both, Peer::libtorch, true, at::kBFloat16)
-    ->Apply(shapes);
+BENCHMARK_CAPTURE(bench, ours_bf16_both, Peer::ours, true, at::kBFloat16)->Apply(shapes);
+BENCHMARK_CAPTURE(bench, libtorch_bf16_both, Peer::libtorch, true, at::kBFloat16)->Apply(shapes);
 
 }  // namespace
 }  // namespace tessera::kernels

@@ -4,7 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <vector>
+#include <optional>
 
 namespace tessera::kernels {
 namespace {
@@ -23,12 +23,13 @@ at::Tensor gradient_sink(const at::Tensor& weight) {
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias) {
+                            const std::optional<at::Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
+    ctx->saved_data["has_bias"] = bias.has_value();
     ctx->saved_data["x_sizes"] = x.sizes().vec();
     const auto rows = x.reshape({-1, weight.size(1)});
-    const auto y = bias.defined() ? at::addmm(bias, rows, weight.t()) : at::mm(rows, weight.t());
+    const auto y = bias ? at::addmm(*bias, rows, weight.t()) : at::mm(rows, weight.t());
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return at::_unsafe_view(y, sizes);
@@ -52,7 +53,7 @@ struct Linear : torch::autograd::Function<Linear> {
         out[1] = at::mm(grad.t(), rows);
       }
     }
-    if (ctx->needs_input_grad(2)) out[2] = grad.sum(0);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) out[2] = grad.sum(0);
     return out;
   }
 };
@@ -63,9 +64,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1),
                     "linear: expected x [.., ", weight.dim() == 2 ? weight.size(1) : 0, "], got ",
                     x.sizes());
-  if (x.numel() == 0)
-    return at::linear(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
-  return Linear::apply(x, weight, bias);
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  return x.numel() == 0 ? at::linear(x, weight, given) : Linear::apply(x, weight, given);
 }
 
 }  // namespace tessera::kernels

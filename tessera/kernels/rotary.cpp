@@ -51,17 +51,18 @@ struct Rotary : torch::autograd::Function<Rotary> {
   }
 };
 
-/// transformers' _compute_llama3_parameters, in its order of operations.
+/// transformers' _compute_llama3_parameters, in its order of operations: Python's scalar / tensor
+/// is scalar * reciprocal.
 at::Tensor scaled_frequencies(const at::Tensor& inv_freq, const Llama3RopeScaling& scaling) {
   const double low_wavelength = scaling.original_max_position_embeddings / scaling.low_freq_factor;
   const double high_wavelength =
       scaling.original_max_position_embeddings / scaling.high_freq_factor;
-  const auto wavelength = 2 * std::numbers::pi / inv_freq;
+  const auto wavelength = inv_freq.reciprocal() * (2 * std::numbers::pi);
   const auto stretched =
       at::where(wavelength > low_wavelength, inv_freq / scaling.factor, inv_freq);
-  const auto smooth =
-      (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) /
-      (scaling.high_freq_factor - scaling.low_freq_factor);
+  const auto smooth = (wavelength.reciprocal() * scaling.original_max_position_embeddings -
+                       scaling.low_freq_factor) /
+                      (scaling.high_freq_factor - scaling.low_freq_factor);
   const auto smoothed = (1 - smooth) * stretched / scaling.factor + smooth * stretched;
   const auto medium = (wavelength >= high_wavelength) & (wavelength <= low_wavelength);
   return at::where(medium, smoothed, stretched);
@@ -75,7 +76,7 @@ std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_d
                     "rotary_tables: expected an even positive head_dim, got ", head_dim);
   TORCH_CHECK_VALUE(seq_len >= 0, "rotary_tables: expected seq_len >= 0, got ", seq_len);
   const auto exponents = at::arange(0, head_dim, 2, at::kLong).to(at::kFloat) / head_dim;
-  auto inv_freq = 1.0 / at::pow(options.theta, exponents);
+  auto inv_freq = at::pow(options.theta, exponents).reciprocal();
   if (options.llama3) inv_freq = scaled_frequencies(inv_freq, *options.llama3);
   const auto positions =
       at::arange(options.first_position, options.first_position + seq_len, at::kLong)

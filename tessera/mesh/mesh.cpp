@@ -5,17 +5,28 @@
 #include <algorithm>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
 
 namespace tessera::mesh {
 
 DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
                        const comm::Transport& transport)
-    : shape_(shape), where_(where), transport_(transport) {
-  check_shape(shape, where.world_size);
-  store_ = comm::connect(where);
+    : DeviceMesh(shape, where, transport,
+                 (check_shape(shape, where.world_size), comm::connect(where))) {}
+
+DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
+                       const comm::Transport& transport, c10::intrusive_ptr<c10d::Store> store)
+    : shape_(shape), where_(where), transport_(transport), store_(std::move(store)) {
   if (where.world_size > 1) {
     device_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
   }
+}
+
+DeviceMesh DeviceMesh::with_transport(const std::string& name,
+                                      const comm::Transport& transport) const {
+  if (size() == 1) return {};
+  return {shape_, where_, transport,
+          c10::make_intrusive<c10d::PrefixStore>("transport/" + name, store_)};
 }
 
 const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names) const {

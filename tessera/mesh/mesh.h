@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -29,6 +30,9 @@ class DeviceMesh {
   DeviceMesh() : DeviceMesh(MeshShape{}, comm::Rendezvous{}) {}  ///< of one rank: no network
   DeviceMesh(DeviceMesh&&) = default;
 
+  /// The same ranks with groups of their own that use another transport, for tests and measurements. Collective.
+  DeviceMesh with_transport(const std::string& name, const comm::Transport& transport) const;
+
   int rank() const { return where_.rank; }
   int size() const { return where_.world_size; }
   const MeshShape& shape() const { return shape_; }
@@ -43,6 +47,8 @@ class DeviceMesh {
   std::vector<Axis> used_axes() const;
 
  private:
+  DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where, const comm::Transport& transport,
+             c10::intrusive_ptr<c10d::Store> store);
   Axis make(const std::string& name, const std::vector<int>& dimensions) const;
 
   MeshShape shape_;

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "tessera/kernels/activation.h"
 #include "tessera/kernels/attention.h"
-#include "tessera/kernels/gelu.h"
 
 namespace tessera::models {
 

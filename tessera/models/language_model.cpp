@@ -14,7 +14,9 @@ std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& sha
 
 void initialise(LanguageModel& model, int64_t seed, double std) {
   const torch::NoGradGuard no_grad;
-  for (auto& [name, parameter] : model.named_parameters()) {
+  for (auto& item : model.named_parameters()) {
+    const auto& name = item.key();
+    auto& parameter = item.value();
     const auto initial = model.initial(name, parameter.dim(), std);
     if (initial.constant) {
       parameter.fill_(initial.value);

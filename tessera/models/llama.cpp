@@ -1,8 +1,8 @@
 #include "tessera/models/llama.h"
 
+#include "tessera/kernels/activation.h"
 #include "tessera/kernels/attention.h"
 #include "tessera/kernels/rotary.h"
-#include "tessera/kernels/swiglu.h"
 
 namespace tessera::models {
 
@@ -74,14 +74,14 @@ LlamaTrunkImpl::LlamaTrunkImpl(const ModelShape& shape, const TensorOptions& opt
 
 void LlamaTrunkImpl::extend_tables(int64_t seq_len, const torch::Device& device) {
   if (cos_.defined() && cos_.size(0) >= seq_len && cos_.device() == device) return;
-  std::optional<kernels::Llama3RopeScaling> scaling;
-  if (shape_.rope_scaling) {
-    scaling = {.factor = shape_.rope_scaling->factor,
-               .low_freq_factor = shape_.rope_scaling->low_freq_factor,
-               .high_freq_factor = shape_.rope_scaling->high_freq_factor,
-               .original_max_seq_len = shape_.rope_scaling->original_max_seq_len};
+  kernels::RotaryTablesOptions options{.theta = shape_.rope_theta};
+  if (const auto& scaling = shape_.rope_scaling) {
+    options.llama3 = {.factor = scaling->factor,
+                      .low_freq_factor = scaling->low_freq_factor,
+                      .high_freq_factor = scaling->high_freq_factor,
+                      .original_max_position_embeddings = static_cast<double>(scaling->original_max_seq_len)};
   }
-  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, shape_.rope_theta, scaling);
+  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, options);
   cos_ = cos_.to(device), sin_ = sin_.to(device);
 }
 

@@ -12,8 +12,8 @@ namespace {
 
 std::vector<double> multiples(double low, double high, double step) {
   std::vector<double> ticks;
-  // Ends that are multiples themselves count, in spite of rounding.
-  const double first = std::ceil(low / step - 1e-9), last = std::floor(high / step + 1e-9);
+  // Ends that are multiples themselves count, in spite of rounding; + 0.0 turns -0 into 0.
+  const double first = std::ceil(low / step - 1e-9) + 0.0, last = std::floor(high / step + 1e-9);
   for (double i = first; i <= last; ++i) ticks.push_back(std::clamp(i * step, low, high));
   return ticks;
 }
@@ -41,7 +41,8 @@ int significant_digits(int64_t value) {
 bool short_form_suits(const std::vector<double>& ticks) {
   return std::any_of(ticks.begin(), ticks.end(), [](double t) { return std::abs(t) >= 1e5; }) &&
          std::all_of(ticks.begin(), ticks.end(), [](double t) {
-           return t == std::round(t) && std::abs(t) < 1e15 && significant_digits(std::llround(t)) <= 3;
+           return t == std::round(t) && std::abs(t) < 1e15 &&
+                  significant_digits(std::llround(t)) <= 3;
          });
 }
 

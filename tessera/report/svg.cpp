@@ -16,7 +16,7 @@ namespace {
 constexpr double kWidth = 900, kHeight = 480;
 constexpr double kLeft = 72, kRight = 826, kTop = 88, kBottom = 428;  // of the plot
 
-// Attributes serve viewers that ignore media queries; the style sheet re-colours for dark pages.
+// Viewers that ignore media queries show the light colours.
 constexpr std::string_view kStyle = R"(<style>
 text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;font-size:12px;fill:#57606a}
 .back{fill:#fff}.title{font-size:18px;font-weight:600;fill:#1f2328}.grid{stroke:#e6e8eb}.axis{stroke:#8c959f}
@@ -187,9 +187,10 @@ std::string end_values(const Axes& axes, const std::vector<StepValue>& mean,
     if (std::abs(gap) < 16) shift = (16 - std::abs(gap)) / 2 * (gap >= 0 ? 1 : -1);
   }
   const auto add = [&](std::string_view css_class, double value, double dy) {
-    out += fmt::format(R"(<text class="{}" x="{:.0f}" y="{:.1f}">{}</text>)", css_class, kRight + 10,
-                       axes.y(value) + 4 + dy,
-                       std::abs(value) < 1000 ? fmt::format("{:.3f}", value) : fmt::format("{:.3g}", value));
+    out += fmt::format(
+        R"(<text class="{}" x="{:.0f}" y="{:.1f}">{}</text>)", css_class, kRight + 10,
+        axes.y(value) + 4 + dy,
+        std::abs(value) < 1000 ? fmt::format("{:.3f}", value) : fmt::format("{:.3g}", value));
   };
   if (!mean.empty()) add("train", mean.back().second, -shift);
   if (!validation.empty()) add("validation", validation.back().second, shift);
@@ -223,10 +224,11 @@ std::vector<StepValue> smoothed(const std::vector<StepValue>& train) {
   for (const auto& point : train) values.push_back(point.second);
   const auto means = moving_average(values, train.size() / 60);
   std::vector<StepValue> out;
-  const size_t stride = train.size() / 300 + 1;
+  const size_t stride = (train.size() + 299) / 300;
   for (size_t i = 0; i < train.size(); ++i) {
-    const bool keep = i % stride == 0 || i + 1 == train.size() || !std::isfinite(means[i]);
-    if (keep && !(out.size() > 1 && std::isnan(means[i]) && std::isnan(out.back().second))) {
+    const bool gap = !std::isfinite(means[i]);
+    const bool in_gap = !out.empty() && !std::isfinite(out.back().second);
+    if (gap ? !in_gap : i % stride == 0 || i + 1 == train.size()) {
       out.emplace_back(train[i].first, means[i]);
     }
   }

@@ -27,8 +27,8 @@ std::string loss_curve_svg(const std::vector<StepValue>& train,
                            const LossCurveOptions& options = {});
 
 /// Mean of the values within `half_window` on both sides; fewer at the ends, where the window stays
-/// symmetric at the start (so the first value stays itself) and reaches back fully at the end. Values that are not
-/// finite are left out of the means and stay themselves.
+/// symmetric at the start (so the first value stays itself) and reaches back fully at the end.
+/// Values that are not finite are left out of the means and stay themselves.
 std::vector<double> moving_average(const std::vector<double>& values, size_t half_window);
 
 /// `points` if at most `max_points` (an even number >= 2), else the least and the largest value of

@@ -82,7 +82,7 @@ class Watch {
       const auto subtitle = fmt::format("{}, {} ranks, {} tokens a step",
                                         run_.config.model.path.empty() ? run_.config.model.preset : run_.config.model.path,
                                         summary.world_size, run_.config.train.global_batch * run_.config.data.seq_len);
-      write_file(folder_ / "loss.svg", report::loss_curve_svg(losses, validation_, {.subtitle = subtitle}));
+      write_file(folder_ / "loss.svg", report::loss_curve_svg(losses, validation_, {.title = "Loss of " + folder_.filename().string(), .subtitle = subtitle}));
     }
     write_file(folder_ / "summary.json", report::to_json(summary));
     fmt::print("{}", report::format_summary(summary));

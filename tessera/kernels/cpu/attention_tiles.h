@@ -32,18 +32,6 @@ TESSERA_INLINE Vec exp2_of(Vec x) {
   return x < -126.0f ? splat(0.0f) : p * (Vec)exponent;
 }
 
-/// The largest element, in registers: max_of goes through memory, and here it is needed for every
-/// row of every tile.
-TESSERA_INLINE float highest_of(Vec v) {
-#pragma GCC unroll 4
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    IntVec swapped{};
-    for (int i = 0; i < kWidth; ++i) swapped[i] = i ^ half;
-    v = max(v, __builtin_shuffle(v, swapped));
-  }
-  return v[0];
-}
-
 /// Where the left factor of a product lies: element (row, step) at data[row * row_stride + step *
 /// step_stride].
 struct Left {

@@ -17,10 +17,10 @@ bool can_fuse(std::initializer_list<at::Tensor> tensors) {
 
 const FusedTable& fused_table(at::ScalarType dtype) {
 #if defined(__x86_64__)
-  static constexpr const FusedTables* kTables[] = {&generic::fused_tables, &avx2::fused_tables,
-                                                   &avx512::fused_tables,
-                                                   &avx512_bf16::fused_tables};
-  const FusedTables& tables = *kTables[static_cast<int>(current_isa())];
+  static constexpr const FusedTables* kTables[4] = {&generic::fused_tables, &avx2::fused_tables,
+                                                    &avx512::fused_tables,
+                                                    &avx512_bf16::fused_tables};
+  const FusedTables& tables = table_in_use(kTables);
 #else
   const FusedTables& tables = generic::fused_tables;
 #endif

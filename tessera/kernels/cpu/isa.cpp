@@ -25,23 +25,8 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kNames = {"generic", "avx2", "avx512", "avx512_bf16"};
 
-Isa from_environment() {
-  const char* wanted = std::getenv("TESSERA_ISA");
-  const Isa best = detected_isa();
-  if (wanted == nullptr || *wanted == '\0') return best;
-  for (int i = 0; i < static_cast<int>(kNames.size()); ++i) {
-    if (kNames[i] != wanted) continue;
-    if (i > static_cast<int>(best)) {
-      user_error("TESSERA_ISA: expected at most {} on this processor, got {}", name_of(best),
-                 wanted);
-    }
-    return static_cast<Isa>(i);
-  }
-  user_error("TESSERA_ISA: expected generic, avx2, avx512 or avx512_bf16, got {}", wanted);
-}
-
 std::atomic<Isa>& chosen() {
-  static std::atomic<Isa> isa{from_environment()};
+  static std::atomic<Isa> isa{isa_from_environment()};
   return isa;
 }
 
@@ -61,6 +46,21 @@ Isa detected_isa() {
 #else
   return Isa::generic;
 #endif
+}
+
+Isa isa_from_environment() {
+  const char* wanted = std::getenv("TESSERA_ISA");
+  const Isa best = detected_isa();
+  if (wanted == nullptr || *wanted == '\0') return best;
+  for (int i = 0; i < static_cast<int>(kNames.size()); ++i) {
+    if (kNames[i] != wanted) continue;
+    if (i > static_cast<int>(best)) {
+      user_error("TESSERA_ISA: expected at most {} on this processor, got {}", name_of(best),
+                 wanted);
+    }
+    return static_cast<Isa>(i);
+  }
+  user_error("TESSERA_ISA: expected generic, avx2, avx512 or avx512_bf16, got {}", wanted);
 }
 
 Isa current_isa() { return chosen().load(std::memory_order_relaxed); }

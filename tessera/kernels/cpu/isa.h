@@ -23,6 +23,9 @@ Isa detected_isa();
 /// Throws UserError if TESSERA_ISA names no set, or one above this processor's.
 Isa current_isa();
 
+/// What the environment asks for now; `current_isa()` asks once.
+Isa isa_from_environment();
+
 /// For tests: kernels use `isa` (at most `detected_isa()`) until the scope ends. Not to be nested
 /// in running kernels.
 class IsaScope {

@@ -8,6 +8,9 @@
 #pragma once
 
 #include <stdint.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #ifndef TESSERA_ISA_NAMESPACE
 #error "define TESSERA_ISA_NAMESPACE before including vec_math.h"
@@ -52,14 +55,26 @@ TESSERA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); 
 TESSERA_INLINE Vec load(const Bf16* p) {
   HalfBitsVec h;
   __builtin_memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)  // GCC 12 makes three instructions of the general form
+  return (Vec)((BitsVec)_mm512_cvtepu16_epi32((__m256i)h) << 16);
+#else
   return (Vec)(__builtin_convertvector(h, BitsVec) << 16);
+#endif
 }
-/// Rounds to nearest even, as PyTorch does; a NaN stays one.
+/// Rounds to nearest even, as PyTorch does; a NaN stays one. (avx512_bf16: subnormals become zero.)
 TESSERA_INLINE void store(Bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+  const auto h = _mm512_cvtneps_pbh((__m512)v);
+#else
   const BitsVec bits = (BitsVec)v;
   const BitsVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const BitsVec kept = (v == v) ? rounded : (BitsVec)splat_int(0x7fc0);
+#if defined(__AVX512F__)
+  const auto h = _mm512_cvtepi32_epi16((__m512i)kept);
+#else
   const HalfBitsVec h = __builtin_convertvector(kept, HalfBitsVec);
+#endif
+#endif
   __builtin_memcpy(p, &h, sizeof h);
 }
 
@@ -128,11 +143,11 @@ TESSERA_INLINE Vec exp(Vec x) {
   p = p * r + 1.66666652e-1f;
   p = p * r + 5.00000012e-1f;
   p = p * (r * r) + r + 1.0f;
-  // 2^(n - 1), doubled after: n may be 128, whose power is no float.
-  const IntVec exponent = ((IntVec)shifted - (IntVec)splat(kMagic) + 126) << 23;
-  const Vec y = p * (Vec)exponent * 2.0f;
+  // Times 2^n by adding n to the exponent: p * 2^n is normal wherever it is used.
+  const IntVec n_bits = ((IntVec)shifted - (IntVec)splat(kMagic)) << 23;
+  const Vec y = (Vec)((IntVec)p + n_bits);
   const Vec bounded = x < -87.336544f ? splat(0.0f) : y;
-  return x > 88.722839f ? splat(__builtin_inff()) : bounded;
+  return x <= 88.722839f ? bounded : x + __builtin_inff();
 }
 
 /// Natural logarithm of normal positive x; -infinity for zero (and subnormals), NaN below.

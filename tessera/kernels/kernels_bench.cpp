@@ -1,0 +1,174 @@
+// Each fused operator beside its plain version on the shapes of a small Llama: 1024 tokens, width
+// 512, 32,000 words. Forward and backward together.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "tessera/kernels/activation.h"
+#include "tessera/kernels/cpu/memory.h"
+#include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/reference.h"
+#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rotary.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr int64_t kTokens = 1024, kWidth = 512, kInner = 1376, kWords = 32000;
+
+using Tensors = std::vector<at::Tensor>;
+
+void forward_backward(benchmark::State& state, const std::function<at::Tensor(const Tensors&)>& op,
+                      Tensors inputs) {
+  const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+  for (auto& x : inputs) x = x.to(dtype).requires_grad_();
+  const auto grad = at::ones_like(op(inputs)).detach();
+  for (auto _ : state) {
+    const auto gradients = torch::autograd::grad({op(inputs)}, inputs, {grad});
+    benchmark::DoNotOptimize(gradients[0].data_ptr());
+  }
+}
+
+void rms_norm_ours(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); },
+                   {at::randn({kTokens, kWidth}), at::randn({kWidth})});
+}
+void rms_norm_plain(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return rms_norm_reference(t[0], t[1], 1e-5); },
+                   {at::randn({kTokens, kWidth}), at::randn({kWidth})});
+}
+void add_rms_norm_ours(benchmark::State& state) {
+  forward_backward(
+      state,
+      [](const Tensors& t) {
+        const auto [sum, y] = add_rms_norm(t[0], t[1], t[2], 1e-5);
+        return sum + y;
+      },
+      {at::randn({kTokens, kWidth}), at::randn({kTokens, kWidth}), at::randn({kWidth})});
+}
+void add_rms_norm_apart(benchmark::State& state) {
+  forward_backward(
+      state,
+      [](const Tensors& t) {
+        const auto sum = t[0] + t[1];
+        return sum + rms_norm(sum, t[2], 1e-5);
+      },
+      {at::randn({kTokens, kWidth}), at::randn({kTokens, kWidth}), at::randn({kWidth})});
+}
+void rotary_ours(benchmark::State& state) {
+  const auto [cos, sin] = rotary_tables(512, 64);
+  forward_backward(state, [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+                   {at::randn({2, 512, 8, 64})});
+}
+void rotary_plain(benchmark::State& state) {
+  const auto [cos, sin] = rotary_tables(512, 64);
+  forward_backward(state, [&](const Tensors& t) { return rotary_reference(t[0], cos, sin); },
+                   {at::randn({2, 512, 8, 64})});
+}
+void swiglu_ours(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return swiglu(t[0], t[1]); },
+                   {at::randn({kTokens, kInner}), at::randn({kTokens, kInner})});
+}
+void swiglu_plain(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return swiglu_reference(t[0], t[1]); },
+                   {at::randn({kTokens, kInner}), at::randn({kTokens, kInner})});
+}
+void gelu_tanh_ours(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return gelu_tanh(t[0]); },
+                   {at::randn({kTokens, kInner})});
+}
+void gelu_tanh_plain(benchmark::State& state) {
+  forward_backward(state, [](const Tensors& t) { return gelu_tanh_reference(t[0]); },
+                   {at::randn({kTokens, kInner})});
+}
+
+/// As in training: the gradient buffers of the weights are there.
+void with_gradient_buffers(benchmark::State& state, bool ours, bool head) {
+  const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+  const int64_t out = head ? kWords : kInner;
+  auto x = at::randn({kTokens, kWidth}, dtype).requires_grad_();
+  auto weight = (at::randn({out, kWidth}) * 0.05).to(dtype).requires_grad_();
+  weight.mutable_grad() = at::zeros_like(weight);
+  x.mutable_grad() = at::zeros_like(x);
+  const auto targets = at::randint(kWords, {kTokens}, at::kLong);
+  const LinearCrossEntropyOptions options{
+      .scale = 1.0 / kTokens, .weight_gradient = weight.grad(), .chunk_rows = state.range(1)};
+  const auto grad = at::ones({kTokens, out}, dtype);
+  for (auto _ : state) {
+    if (head) {
+      (ours ? linear_cross_entropy(x, weight, targets, options)
+            : linear_cross_entropy_reference(x, weight, targets, 1.0 / kTokens))
+          .backward();
+    } else {
+      (ours ? kernels::linear(x, weight) : at::linear(x, weight)).backward(grad);
+    }
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(6e-9 * kTokens * kWidth * static_cast<double>(out),
+                                                 benchmark::Counter::kIsIterationInvariantRate);
+}
+void linear_cross_entropy_ours(benchmark::State& state) {
+  with_gradient_buffers(state, true, true);
+}
+void linear_cross_entropy_plain(benchmark::State& state) {
+  with_gradient_buffers(state, false, true);
+}
+void linear_ours(benchmark::State& state) { with_gradient_buffers(state, true, false); }
+void linear_plain(benchmark::State& state) { with_gradient_buffers(state, false, false); }
+
+/// Ten element-wise operations on tensors of range(0) MiB, each into a new tensor.
+void tensor_loop(benchmark::State& state) {
+  const auto x = at::ones({state.range(0) << 18});
+  for (auto _ : state) {
+    auto y = x;
+    for (int i = 0; i < 10; ++i) y = y + x;
+    benchmark::DoNotOptimize(y.data_ptr());
+  }
+}
+
+void both_dtypes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16"})->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->UseRealTime();
+}
+void with_chunks(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16", "chunk_rows"})->Unit(benchmark::kMillisecond)->UseRealTime();
+  bench->ArgsProduct({{0, 1}, {0, 128, 512, 1024}});
+}
+void without_chunks(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16", "chunk_rows"})->Unit(benchmark::kMillisecond)->UseRealTime();
+  bench->ArgsProduct({{0, 1}, {0}});
+}
+
+BENCHMARK(rms_norm_ours)->Apply(both_dtypes);
+BENCHMARK(rms_norm_plain)->Apply(both_dtypes);
+BENCHMARK(add_rms_norm_ours)->Apply(both_dtypes);
+BENCHMARK(add_rms_norm_apart)->Apply(both_dtypes);
+BENCHMARK(rotary_ours)->Apply(both_dtypes);
+BENCHMARK(rotary_plain)->Apply(both_dtypes);
+BENCHMARK(swiglu_ours)->Apply(both_dtypes);
+BENCHMARK(swiglu_plain)->Apply(both_dtypes);
+BENCHMARK(gelu_tanh_ours)->Apply(both_dtypes);
+BENCHMARK(gelu_tanh_plain)->Apply(both_dtypes);
+BENCHMARK(linear_ours)->Apply(without_chunks);
+BENCHMARK(linear_plain)->Apply(without_chunks);
+BENCHMARK(linear_cross_entropy_ours)->Apply(with_chunks);
+BENCHMARK(linear_cross_entropy_plain)->Apply(without_chunks);
+BENCHMARK(tensor_loop)->ArgName("MiB")->Arg(1)->Arg(4)->Arg(16)->Arg(64)->UseRealTime();
+
+}  // namespace
+}  // namespace tessera::kernels
+
+int main(int argc, char** argv) {
+  const char* allocator = std::getenv("TESSERA_BENCH_ALLOCATOR");  // glibc, or caching unless set
+  if (allocator == nullptr || std::string_view(allocator) != "glibc") {
+    tessera::kernels::install_caching_allocator();
+  }
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

@@ -1,0 +1,95 @@
+#!/bin/sh
+# Kills one of two ranks in the middle of a run: the run must end within 5 s with a non-zero exit code and a message
+# that names rank, signal and step, and leave no process behind.
+# Usage: tests/integration/kill_rank.sh [BUILD_DIR]   (default build/release)
+set -eu
+
+build=${1:-build/release}
+folder=$(mktemp -d)
+run_dir=$folder/run
+output=$folder/output
+launcher=
+
+# All processes below $1, from /proc: a minimal Debian has no ps.
+descendants() {
+  for status in /proc/[0-9]*/status; do
+    parent=$(sed -n 's/^PPid:[[:space:]]*//p' "$status" 2>/dev/null) || continue
+    [ "$parent" = "$1" ] || continue
+    child=${status#/proc/}
+    child=${child%/status}
+    echo "$child"
+    descendants "$child"
+  done
+}
+
+name_of() { sed -n 's/^Name:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null || true; }
+
+# A zombie that nobody has waited for yet counts as ended, as far as work goes; a process left behind does not.
+alive() {
+  state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2>/dev/null) || return 1
+  [ -n "$state" ] && [ "$state" != Z ]
+}
+
+clean_up() {
+  for process in $launcher ${family:-}; do
+    if alive "$process"; then kill -9 "$process" 2>/dev/null || true; fi
+  done
+  rm -rf "$folder"
+}
+trap clean_up EXIT
+
+fail() {
+  echo "kill_rank.sh: FAILED: $*"
+  echo "--- output of the run, last lines:"
+  tail -n 20 "$output"
+  exit 1
+}
+
+"$build/bin/tessera" train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=100000 \
+  "--train.run_dir=$run_dir" >"$output" 2>&1 &
+launcher=$!
+
+waited=0
+until [ -s "$run_dir/metrics.jsonl" ]; do
+  alive "$launcher" || fail "the run ended before its first step"
+  [ "$waited" -lt 600 ] || fail "no step within 60 s"
+  sleep 0.1
+  waited=$((waited + 1))
+done
+
+family=$(descendants "$launcher")
+victim=
+workers=0
+for process in $family; do
+  if [ "$(name_of "$process")" = tessera-worker ]; then
+    victim=$process
+    workers=$((workers + 1))
+  fi
+done
+[ "$workers" -eq 2 ] || fail "expected 2 processes tessera-worker below $launcher, found $workers"
+rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^RANK=//p')
+[ -n "$rank" ] || fail "RANK is not in the environment of worker $victim"
+
+kill -9 "$victim"
+waited=0
+while alive "$launcher"; do
+  [ "$waited" -lt 50 ] || fail "the run still lives 5 s after rank $rank was killed"
+  sleep 0.1
+  waited=$((waited + 1))
+done
+code=0
+wait "$launcher" || code=$?
+
+[ "$code" -ne 0 ] || fail "the run ended with exit code 0"
+cause=$(grep -Ei "rank[^0-9]{0,3}$rank([^0-9].*)?(SIGKILL|signal 9)" "$output" | head -n 1)
+[ -n "$cause" ] || fail "no line names rank $rank and SIGKILL"
+echo "$cause" | grep -Eqi "step[^0-9a-z]{0,10}[0-9]" || fail "no step in: $cause"
+for process in $family; do
+  while alive "$process"; do
+    [ "$waited" -lt 50 ] || fail "process $process ($(name_of "$process")) is left behind"
+    sleep 0.1
+    waited=$((waited + 1))
+  done
+done
+echo "kill_rank.sh: rank $rank killed; the run ended after about $((waited / 10)).$((waited % 10)) s with exit code $code:"
+echo "$cause"
