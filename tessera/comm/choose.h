@@ -3,7 +3,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <optional>
 
 #include "tessera/comm/counters.h"
@@ -11,17 +10,17 @@
 namespace tessera::comm {
 
 enum class Algorithm {
-  native,        ///< the backend's own collective
-  exchange,      ///< every rank sends each peer its part directly; reductions are local, in the order of ranks
+  native,    ///< the backend's own collective
+  exchange,  ///< every rank sends each peer its part directly; reductions are local, in the order
+             ///< of ranks
   shared_memory  ///< the same through memory that all ranks of one machine map
 };
 
-/// What the choice depends on.
+/// What the choice depends on; sizes turned out not to matter.
 struct Choice {
   Operation operation = Operation::all_reduce;
   bool one_host = false;  ///< all ranks share memory (shared_memory.h)
   at::ScalarType dtype = at::kFloat;
-  int64_t bytes = 0;  ///< of the whole tensor: all_reduce's, all_gather's output, reduce_scatter's input
 };
 
 /// The fastest that is correct; the source has the measurements.

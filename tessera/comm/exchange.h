@@ -12,13 +12,15 @@
 
 namespace tessera::comm {
 
-/// Messages go straight from and into the tensors' memory, all peers at once. Every function is collective, blocks, and
-/// throws std::exception (of the backend, with the peer's rank in front) when a peer is lost or the deadline passes.
+/// Messages go straight from and into the tensors' memory, all peers at once. Every function is
+/// collective, blocks, and throws std::exception (of the backend, with the peer's rank in front)
+/// when a peer is lost or the deadline passes.
 class Exchange {
  public:
   explicit Exchange(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
-  /// outputs[r] = rank r's inputs[this rank]; one contiguous tensor a rank, sizes may differ, empty ones are not sent.
+  /// outputs[r] = rank r's inputs[this rank]; one contiguous tensor a rank, sizes may differ, empty
+  /// ones are not sent.
   void all_to_all(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
                   const Deadline& deadline);
 
@@ -26,12 +28,13 @@ class Exchange {
   void all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,
                   const Deadline& deadline);
 
-  /// output [n] = op over r of rank r's inputs[this rank], where inputs[r] has rank r's size (they may differ). Needs
-  /// at most 8 MiB of staging memory. `output` may be inputs[this rank].
+  /// output [n] = op over r of rank r's inputs[this rank], where inputs[r] has rank r's size (they
+  /// may differ). Needs at most 8 MiB of staging memory. `output` may be inputs[this rank].
   void reduce_scatter(const at::Tensor& output, std::span<const at::Tensor> inputs, ReduceOp op,
                       const Deadline& deadline);
 
-  /// In place; reduce_scatter of N nearly equal slices, then all_gather. `tensor` is flat and contiguous.
+  /// In place; reduce_scatter of N nearly equal slices, then all_gather. `tensor` is flat and
+  /// contiguous.
   void all_reduce(const at::Tensor& tensor, ReduceOp op, const Deadline& deadline);
 
  private:
@@ -42,7 +45,8 @@ class Exchange {
   int tag_ = 0;  // one for each all_to_all, counted alike by all ranks
 };
 
-/// The flat `tensor` in `parts` consecutive slices of ceil(numel / parts) elements; the last ones may be short or empty.
+/// The flat `tensor` in `parts` consecutive slices of ceil(numel / parts) elements; the last ones
+/// may be short or empty.
 std::vector<at::Tensor> slices_of(const at::Tensor& tensor, int parts);
 
 }  // namespace tessera::comm

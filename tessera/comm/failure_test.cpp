@@ -66,23 +66,22 @@ TEST_P(FailureTest, AKilledPeerRaisesLongBeforeTheDeadline) {
   }
 }
 
-TEST_P(FailureTest, APeerThatNeverCallsIsMissedAtTheDeadline) {
-  const int n = GetParam();
+TEST(Failure, APeerThatNeverCallsIsMissedAtTheDeadline) {
   for (const auto& transport : kTransports) {
-    on_mesh({.shape = {.dp_replicate = n}, .timeout = 2s, .transport = transport, .killed = {0}},
+    on_mesh({.shape = {.dp_replicate = 2}, .timeout = 2s, .transport = transport, .killed = {0}},
             [&](const mesh::DeviceMesh& mesh) {
               const auto& axis = mesh.axis("dp_replicate");
               axis.barrier();
               if (axis.rank() == 0) {
-                std::this_thread::sleep_for(6s);
+                std::this_thread::sleep_for(4s);
                 raise(SIGKILL);
               }
               auto tensor = at::ones({1000});
               std::string message;
-              const double seconds = seconds_of(
-                  [&] { message = error_of([&] { axis.all_reduce(tensor).wait(); }); });
+              const double seconds =
+                  seconds_of([&] { message = error_of([&] { axis.all_reduce(tensor).wait(); }); });
               EXPECT_GT(seconds, 1.5);
-              EXPECT_LT(seconds, 5);
+              EXPECT_LT(seconds, 3.5);
               EXPECT_THAT(message, HasSubstr("axis dp_replicate: all_reduce of 3.9 KiB failed"));
             });
   }

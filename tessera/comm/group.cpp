@@ -78,10 +78,8 @@ struct Group::State {
     if (operation == Operation::all_reduce && options.transport.all_reduce) {
       return *options.transport.all_reduce;
     }
-    return choose({.operation = operation,
-                   .one_host = memory != nullptr,
-                   .dtype = tensor.scalar_type(),
-                   .bytes = static_cast<int64_t>(tensor.nbytes())});
+    return choose(
+        {.operation = operation, .one_host = memory != nullptr, .dtype = tensor.scalar_type()});
   }
   std::vector<std::string> gather_bytes(const std::string& bytes, const Deadline& deadline);
   void native_all_reduce(at::Tensor tensor, ReduceOp op, const Deadline& deadline);
@@ -170,10 +168,12 @@ Group::State::State(GroupOptions group_options, const GlooDevice& device,
     exchange.emplace(backend);
     const Deadline deadline(options.timeout);
     if (options.transport.shared_memory) {
-      memory = SharedMemory::make(
-          options.rank, options.size,
-          [&](const std::string& bytes) { return gather_bytes(bytes, deadline); });
+      memory = SharedMemory::make(options.rank, options.size, [&](const std::string& bytes) {
+        return gather_bytes(bytes, deadline);
+      });
     }
+    // So that a rank that drops the group at once does not hang up on one that is still connecting.
+    gather_bytes({}, deadline);
   } catch (const std::exception& error) {
     throw c10::DistError(
         fmt::format("rank {}, axis {}: connecting {} ranks failed after {:.1f} s: {}", options.rank,
@@ -194,12 +194,12 @@ Work Group::start(Operation operation, int64_t bytes, Job job) const {
   auto run = [state = state_.get(), job = std::move(job)](const Deadline& deadline) {
     job(*state, deadline);
   };
-  return Work(std::make_unique<Work::Started>(
-      Work::Started{.group = state_,
-                    .operation = operation,
-                    .bytes = bytes,
-                    .begin = Clock::now(),
-                    .done = state_->queue->push(std::move(run))}));
+  return Work(
+      std::make_unique<Work::Started>(Work::Started{.group = state_,
+                                                    .operation = operation,
+                                                    .bytes = bytes,
+                                                    .begin = Clock::now(),
+                                                    .done = state_->queue->push(std::move(run))}));
 }
 
 void Group::State::native_all_reduce(at::Tensor tensor, ReduceOp op, const Deadline& deadline) {
@@ -239,11 +239,12 @@ std::vector<std::string> Group::State::gather_bytes(const std::string& bytes,
   results.reserve(static_cast<size_t>(options.size));
   for (int r = 0; r < options.size; ++r) {
     results.emplace_back(lengths.data_ptr<int64_t>()[r], '\0');
-    outputs.push_back(at::from_blob(results.back().data(), {lengths.data_ptr<int64_t>()[r]}, at::kByte));
+    outputs.push_back(
+        at::from_blob(results.back().data(), {lengths.data_ptr<int64_t>()[r]}, at::kByte));
   }
   results[options.rank] = bytes;
-  outputs[options.rank] = at::from_blob(results[options.rank].data(),
-                                        {static_cast<int64_t>(bytes.size())}, at::kByte);
+  outputs[options.rank] =
+      at::from_blob(results[options.rank].data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
   all_gather(outputs, outputs[options.rank], deadline);
   return results;
 }

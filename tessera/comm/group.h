@@ -21,7 +21,8 @@ namespace tessera::comm {
 class Deadline;
 
 /// An operation that was started. Its tensors must not be touched before wait() returned.
-/// Move-only. Destroyed without wait(), it waits and drops the error, which the group's next operation repeats.
+/// Move-only. Destroyed without wait(), it waits and drops the error, which the group's next
+/// operation repeats.
 class [[nodiscard]] Work {
  public:
   Work();  ///< of a group of one rank: already done
@@ -31,8 +32,8 @@ class [[nodiscard]] Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  /// Returns when the operation is done. Throws c10::DistError with one line: "rank 1, axis dp: all_reduce of 4.0 MiB
-  /// failed after 3.2 s: rank 0: connection closed by peer".
+  /// Returns when the operation is done. Throws c10::DistError with one line: "rank 1, axis dp:
+  /// all_reduce of 4.0 MiB failed after 3.2 s: rank 0: connection closed by peer".
   void wait();
 
   bool done() const;  ///< never blocks; true once wait() would return at once
@@ -54,18 +55,20 @@ struct GroupOptions {
 
 /// A handle: copies are the same group. Ranks are counted within the group.
 ///
-/// Operations take contiguous CPU tensors, are collective (all ranks, same order, same sizes), start at once on a thread
-/// of the group's own and run one after the other; what was started overlaps with the caller's work. They write
-/// straight to memory: tensors' version counters stay, autograd sees nothing. A group of one rank copies input to
-/// output where they differ, and does nothing else. Results are the same bits on all ranks and in every run.
-/// After a failure every later operation of the group fails with the same error.
+/// Operations take contiguous CPU tensors, are collective (all ranks, same order, same sizes),
+/// start at once on a thread of the group's own and run one after the other; what was started
+/// overlaps with the caller's work. They write straight to memory: tensors' version counters stay,
+/// autograd sees nothing. A group of one rank copies input to output where they differ, and does
+/// nothing else. Results are the same bits on all ranks and in every run. After a failure every
+/// later operation of the group fails with the same error.
 class Group {
  public:
   /// A group of one rank.
   explicit Group(std::string name = "none");
 
-  /// Connects the ranks. Collective; `store` must be the group's own (c10d::PrefixStore). Costs N-1 connections and a
-  /// thread; up to 4 MiB of memory per rank, shared, once used on one machine. Throws c10::DistError.
+  /// Connects the ranks. Collective; `store` must be the group's own (c10d::PrefixStore). Costs N-1
+  /// connections and a thread; up to 4 MiB of memory per rank, shared, once used on one machine.
+  /// Throws c10::DistError.
   Group(const GroupOptions& options, const GlooDevice& device,
         const c10::intrusive_ptr<c10d::Store>& store);
 
@@ -81,18 +84,21 @@ class Group {
   /// tensor = rank root's, any shape.
   Work broadcast(const at::Tensor& tensor, int root) const;
 
-  /// output [N * n] = the ranks' inputs [n] in order. `input` may be this rank's part of `output`: nothing is copied then.
+  /// output [N * n] = the ranks' inputs [n] in order. `input` may be this rank's part of `output`:
+  /// nothing is copied then.
   Work all_gather(const at::Tensor& output, const at::Tensor& input) const;
 
   /// outputs[r] [n_r] = rank r's input; sizes may differ and be 0, but every rank knows them all.
   Work all_gather_uneven(std::span<const at::Tensor> outputs, const at::Tensor& input) const;
 
-  /// output [n] = op over r of rank r's input[rank * n : (rank + 1) * n], input [N * n]. Uneven: pad the input. `output`
-  /// may be this rank's part of `input`, whose other parts stay as they are.
+  /// output [n] = op over r of rank r's input[rank * n : (rank + 1) * n], input [N * n]. Uneven:
+  /// pad the input. `output` may be this rank's part of `input`, whose other parts stay as they
+  /// are.
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       ReduceOp op = ReduceOp::sum) const;
 
-  /// output[r * n : (r + 1) * n] = rank r's input[rank * n : (rank + 1) * n]; both [N * n], apart in memory.
+  /// output[r * n : (r + 1) * n] = rank r's input[rank * n : (rank + 1) * n]; both [N * n], apart
+  /// in memory.
   Work all_to_all_single(const at::Tensor& output, const at::Tensor& input) const;
 
   /// Returns when all ranks have called it.

@@ -22,8 +22,8 @@ class Deadline {
 
   /// At least 1 ms: for LibTorch 0 means "no deadline".
   std::chrono::milliseconds left() const {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        end_ - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
     return std::max(left, std::chrono::milliseconds(1));
   }
 
@@ -31,9 +31,10 @@ class Deadline {
   std::chrono::steady_clock::time_point end_;
 };
 
-/// Why one thread: an operation may have several steps (exchange, sum, gather), and every rank must issue the steps in
-/// the same order. After an operation failed, all later ones fail at once with the same reason: the peers' streams
-/// are out of step from then on. What a job holds (tensors) is released before its future becomes ready.
+/// Why one thread: an operation may have several steps (exchange, sum, gather), and every rank must
+/// issue the steps in the same order. After an operation failed, all later ones fail at once with
+/// the same reason: the peers' streams are out of step from then on. What a job holds (tensors) is
+/// released before its future becomes ready.
 class Queue {
  public:
   using Job = std::function<void(const Deadline&)>;

@@ -8,12 +8,14 @@
 
 namespace tessera::comm {
 
-/// `avg` is the sum multiplied by 1 / ranks, never a backend's own average (Gloo's has summed in some versions).
+/// `avg` is the sum multiplied by 1 / ranks, never a backend's own average (Gloo's has summed in
+/// some versions).
 enum class ReduceOp { sum, avg, max, min };
 
-/// out[i] = op over r of parts[r][i], i < count, taken in the order of ranks: the same bits whoever computes it.
-/// bf16 and fp16 add up in fp32 and are rounded once. `out` may be one of the parts. One pass over memory.
-/// Types: fp32, fp64, bf16, fp16, int64, int32, uint8. Throws c10::ValueError for other types and for avg of integers.
+/// out[i] = op over r of parts[r][i], i < count, taken in the order of ranks: the same bits whoever
+/// computes it. bf16 and fp16 add up in fp32 and are rounded once. `out` may be one of the parts.
+/// One pass over memory. Types: fp32, fp64, bf16, fp16, int64, int32, uint8. Throws c10::ValueError
+/// for other types and for avg of integers.
 void reduce_parts(ReduceOp op, at::ScalarType dtype, std::span<const void* const> parts, void* out,
                   int64_t count);
 

@@ -25,7 +25,8 @@ constexpr auto kLivenessPeriod = std::chrono::milliseconds(20);
 constexpr int kSpins = 200;  // a peer that runs at the same time answers within microseconds
 
 void futex_wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr,
+          0);
 }
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -98,7 +99,8 @@ std::unique_ptr<SharedMemory> SharedMemory::make(int rank, int size, const Gathe
   const auto keys = gather(key);
   if (key.empty() || !all_equal(keys)) return nullptr;
 
-  const size_t bytes = Header::bytes(size) + static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes;
+  const size_t bytes =
+      Header::bytes(size) + static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes;
   int fd = -1;
   if (rank == 0) {
     fd = memfd_create("tessera", MFD_CLOEXEC);
@@ -153,7 +155,8 @@ void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, i
     __builtin_ia32_pause();
   }
   while (true) {
-    // Whether the peer has ended is asked before the counter is read: what it did before its end counts.
+    // Whether the peer has ended is asked before the counter is read: what it did before its end
+    // counts.
     const bool ended = has_ended(process_fds_[peer]);
     const uint32_t seen = counter.load(std::memory_order_acquire);
     if (reached(seen, target)) return;
@@ -219,7 +222,8 @@ void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int
   const int64_t bytes = count * unit;
   // A chunk is size_ parts, rank r adds up part r; parts are whole elements and cache lines.
   const int64_t wanted = std::min(kSlotBytes / size_, (bytes + size_ - 1) / size_);
-  const int64_t part = std::max<int64_t>(64, std::min((wanted + 63) / 64 * 64, kSlotBytes / size_ / 64 * 64));
+  const int64_t part =
+      std::max<int64_t>(64, std::min((wanted + 63) / 64 * 64, kSlotBytes / size_ / 64 * 64));
   const int64_t chunks = (bytes + part * size_ - 1) / (part * size_);
   auto* memory = static_cast<std::byte*>(data);
   const auto length_of = [&](int64_t chunk, int r) {

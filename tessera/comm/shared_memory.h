@@ -13,26 +13,27 @@
 
 namespace tessera::comm {
 
-/// Note [Shared memory]. Tensors pass through small slots of one anonymous segment (memfd: it has no name, so nothing is
-/// left behind), a chunk at a time, so that a slot is still in cache when a peer reads it: a rank writes the parts of a
-/// chunk that others own, adds up its own part from all ranks' slots, and reads the parts that others added up. Each
-/// rank has two lanes (parts, results) of two slots: while a chunk is read the next is written. A lane has two counters
-/// per rank, `posted` and `done`, on which waiting ranks sleep (futex): no core is burned.
-/// Memory traffic of an all-reduce of B bytes is about 2 B per rank, through sockets some 5 B and the kernel's work.
+/// Note [Shared memory]. Tensors pass through small slots of one anonymous segment (memfd: it has
+/// no name, so nothing is left behind), a chunk at a time, so that a slot is still in cache when a
+/// peer reads it: a rank writes the parts of a chunk that others own, adds up its own part from all
+/// ranks' slots, and reads the parts that others added up. Each rank has two lanes (parts, results)
+/// of two slots: while a chunk is read the next is written. A lane has two counters per rank,
+/// `posted` and `done`, on which waiting ranks sleep (futex): no core is burned. Memory traffic of
+/// an all-reduce of B bytes is about 2 B per rank, through sockets some 5 B and the kernel's work.
 /// Parts are added in the order of ranks: the same bits in every run, for any chunking.
 class SharedMemory {
  public:
   using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
 
-  /// Collective; nullptr on all ranks unless all are on one host, see each other's processes and can map the segment.
-  /// `gather`: all ranks' strings in order, by other means.
+  /// Collective; nullptr on all ranks unless all are on one host, see each other's processes and
+  /// can map the segment. `gather`: all ranks' strings in order, by other means.
   static std::unique_ptr<SharedMemory> make(int rank, int size, const GatherBytes& gather);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  /// All block, and throw std::runtime_error when a peer has died (noticed within 20 ms), has given up, or the deadline
-  /// passes. Counts are elements, sizes bytes.
+  /// All block, and throw std::runtime_error when a peer has died (noticed within 20 ms), has given
+  /// up, or the deadline passes. Counts are elements, sizes bytes.
   void all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int64_t count,
                   const Deadline& deadline);
   void reduce_scatter(ReduceOp op, at::ScalarType dtype, void* output, const void* input,
@@ -49,13 +50,15 @@ class SharedMemory {
 
   SharedMemory(int rank, int size, int memory_fd);
 
-  /// output(begin, length, parts): what to do with this rank's part of a chunk, given where every rank's copy of it lies.
+  /// output(begin, length, parts): what to do with this rank's part of a chunk, given where every
+  /// rank's copy of it lies.
   using Use = std::function<void(int64_t begin, int64_t length, std::span<const void* const>)>;
   void scatter(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
                const Deadline& deadline);
 
   std::byte* slot(int rank, Lane lane, uint32_t round) const;
-  std::byte* open_slot(Lane lane, const Deadline& deadline);  ///< this rank's next slot, free to write
+  std::byte* open_slot(Lane lane,
+                       const Deadline& deadline);  ///< this rank's next slot, free to write
   void post(Lane lane);
   void await(Lane lane, int peer, uint32_t round, const Deadline& deadline);
   void finish(Lane lane, uint32_t round);

@@ -18,8 +18,8 @@ struct Rendezvous {
   std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< deadline of every wait
 };
 
-/// A TCP socket bound to `host`:`port` (0: any free port) and listening: on loopback only if `host` is a loopback
-/// address, else on every address of its family.
+/// A TCP socket bound to `host`:`port` (0: any free port) and listening: on loopback only if `host`
+/// is a loopback address, else on every address of its family.
 struct Listener {
   int fd = -1;
   int port = 0;
@@ -28,11 +28,13 @@ struct Listener {
 /// Throws UserError if the port is taken or the host unknown.
 Listener listen_on(const std::string& host, int port);
 
-/// True if `host` resolves to a loopback address: then all ranks are on this machine and nothing listens elsewhere.
+/// True if `host` resolves to a loopback address: then all ranks are on this machine and nothing
+/// listens elsewhere.
 bool is_loopback(const std::string& host);
 
-/// The store of the run: rank 0 serves it, all others connect within `timeout`. A world of one rank needs none and
-/// gets nullptr. Throws UserError for impossible values and an occupied port, c10::DistError when rank 0 is not found.
+/// The store of the run: rank 0 serves it, all others connect within `timeout`. A world of one rank
+/// needs none and gets nullptr. Throws UserError for impossible values and an occupied port,
+/// c10::DistError when rank 0 is not found.
 c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where);
 
 }  // namespace tessera::comm

@@ -30,8 +30,9 @@ std::string message_of(const std::function<void()>& action) {
 
 TEST(Store, AnOccupiedPortIsOneLine) {
   const auto taken = listen_on("127.0.0.1", 0);
-  EXPECT_EQ(message_of([&] { connect({.world_size = 2, .master_port = taken.port}); }),
-            fmt::format("port {} on 127.0.0.1 is in use; set --master-port or MASTER_PORT", taken.port));
+  EXPECT_EQ(
+      message_of([&] { connect({.world_size = 2, .master_port = taken.port}); }),
+      fmt::format("port {} on 127.0.0.1 is in use; set --master-port or MASTER_PORT", taken.port));
   close(taken.fd);
 }
 

@@ -9,7 +9,8 @@
 
 namespace tessera::mesh {
 
-/// Named dimensions, outermost first: neighbouring ranks differ in `tp`, which talks most and needs the fastest links.
+/// Named dimensions, outermost first: neighbouring ranks differ in `tp`, which talks most and needs
+/// the fastest links.
 inline constexpr std::array<std::string_view, 6> kDimensions = {"pp", "dp_replicate", "dp_shard",
                                                                 "cp", "ep",           "tp"};
 
@@ -33,14 +34,15 @@ using Coordinates = std::array<int, 6>;
 /// Index in kDimensions; throws UserError with the nearest name if there is none.
 int dimension_index(std::string_view name);
 
-/// Throws UserError unless every size is at least 1 and their product is `world_size`: one line with the product and
-/// the nearest fix.
+/// Throws UserError unless every size is at least 1 and their product is `world_size`: one line
+/// with the product and the nearest fix.
 void check_shape(const MeshShape& shape, int world_size);
 
 Coordinates coordinates_of(const MeshShape& shape, int rank);
 int rank_of(const MeshShape& shape, const Coordinates& at);
 
-/// The ranks of `rank`'s group along `dimensions` (flattened, outermost first), ascending; `rank` is one of them.
+/// The ranks of `rank`'s group along `dimensions` (flattened, outermost first), ascending; `rank`
+/// is one of them.
 std::vector<int> group_of(const MeshShape& shape, std::span<const int> dimensions, int rank);
 
 /// "dp_replicate 2, tp 4": the dimensions of more than one rank, or "one rank".

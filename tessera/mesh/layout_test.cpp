@@ -64,7 +64,8 @@ TEST(Layout, EveryDimensionPartitionsThousandsOfRanks) {
 TEST(Layout, AShapeThatDoesNotFitIsOneLineWithTheFix) {
   EXPECT_NO_THROW(check_shape({.dp_replicate = 2, .tp = 2}, 4));
   EXPECT_EQ(message_of([] { check_shape({.dp_replicate = 2, .tp = 2}, 6); }),
-            "mesh (dp_replicate 2, tp 2): expected 4 ranks, got 6; set dp_replicate to 3, or start 4 ranks");
+            "mesh (dp_replicate 2, tp 2): expected 4 ranks, got 6; set dp_replicate to 3, or start "
+            "4 ranks");
   EXPECT_EQ(message_of([] { check_shape({.tp = 4}, 6); }),
             "mesh (tp 4): expected 4 ranks, got 6; start 8 ranks");
   EXPECT_EQ(message_of([] { check_shape({.tp = 4}, 1); }),
@@ -73,7 +74,8 @@ TEST(Layout, AShapeThatDoesNotFitIsOneLineWithTheFix) {
 }
 
 TEST(Layout, AnUnknownAxisNamesTheNearest) {
-  EXPECT_THAT(message_of([] { dimension_index("dp_shrad"); }), HasSubstr("did you mean 'dp_shard'?"));
+  EXPECT_THAT(message_of([] { dimension_index("dp_shrad"); }),
+              HasSubstr("did you mean 'dp_shard'?"));
 }
 
 }  // namespace

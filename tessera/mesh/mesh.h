@@ -18,19 +18,22 @@ using Axis = comm::Group;
 
 /// Move-only; lives as long as the run. Not for several threads at once.
 ///
-/// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must first use their
-/// axes in the same order. Dimensions of size 1 do not count: axis("dp_replicate"), axis({"dp_replicate", "dp_shard"})
-/// and world() are one group (with one set of counters) where only dp_replicate has more than one rank.
+/// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must
+/// first use their axes in the same order. Dimensions of size 1 do not count: axis("dp_replicate"),
+/// axis({"dp_replicate", "dp_shard"}) and world() are one group (with one set of counters) where
+/// only dp_replicate has more than one rank.
 class DeviceMesh {
  public:
-  /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size (before anything
-  /// listens or connects), or for what comm::connect refuses; c10::DistError when rank 0 is not found.
+  /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size
+  /// (before anything listens or connects), or for what comm::connect refuses; c10::DistError when
+  /// rank 0 is not found.
   DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
              const comm::Transport& transport = {});
   DeviceMesh() : DeviceMesh(MeshShape{}, comm::Rendezvous{}) {}  ///< of one rank: no network
   DeviceMesh(DeviceMesh&&) = default;
 
-  /// The same ranks with groups of their own that use another transport, for tests and measurements. Collective.
+  /// The same ranks with groups of their own that use another transport, for tests and
+  /// measurements. Collective.
   DeviceMesh with_transport(const std::string& name, const comm::Transport& transport) const;
 
   int rank() const { return where_.rank; }
@@ -47,8 +50,8 @@ class DeviceMesh {
   std::vector<Axis> used_axes() const;
 
  private:
-  DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where, const comm::Transport& transport,
-             c10::intrusive_ptr<c10d::Store> store);
+  DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
+             const comm::Transport& transport, c10::intrusive_ptr<c10d::Store> store);
   Axis make(const std::string& name, const std::vector<int>& dimensions) const;
 
   MeshShape shape_;

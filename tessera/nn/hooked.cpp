@@ -19,7 +19,7 @@ void run_after_backward(Hookable& module) {
 // earlier (sequence numbers) and the accumulation of parameter gradients runs at once, so all of the module's own
 // gradients are complete by then.
 struct WatchInputs : torch::autograd::Function<WatchInputs> {
-  static variable_list forward(AutogradContext* context, Hookable* module, const variable_list& inputs) {
+  static variable_list forward(AutogradContext* context, Hookable* module, at::TensorList inputs) {
     context->saved_data["module"] = reinterpret_cast<int64_t>(module);
     context->set_materialize_grads(false);
     variable_list outputs;
@@ -43,7 +43,7 @@ void watch_inputs(Hookable& module, std::vector<torch::Tensor*> inputs, bool& wa
   if (inputs.empty()) return;
   variable_list values;
   for (const auto* input : inputs) values.push_back(*input);
-  values = WatchInputs::apply(&module, values);
+  values = WatchInputs::apply(&module, at::TensorList(values));
   for (size_t i = 0; i < inputs.size(); ++i) *inputs[i] = values[i];
   watched = true;
 }

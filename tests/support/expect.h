@@ -7,15 +7,16 @@
 
 namespace tessera {
 
-/// |actual - expected| <= absolute + relative * |expected| for every element; negative tolerances (the default) mean
-/// those of the dtype: 1e-5 / 1.3e-6 for fp32, 1e-7 for fp64, 1e-5 / 1.6e-2 for bf16, 1e-5 / 1e-3 for fp16, exact for
-/// integers.
+/// |actual - expected| <= absolute + relative * |expected| for every element; negative tolerances
+/// (the default) mean those of the dtype: 1e-5 / 1.3e-6 for fp32, 1e-7 for fp64, 1e-5 / 1.6e-2 for
+/// bf16, 1e-5 / 1e-3 for fp16, exact for integers.
 struct Tolerance {
   double absolute = -1;
   double relative = -1;
 };
 
-/// Adds a gtest failure that names the worst element. Shapes and dtypes must agree; devices may differ.
+/// Adds a gtest failure that names the worst element. Shapes and dtypes must agree; devices may
+/// differ.
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance = {});
 
 /// Collectives that an axis started since the counter was made.

@@ -75,8 +75,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 }
 
 Child start_child(int rank, int call, const comm::Listener& listener) {
-  std::vector<std::string> arguments = {"ranks", "--gtest_filter=" + test_name(),
-                                        "--gtest_brief=1", "--gtest_color=no"};
+  std::vector<std::string> arguments = {"ranks", "--gtest_filter=" + test_name(), "--gtest_brief=1",
+                                        "--gtest_color=no"};
   auto environment = child_environment(rank, call, listener);
   const auto argv = pointers_to(arguments);
   const auto envp = pointers_to(environment);
@@ -166,7 +166,8 @@ void run_rank(const RankOptions& options,
   if (const char* fd = std::getenv(kListenFd)) where.listen_fd = std::atoi(fd);
   const mesh::DeviceMesh mesh(options.shape, where, options.transport);
   body(mesh);
-  // Not earlier than all are through: rank 0 serves the store, and a failed rank must not look like a lost one.
+  // Not earlier than all are through: rank 0 serves the store, and a failed rank must not look like
+  // a lost one.
   if (options.killed.empty() && !::testing::Test::HasFailure()) mesh.world().barrier();
 }
 
@@ -185,9 +186,8 @@ void on_mesh(const RankOptions& options, const std::function<void(const mesh::De
 }
 
 void on_ranks(int num_ranks, const std::function<void(const mesh::Axis&)>& body) {
-  on_mesh({.shape = {.dp_replicate = num_ranks}}, [&](const mesh::DeviceMesh& mesh) {
-    body(mesh.axis("dp_replicate"));
-  });
+  on_mesh({.shape = {.dp_replicate = num_ranks}},
+          [&](const mesh::DeviceMesh& mesh) { body(mesh.axis("dp_replicate")); });
 }
 
 }  // namespace tessera

@@ -1,2 +1,3 @@
-// Stands in for Gloo's header of this name: ProcessGroupGloo.hpp includes it and uses nothing of it.
+// Stands in for Gloo's header of this name: ProcessGroupGloo.hpp includes it and uses nothing of
+// it.
 #pragma once

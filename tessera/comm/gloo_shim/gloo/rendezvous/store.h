@@ -1,5 +1,6 @@
-// Stands in for Gloo's header of this name, which the LibTorch wheel does not ship. The virtual functions stand in the
-// order of LibTorch's own table (`nm -DC libtorch_cpu.so | grep rendezvous::PrefixStore` lists them).
+// Stands in for Gloo's header of this name, which the LibTorch wheel does not ship. The virtual
+// functions stand in the order of LibTorch's own table (`nm -DC libtorch_cpu.so | grep
+// rendezvous::PrefixStore` lists them).
 #pragma once
 
 #include <chrono>

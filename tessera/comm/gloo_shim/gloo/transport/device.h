@@ -1,4 +1,5 @@
-// Stands in for Gloo's header of this name, which the LibTorch wheel does not ship. The device is an opaque handle.
+// Stands in for Gloo's header of this name, which the LibTorch wheel does not ship. The device is
+// an opaque handle.
 #pragma once
 
 namespace gloo::transport {
