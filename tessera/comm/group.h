@@ -67,7 +67,7 @@ class Group {
   explicit Group(std::string name = "none");
 
   /// Connects the ranks. Collective; `store` must be the group's own (c10d::PrefixStore). Costs N-1
-  /// connections and a thread; up to 4 MiB of memory per rank, shared, once used on one machine.
+  /// connections and a thread; up to 2 MiB of memory per rank, shared, once used on one machine.
   /// Throws c10::DistError.
   Group(const GroupOptions& options, const GlooDevice& device,
         const c10::intrusive_ptr<c10d::Store>& store);

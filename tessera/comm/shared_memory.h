@@ -1,6 +1,8 @@
 // Collectives of the ranks of one machine, through memory that they all map.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

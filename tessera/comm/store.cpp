@@ -127,9 +127,11 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
   try {
     return c10::make_intrusive<c10d::TCPStore>(where.master_addr, options);
   } catch (const c10::Error& error) {
+    const std::string reason = error.what_without_backtrace();
     throw c10::DistError(
         fmt::format("rank {}: no store at {}:{} within {} s: {}", where.rank, where.master_addr,
-                    options.port, where.timeout.count() / 1000.0, error.what_without_backtrace()),
+                    options.port, where.timeout.count() / 1000.0,
+                    reason.substr(0, reason.find('\n'))),
         nullptr);
   }
 }

@@ -10,6 +10,8 @@
 #include <functional>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tests/support/ranks.h"
@@ -51,11 +53,17 @@ TEST(Store, ImpossibleValuesAreNamed) {
 TEST(Store, NoRankZeroIsAnErrorAtTheDeadline) {
   const auto free = listen_on("127.0.0.1", 0);
   close(free.fd);
-  EXPECT_THROW(connect({.rank = 1,
-                        .world_size = 2,
-                        .master_port = free.port,
-                        .timeout = std::chrono::milliseconds(500)}),
-               c10::DistError);
+  try {
+    connect({.rank = 1,
+             .world_size = 2,
+             .master_port = free.port,
+             .timeout = std::chrono::milliseconds(500)});
+    FAIL() << "no error";
+  } catch (const c10::DistError& error) {
+    const std::string message = error.what();
+    EXPECT_THAT(message, HasSubstr("rank 1: no store at 127.0.0.1:"));
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
 }
 
 TEST(Store, OneRankListensNowhere) { EXPECT_FALSE(connect({}).defined()); }
