@@ -1,6 +1,7 @@
-// Whole training runs of `tessera train` on two ranks of this machine, beside PyTorch's DDP where it is installed: tokens/s,
-// peak memory per rank, and the time from launch to the end of the first step. The contestants take turns, run by run,
-// on the same tokens, weights and job; the table and the JSON file give medians.
+// Whole training runs of `tessera train` on two ranks of this machine, beside PyTorch's DDP where
+// it is installed: tokens/s, peak memory per rank, and the time from launch to the end of the first
+// step. The contestants take turns, run by run, on the same tokens, weights and job; the table and
+// the JSON file give medians.
 #include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -53,7 +54,8 @@ std::string output_of(const std::string& command, const std::string& what) {
   if (!pipe) system_error(what);
   std::string text;
   std::array<char, 4096> chunk;
-  while (const size_t n = std::fread(chunk.data(), 1, chunk.size(), pipe.get())) text.append(chunk.data(), n);
+  while (const size_t n = std::fread(chunk.data(), 1, chunk.size(), pipe.get()))
+    text.append(chunk.data(), n);
   return text;
 }
 
@@ -76,14 +78,17 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  /// One run of a contestant: "tessera", "tessera-vendor" (MKL's own choice of instructions) or "ddp".
+  /// One run of a contestant: "tessera", "tessera-vendor" (MKL's own choice of instructions) or
+  /// "ddp".
   Result run(const std::string& contestant, const std::string& size) const {
     return contestant == "ddp" ? run_ddp(size) : run_tessera(size, contestant == "tessera-vendor");
   }
 
   bool has_ddp() const {
-    if (options_.peers.empty() || !fs::exists(fs::path(options_.peers) / "train_ddp.py")) return false;
-    return std::system((quoted(options_.python) + " -c 'import torch, numpy' 2>/dev/null").c_str()) == 0;
+    if (options_.peers.empty() || !fs::exists(fs::path(options_.peers) / "train_ddp.py"))
+      return false;
+    return std::system(
+               (quoted(options_.python) + " -c 'import torch, numpy' 2>/dev/null").c_str()) == 0;
   }
 
  private:
@@ -94,9 +99,11 @@ class Bench {
       if (entry.is_regular_file() && !entry.is_symlink()) files += " " + quoted(entry.path());
     }
     tokens_ = folder_ / "tokens.bin";
-    output_of(fmt::format("{} tokenize{} --out {} --dtype uint16", quoted(bin_ / "tessera"), files, quoted(tokens_)),
+    output_of(fmt::format("{} tokenize{} --out {} --dtype uint16", quoted(bin_ / "tessera"), files,
+                          quoted(tokens_)),
               "tessera tokenize");
-    if (!fs::exists(tokens_)) user_error("tessera tokenize failed: expected texts in /usr/share/common-licenses");
+    if (!fs::exists(tokens_))
+      user_error("tessera tokenize failed: expected texts in /usr/share/common-licenses");
   }
 
   Result run_tessera(const std::string& size, bool vendor_check) const {
@@ -110,13 +117,16 @@ parallel: {{num_ranks: 2, threads_per_rank: 1}}
 train: {{steps: {}, global_batch: {}, run_dir: {}, sample_tokens: 0}}
 logging: {{tensorboard: false, svg: false, progress: none}}
 )",
-                                size, tokens_.string(), shape.seq_len, shape.steps, shape.global_batch, run_dir.string()));
+                                size, tokens_.string(), shape.seq_len, shape.steps,
+                                shape.global_batch, run_dir.string()));
     fs::remove_all(run_dir);
-    output_of(fmt::format("{} {} train {}", vendor_check ? "TESSERA_MKL_VENDOR_CHECK=1" : "", quoted(bin_ / "tessera"), quoted(job)),
+    output_of(fmt::format("{} {} train {}", vendor_check ? "TESSERA_MKL_VENDOR_CHECK=1" : "",
+                          quoted(bin_ / "tessera"), quoted(job)),
               "tessera train");
     const auto summary = json::parse(read_file(run_dir / "summary.json"));
     double peak = 0;
-    for (const auto& bytes : summary["peak_memory_bytes"]) peak = std::max(peak, bytes.get<double>() / 1048576);
+    for (const auto& bytes : summary["peak_memory_bytes"])
+      peak = std::max(peak, bytes.get<double>() / 1048576);
     return {.tokens_per_second = summary["tokens_per_second"],
             .peak_memory_mb = peak,
             .first_step_seconds = summary["seconds_to_first_step"],
@@ -126,13 +136,16 @@ logging: {{tensorboard: false, svg: false, progress: none}}
   }
 
   Result run_ddp(const std::string& size) const {
-    const auto text = output_of(
-        fmt::format("cd {} && BENCH_T0=$(date +%s.%N) BENCH_DATA={} OMP_NUM_THREADS=1 {} -m torch.distributed.run "
-                    "--nproc_per_node=2 train_ddp.py --size {} --steps {} 2>/dev/null",
-                    quoted(options_.peers), quoted(tokens_), quoted(options_.python), size, kShapes.at(size).steps),
-        "train_ddp.py");
+    const auto text =
+        output_of(fmt::format("cd {} && BENCH_T0=$(date +%s.%N) BENCH_DATA={} OMP_NUM_THREADS=1 {} "
+                              "-m torch.distributed.run "
+                              "--nproc_per_node=2 train_ddp.py --size {} --steps {} 2>/dev/null",
+                              quoted(options_.peers), quoted(tokens_), quoted(options_.python),
+                              size, kShapes.at(size).steps),
+                  "train_ddp.py");
     const auto begin = text.find("{\"event\": \"summary\"");
-    if (begin == std::string::npos) user_error("{}/train_ddp.py: expected a summary line; run it by hand", options_.peers);
+    if (begin == std::string::npos)
+      user_error("{}/train_ddp.py: expected a summary line; run it by hand", options_.peers);
     const auto summary = json::parse(text.substr(begin, text.find('\n', begin) - begin));
     double peak = 0;
     for (const auto& mb : summary["vm_hwm_mb"]) peak = std::max(peak, mb.get<double>());
@@ -152,7 +165,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-double median(const std::vector<Result>& results, double Result::* member) {
+double median(const std::vector<Result>& results, double Result::*member) {
   std::vector<double> values;
   for (const auto& result : results) values.push_back(result.*member);
   return median(values);
@@ -169,7 +182,8 @@ std::string processor() {
 json machine() {
   utsname name{};
   ::uname(&name);
-  const std::string commit = output_of("git -C " + quoted(TESSERA_SOURCE_DIR) + " rev-parse --short HEAD 2>/dev/null", "git");
+  const std::string commit = output_of(
+      "git -C " + quoted(TESSERA_SOURCE_DIR) + " rev-parse --short HEAD 2>/dev/null", "git");
   return {{"processor", processor()},
           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
           {"kernel", name.release},
@@ -189,18 +203,20 @@ json to_json(const std::vector<Result>& results) {
   return runs;
 }
 
-void print_row(const std::string& size, const std::string& contestant, const std::vector<Result>& results,
-               const std::vector<Result>* ddp) {
-  const auto cell = [&](double Result::* member, int digits) {
+void print_row(const std::string& size, const std::string& contestant,
+               const std::vector<Result>& results, const std::vector<Result>* ddp) {
+  const auto cell = [&](double Result::*member, int digits) {
     const double value = median(results, member);
     const auto ratio = ddp ? fmt::format(" ({:.2f} x)", value / median(*ddp, member)) : "";
     return fmt::format("{:.{}f}{}", value, digits, ratio);
   };
   const double peak = median(results, &Result::matmul_peak);
-  const auto share = peak > 0 ? fmt::format("{:.0f} % of {:.0f} GFLOP/s", 100 * median(results, &Result::mfu), peak / 1e9) : "-";
-  fmt::print("{:<6} {:<15} {:>18} {:>18} {:>16} {:>22} {:>10.4f}\n", size, contestant, cell(&Result::tokens_per_second, 0),
-             cell(&Result::peak_memory_mb, 0), cell(&Result::first_step_seconds, 2), share,
-             median(results, &Result::last_loss));
+  const auto share = peak > 0 ? fmt::format("{:.0f} % of {:.0f} GFLOP/s",
+                                            100 * median(results, &Result::mfu), peak / 1e9)
+                              : "-";
+  fmt::print("{:<6} {:<15} {:>18} {:>18} {:>16} {:>22} {:>10.4f}\n", size, contestant,
+             cell(&Result::tokens_per_second, 0), cell(&Result::peak_memory_mb, 0),
+             cell(&Result::first_step_seconds, 2), share, median(results, &Result::last_loss));
   std::fflush(stdout);
 }
 
@@ -210,24 +226,32 @@ void run_all(const Options& options) {
   if (bench.has_ddp()) {
     contestants.insert(contestants.begin(), "ddp");
   } else {
-    fmt::print("no PyTorch DDP to compare with: set --peers to the folder of train_ddp.py and --python to one with torch\n");
+    fmt::print(
+        "no PyTorch DDP to compare with: set --peers to the folder of train_ddp.py and --python to "
+        "one with torch\n");
   }
-  fmt::print("two ranks, one thread each, fp32; medians of {} runs that took turns; (x): relative to ddp\n"
-             "tessera-vendor: MKL's own choice of instructions, as in PyTorch (TESSERA_MKL_VENDOR_CHECK=1)\n\n"
-             "{:<6} {:<15} {:>18} {:>18} {:>16} {:>22} {:>10}\n",
-             options.runs, "size", "run", "tokens/s", "MiB per rank", "first step s", "matmul limit", "last loss");
+  fmt::print(
+      "two ranks, one thread each, fp32; medians of {} runs that took turns; (x): relative to ddp\n"
+      "tessera-vendor: MKL's own choice of instructions, as in PyTorch "
+      "(TESSERA_MKL_VENDOR_CHECK=1)\n\n"
+      "{:<6} {:<15} {:>18} {:>18} {:>16} {:>22} {:>10}\n",
+      options.runs, "size", "run", "tokens/s", "MiB per rank", "first step s", "matmul limit",
+      "last loss");
   json report{{"machine", machine()}, {"runs", options.runs}, {"unix_time", std::time(nullptr)}};
   for (const auto& size : options.sizes) {
     std::map<std::string, std::vector<Result>> results;
     for (int i = 0; i < options.runs; ++i) {
-      for (const auto& contestant : contestants) results[contestant].push_back(bench.run(contestant, size));
+      for (const auto& contestant : contestants)
+        results[contestant].push_back(bench.run(contestant, size));
     }
     for (const auto& contestant : contestants) {
-      print_row(size, contestant, results[contestant], results.contains("ddp") ? &results["ddp"] : nullptr);
+      print_row(size, contestant, results[contestant],
+                results.contains("ddp") ? &results["ddp"] : nullptr);
       report["sizes"][size][contestant] = to_json(results[contestant]);
     }
   }
-  if (const auto parent = fs::path(options.out).parent_path(); !parent.empty()) fs::create_directories(parent);
+  if (const auto parent = fs::path(options.out).parent_path(); !parent.empty())
+    fs::create_directories(parent);
   write_file(options.out, report.dump(1) + "\n");
   fmt::print("\nwritten to {}\n", options.out);
 }
@@ -240,9 +264,14 @@ int main(int argc, char** argv) {
   Options options;
   if (fs::exists("../shared/peers/train_ddp.py")) options.peers = "../shared/peers";
   CLI::App app("Training beside PyTorch DDP on two ranks of this machine", "tessera_bench");
-  app.add_option("--sizes", options.sizes, "tiny, small")->check(CLI::IsMember({"tiny", "small"}))->capture_default_str();
-  app.add_option("--runs", options.runs, "Runs of each; the table gives medians")->check(CLI::Range(1, 100))->capture_default_str();
-  app.add_option("--python", options.python, "Python with torch, for the peer")->capture_default_str();
+  app.add_option("--sizes", options.sizes, "tiny, small")
+      ->check(CLI::IsMember({"tiny", "small"}))
+      ->capture_default_str();
+  app.add_option("--runs", options.runs, "Runs of each; the table gives medians")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  app.add_option("--python", options.python, "Python with torch, for the peer")
+      ->capture_default_str();
   app.add_option("--peers", options.peers, "Folder of train_ddp.py");
   app.add_option("--out", options.out, "JSON file with every run")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The candidate with the smallest edit distance (Levenshtein; a swap of neighbours counts one), or "" if even that
-/// one differs in more than half of its letters.
+/// The candidate with the smallest edit distance (Levenshtein; a swap of neighbours counts one), or
+/// "" if even that one differs in more than half of its letters.
 std::string nearest(std::string_view name, std::span<const std::string> candidates);
 
 /// "; did you mean 'x'?" or "" when nothing is near.

@@ -1,6 +1,7 @@
 // tessera config docs: the page of every key, made from the field list.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 
 #include "tessera/cli/commands.h"
 #include "tessera/config/run_config.h"

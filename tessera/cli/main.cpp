@@ -1,4 +1,5 @@
-// The command `tessera`. It does not link LibTorch, so that every subcommand but the ranks themselves starts at once.
+// The command `tessera`. It does not link LibTorch, so that every subcommand but the ranks
+// themselves starts at once.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 

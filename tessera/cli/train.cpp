@@ -1,14 +1,16 @@
 // tessera train JOB.yaml: starts its own ranks on this machine, or joins those it was started with.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/run_config.h"
 #include "tessera/launch/launch.h"
@@ -24,10 +26,12 @@ constexpr const char* kExample =
 
 /// tessera-worker stands beside tessera.
 std::string worker_path() {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tessera-worker").string();
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tessera-worker")
+      .string();
 }
 
-std::vector<std::string> worker_command(const std::string& job, const std::vector<std::string>& overrides) {
+std::vector<std::string> worker_command(const std::string& job,
+                                        const std::vector<std::string>& overrides) {
   std::vector<std::string> command{worker_path(), job};
   command.insert(command.end(), overrides.begin(), overrides.end());
   return command;
@@ -46,7 +50,8 @@ std::vector<std::string> parse_overrides(const std::vector<std::string>& argumen
   std::vector<std::string> overrides;
   for (const auto& argument : arguments) {
     if (!argument.starts_with("--") || argument.find('=') == std::string::npos) {
-      user_error("'{}': expected --section.key=value", argument);
+      user_error("unknown option '{}'; expected --section.key=value, see tessera train --help",
+                 argument);
     }
     overrides.push_back(argument.substr(2));
   }
@@ -56,6 +61,13 @@ std::vector<std::string> parse_overrides(const std::vector<std::string>& argumen
 /// How many ranks this machine starts: as many as asked for, or one per two cores.
 int64_t num_ranks(int64_t asked) {
   return asked > 0 ? asked : std::max<int64_t>(1, std::thread::hardware_concurrency() / 2);
+}
+
+void check_run_dir(const std::string& folder) {
+  const auto reason = why_not_writable(folder);
+  if (reason.empty()) return;
+  user_error("train.run_dir: expected a folder that can be written, got '{}' ({}); set another one",
+             folder, reason);
 }
 
 int train(const std::string& job, const std::vector<std::string>& overrides, bool print_only) {
@@ -71,12 +83,14 @@ int train(const std::string& job, const std::vector<std::string>& overrides, boo
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
+  if (!environment || environment->rank == 0) check_run_dir(loaded.config.train.run_dir);
   const auto command = worker_command(job, overrides);
   if (environment) become(command);
   return launch::launch({.command = command,
                          .num_processes = static_cast<int>(loaded.config.parallel.num_ranks),
                          .output = launch::OutputMode::plain,
-                         .environment = {{report::kLaunchTimeVariable, fmt::format("{:.6f}", report::boot_seconds())}},
+                         .environment = {{report::kLaunchTimeVariable,
+                                          fmt::format("{:.6f}", report::boot_seconds())}},
                          .pass_listen_socket = true});
 }
 
@@ -90,11 +104,13 @@ void add_train(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("train", "Train a model as a job file says");
   command->add_option("JOB", arguments->job, "Job file (YAML)")->required();
-  command->add_flag("--print-config", arguments->print_config, "Show the configuration and where each value came from");
+  command->add_flag("--print-config", arguments->print_config,
+                    "Show the configuration and where each value came from");
   command->allow_extras();
   command->footer([] { return kExample + config::config_help(); });
   command->callback([command, arguments, &exit_code] {
-    exit_code = train(arguments->job, parse_overrides(command->remaining()), arguments->print_config);
+    exit_code =
+        train(arguments->job, parse_overrides(command->remaining()), arguments->print_config);
   });
 }
 

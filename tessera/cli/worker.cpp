@@ -1,5 +1,7 @@
-// tessera-worker: one rank of `tessera train`. A program of its own, so that `tessera` need not load LibTorch.
+// tessera-worker: one rank of `tessera train`. A program of its own, so that `tessera` need not
+// load LibTorch.
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +17,13 @@
 
 namespace tessera {
 namespace {
+
+/// What LibTorch logs on its own (a store it cannot reach, with a stack trace, ..) is in our one
+/// line already.
+void quieten_libtorch() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+}
 
 int run_rank(const std::string& job, const std::vector<std::string>& overrides) {
   kernels::install_caching_allocator();
@@ -36,9 +45,12 @@ int report(const char* message, int exit_code) {
 
 int main(int argc, char** argv) {
   using namespace tessera;
-  if (argc < 2) return report("tessera-worker JOB.yaml [section.key=value ...]: started by `tessera train`", kUserErrorExit);
+  if (argc < 2)
+    return report("tessera-worker JOB.yaml [section.key=value ...]: started by `tessera train`",
+                  kUserErrorExit);
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   try {
+    quieten_libtorch();
     return run_rank(argv[1], {argv + 2, argv + argc});
   } catch (const UserError& error) {
     return report(error.what(), kUserErrorExit);

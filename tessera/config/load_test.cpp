@@ -97,7 +97,7 @@ TEST_F(LoadTest, FilesThatAreNoJobs) {
   std::filesystem::create_directory("folder");
   for (const auto& [file, message] : std::vector<std::pair<std::string, std::string>>{
            {"absent.yaml", "absent.yaml: cannot be opened: No such file or directory"},
-           {"folder", "folder: expected a regular file"}}) {
+           {"folder", "folder: expected a regular file, got a folder"}}) {
     try {
       load_run_config(file, {});
       ADD_FAILURE() << file;

@@ -30,16 +30,15 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
   if (options.past_end == PastEnd::ignore) return;
   if (samples < world_size) {
     user_error(
-        "data: more ranks than samples: expected at least {} samples of {} tokens, got {}; use "
-        "fewer ranks, more "
-        "data or a smaller data.seq_len",
+        "data.train: more ranks than samples: expected at least {} samples of {} tokens, got {}; use "
+        "fewer ranks, more data or a smaller data.seq_len",
         world_size, dataset_.seq_len(), samples);
   }
   if (options.shuffle && samples < options.global_batch) {
     user_error(
-        "data: fewer samples than train.global_batch: expected at least {} samples of {} tokens, "
-        "got {}; set a "
-        "smaller train.global_batch or data.seq_len, or data.shuffle to false",
+        "data.train: fewer samples than train.global_batch: expected at least {} samples of {} "
+        "tokens, got {}; set a smaller train.global_batch or data.seq_len, or data.shuffle to "
+        "false",
         options.global_batch, dataset_.seq_len(), samples);
   }
 }

@@ -58,7 +58,7 @@ int64_t first_outside(const T* tokens, int64_t count, uint64_t limit) {
 }
 
 void read_whole(const fs::path& path, std::span<std::byte> out) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) user_error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
   size_t done = 0;
   while (done < out.size()) {
@@ -113,7 +113,7 @@ void TokenSource::append_path(const fs::path& path, const TokenSourceOptions& op
   if (format == DataFormat::megatron || (format == DataFormat::automatic && is_megatron(path))) {
     return append_token_file(open_megatron(path, options.token_dtype));
   }
-  if (!fs::exists(path)) user_error("{}: no such file or folder", path.string());
+  if (!fs::exists(path)) user_error("{}: no such file or folder; set data.train", path.string());
   std::vector<fs::path> files;
   if (fs::is_directory(path)) {
     const std::vector<std::string> bin{".bin"};
@@ -168,7 +168,7 @@ void TokenSource::append_text(std::span<const fs::path> files) {
     if (sizes.back() < kMapFromBytes) small += sizes.back();
   }
   if (total == 0)
-    user_error("{}: expected text, got nothing but empty files", files.front().string());
+    user_error("{}: expected text, got nothing but empty files; set data.train", files.front().string());
 
   loaded_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(small)));
   std::byte* free = loaded_.back().get();

@@ -33,7 +33,8 @@ Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, const TensorOptions& optio
 Tensor Gpt2BlockImpl::attend(const Tensor& x) {
   const auto batch = x.size(0), seq_len = x.size(1);
   const auto qkv = c_attn_(x).view({batch, seq_len, 3, num_heads_, head_dim_}).unbind(2);
-  return attn_c_proj_(kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, num_heads_ * head_dim_}));
+  return attn_c_proj_(
+      kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, num_heads_ * head_dim_}));
 }
 
 Tensor Gpt2BlockImpl::forward(const Tensor& x) {
@@ -66,8 +67,8 @@ Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
 
 Tensor Gpt2::hidden(const Tensor& ids) {
   const auto seq_len = ids.size(1);
-  TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ", shape().max_seq_len,
-                    " positions of this GPT-2, got ", seq_len);
+  TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ",
+                    shape().max_seq_len, " positions of this GPT-2, got ", seq_len);
   auto x = wte_(ids) + wpe_(torch::arange(seq_len, ids.options()));
   for (auto& block : blocks_) x = block(x);
   return ln_f_(x);
@@ -83,16 +84,19 @@ std::vector<Unit> Gpt2::units() {
   std::vector<Unit> units;
   const bool tied = shape().tie_embeddings;
   if (tied) {
-    units.push_back({"wte+wpe+ln_f+lm_head", {wte_.get(), wpe_.get(), ln_f_.get(), lm_head_.get()}});
+    units.push_back(
+        {"wte+wpe+ln_f+lm_head", {wte_.get(), wpe_.get(), ln_f_.get(), lm_head_.get()}});
   } else {
     units.push_back({"wte+wpe", {wte_.get(), wpe_.get()}});
   }
-  for (size_t i = 0; i < blocks_.size(); ++i) units.push_back({"h." + std::to_string(i), {blocks_[i].get()}});
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    units.push_back({"h." + std::to_string(i), {blocks_[i].get()}});
   if (!tied) units.push_back({"ln_f+lm_head", {ln_f_.get(), lm_head_.get()}});
   return units;
 }
 
-// Projections back into the residual stream start smaller by the square root of their number (section 2.3).
+// Projections back into the residual stream start smaller by the square root of their number
+// (section 2.3).
 LanguageModel::Initial Gpt2::initial(const std::string& parameter, int64_t dims, double std) const {
   if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
   if (dims == 1) return {.constant = true, .value = 1};

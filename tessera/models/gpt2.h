@@ -1,4 +1,5 @@
-// GPT-2 (Radford et al., 2019), with the parameter names and the Conv1D layout [in, out] of its checkpoints.
+// GPT-2 (Radford et al., 2019), with the parameter names and the Conv1D layout [in, out] of its
+// checkpoints.
 #pragma once
 
 #include "tessera/models/language_model.h"

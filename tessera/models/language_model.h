@@ -16,22 +16,26 @@ struct Unit {
   std::vector<nn::Hookable*> modules;
 };
 
-/// A decoder-only language model, written as if one device existed. Parameter names are Hugging Face's.
+/// A decoder-only language model, written as if one device existed. Parameter names are Hugging
+/// Face's.
 class LanguageModel : public nn::Hookable {
  public:
   explicit LanguageModel(config::ModelShape shape) : shape_(std::move(shape)) {}
 
-  /// ids int64 [B, T] -> logits [B, T, V]. ValueError if T exceeds shape().max_seq_len where positions are learned.
+  /// ids int64 [B, T] -> logits [B, T, V]. ValueError if T exceeds shape().max_seq_len where
+  /// positions are learned.
   virtual torch::Tensor logits(const torch::Tensor& ids) = 0;
 
-  /// `scale` times the sum of the token cross-entropies, fp32, 0-d. targets int64 [B, T], -100: ignored. Logits are never
-  /// held whole.
-  virtual torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) = 0;
+  /// `scale` times the sum of the token cross-entropies, fp32, 0-d. targets int64 [B, T], -100:
+  /// ignored. Logits are never held whole.
+  virtual torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
+                             double scale) = 0;
 
   /// The default units: one per block, embedding and head beside them (together when tied).
   virtual std::vector<Unit> units() = 0;
 
-  /// Initial value of one parameter: a constant for norms and biases, else the standard deviation of its weights.
+  /// Initial value of one parameter: a constant for norms and biases, else the standard deviation
+  /// of its weights.
   struct Initial {
     bool constant = false;
     double value = 0.02;  ///< the constant, or the standard deviation

@@ -26,8 +26,10 @@ LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, const TensorOpti
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto batch = x.size(0), seq_len = x.size(1);
-  const auto q = kernels::rotary(q_proj_(x).view({batch, seq_len, num_heads_, head_dim_}), cos, sin);
-  const auto k = kernels::rotary(k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_}), cos, sin);
+  const auto q =
+      kernels::rotary(q_proj_(x).view({batch, seq_len, num_heads_, head_dim_}), cos, sin);
+  const auto k =
+      kernels::rotary(k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_}), cos, sin);
   const auto v = v_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
   return o_proj_(kernels::attention(q, k, v).view({batch, seq_len, num_heads_ * head_dim_}));
 }
@@ -41,7 +43,9 @@ LlamaMlpImpl::LlamaMlpImpl(const ModelShape& shape, const TensorOptions& options
   register_module("down_proj", down_proj_);
 }
 
-Tensor LlamaMlpImpl::forward(const Tensor& x) { return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x))); }
+Tensor LlamaMlpImpl::forward(const Tensor& x) {
+  return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x)));
+}
 
 LlamaBlockImpl::LlamaBlockImpl(const ModelShape& shape, const TensorOptions& options)
     : self_attn_(shape, options),
@@ -60,7 +64,9 @@ Tensor LlamaBlockImpl::forward(const Tensor& x, const Tensor& cos, const Tensor&
 }
 
 LlamaTrunkImpl::LlamaTrunkImpl(const ModelShape& shape, const TensorOptions& options)
-    : embed_tokens(shape.vocab_size, shape.dim, options), norm(shape.dim, shape.norm_eps, options), shape_(shape) {
+    : embed_tokens(shape.vocab_size, shape.dim, options),
+      norm(shape.dim, shape.norm_eps, options),
+      shape_(shape) {
   register_module("embed_tokens", embed_tokens);
   // One list named "layers", so that parameter names are Hugging Face's.
   auto list = std::make_shared<torch::nn::Module>();
@@ -76,10 +82,11 @@ void LlamaTrunkImpl::extend_tables(int64_t seq_len, const torch::Device& device)
   if (cos_.defined() && cos_.size(0) >= seq_len && cos_.device() == device) return;
   kernels::RotaryTablesOptions options{.theta = shape_.rope_theta};
   if (const auto& scaling = shape_.rope_scaling) {
-    options.llama3 = {.factor = scaling->factor,
-                      .low_freq_factor = scaling->low_freq_factor,
-                      .high_freq_factor = scaling->high_freq_factor,
-                      .original_max_position_embeddings = static_cast<double>(scaling->original_max_seq_len)};
+    options.llama3 = {
+        .factor = scaling->factor,
+        .low_freq_factor = scaling->low_freq_factor,
+        .high_freq_factor = scaling->high_freq_factor,
+        .original_max_position_embeddings = static_cast<double>(scaling->original_max_seq_len)};
   }
   std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, options);
   cos_ = cos_.to(device), sin_ = sin_.to(device);
@@ -115,7 +122,8 @@ std::vector<Unit> Llama::units() {
   std::vector<Unit> units;
   const bool tied = shape().tie_embeddings;
   if (tied) {
-    units.push_back({"embed_tokens+norm+lm_head", {model_->embed_tokens.get(), model_->norm.get(), lm_head_.get()}});
+    units.push_back({"embed_tokens+norm+lm_head",
+                     {model_->embed_tokens.get(), model_->norm.get(), lm_head_.get()}});
   } else {
     units.push_back({"embed_tokens", {model_->embed_tokens.get()}});
   }

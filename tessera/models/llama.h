@@ -44,7 +44,8 @@ using LlamaBlock = nn::Hooked<LlamaBlockImpl>;
 class LlamaTrunkImpl : public nn::Hookable {
  public:
   LlamaTrunkImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
-  torch::Tensor forward(const torch::Tensor& ids);  ///< int64 [B, T] -> hidden [B, T, D] after the final norm
+  torch::Tensor forward(
+      const torch::Tensor& ids);  ///< int64 [B, T] -> hidden [B, T, D] after the final norm
 
   nn::Embedding embed_tokens;
   std::vector<LlamaBlock> layers;

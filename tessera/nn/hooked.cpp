@@ -3,7 +3,18 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
-namespace tessera::nn::detail {
+#include <algorithm>
+
+namespace tessera::nn {
+
+void Hookable::add_hooks(Hooks hooks) {
+  const auto has_around = [](const Hooks& other) { return other.around != nullptr; };
+  TORCH_CHECK_VALUE(!hooks.around || std::ranges::none_of(hooks_, has_around), name(),
+                    ": expected one hook around its forward at most; checkpoint a module once");
+  hooks_.push_back(std::move(hooks));
+}
+
+namespace detail {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -15,9 +26,9 @@ void run_after_backward(Hookable& module) {
   }
 }
 
-// One node for all inputs: autograd runs it once, when the gradients of all of them are complete. Nodes made later run
-// earlier (sequence numbers) and the accumulation of parameter gradients runs at once, so all of the module's own
-// gradients are complete by then.
+// One node for all inputs: autograd runs it once, when the gradients of all of them are complete.
+// Nodes made later run earlier (sequence numbers) and the accumulation of parameter gradients runs
+// at once, so all of the module's own gradients are complete by then.
 struct WatchInputs : torch::autograd::Function<WatchInputs> {
   static variable_list forward(AutogradContext* context, Hookable* module, at::TensorList inputs) {
     context->saved_data["module"] = reinterpret_cast<int64_t>(module);
@@ -35,31 +46,64 @@ struct WatchInputs : torch::autograd::Function<WatchInputs> {
   }
 };
 
-}  // namespace
-
-void watch_inputs(Hookable& module, std::vector<torch::Tensor*> inputs, bool& watched) {
-  if (!torch::GradMode::is_enabled()) return;
-  std::erase_if(inputs, [](const auto* input) { return !input->defined() || !input->requires_grad(); });
-  if (inputs.empty()) return;
+/// Watches the arguments that need a gradient; whether there is one.
+bool watch_inputs(Hookable& module, std::vector<torch::Tensor*> inputs) {
+  if (!torch::GradMode::is_enabled()) return false;
+  std::erase_if(inputs,
+                [](const auto* input) { return !input->defined() || !input->requires_grad(); });
+  if (inputs.empty()) return false;
   variable_list values;
   for (const auto* input : inputs) values.push_back(*input);
   values = WatchInputs::apply(&module, at::TensorList(values));
   for (size_t i = 0; i < inputs.size(); ++i) *inputs[i] = values[i];
-  watched = true;
+  return true;
 }
 
-torch::Tensor watch_output(Hookable& module, const torch::Tensor& output, bool inputs_watched) {
-  if (!output.requires_grad()) return output;
+/// Without a watched input the hooks after backward run at the end of the whole backward.
+void watch_output(Hookable& module, const torch::Tensor& output, bool inputs_watched) {
   output.register_hook([&module, inputs_watched](const torch::Tensor& gradient) {
     for (const auto& hooks : module.hooks()) {
       if (hooks.before_backward) hooks.before_backward();
     }
     if (!inputs_watched) {
-      torch::autograd::Engine::get_default_engine().queue_callback([&module] { run_after_backward(module); });
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [&module] { run_after_backward(module); });
     }
     return gradient;
   });
+}
+
+torch::Tensor run_forward(const Hookable& module, const std::shared_ptr<Call>& call) {
+  for (const auto& hooks : module.hooks()) {
+    if (hooks.around) return hooks.around(call);
+  }
+  return call->forward();
+}
+
+}  // namespace
+
+torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
+  for (const auto& hooks : module.hooks()) {
+    if (hooks.before_forward) hooks.before_forward();
+  }
+  const bool inputs_watched = watch_inputs(module, call->inputs);
+  for (const auto& hooks : module.hooks()) {
+    if (!hooks.cast_input) continue;
+    for (auto* input : call->inputs) {
+      if (input->defined()) hooks.cast_input(*input);
+    }
+  }
+  auto output = run_forward(module, call);
+  for (const auto& hooks : module.hooks()) {
+    if (hooks.cast_output) hooks.cast_output(output);
+  }
+  const bool backward_follows = output.requires_grad();
+  if (backward_follows) watch_output(module, output, inputs_watched);
+  for (const auto& hooks : module.hooks()) {
+    if (hooks.after_forward) hooks.after_forward(backward_follows);
+  }
   return output;
 }
 
-}  // namespace tessera::nn::detail
+}  // namespace detail
+}  // namespace tessera::nn

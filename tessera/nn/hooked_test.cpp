@@ -11,7 +11,9 @@ namespace {
 
 struct DoubleImpl : Hookable {
   DoubleImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& shift) { return x * weight + shift; }
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& shift) {
+    return x * weight + shift;
+  }
   torch::Tensor weight;
 };
 using Double = Hooked<DoubleImpl>;
@@ -20,7 +22,7 @@ class HooksTest : public ::testing::Test {
  protected:
   void watch(Double& module, const std::string& name) {
     module->add_hooks({.before_forward = [=, this] { log_ += name + ">"; },
-                       .after_forward = [=, this] { log_ += ">" + name + " "; },
+                       .after_forward = [=, this](bool) { log_ += ">" + name + " "; },
                        .before_backward = [=, this] { log_ += name + "<"; },
                        .after_backward =
                            [=, this, weight = module->weight] {

@@ -12,27 +12,32 @@
 namespace tessera::train {
 namespace {
 
-void set_threads(const config::ParallelSection& parallel, const launch::RankEnvironment& environment) {
+void set_threads(const config::ParallelSection& parallel,
+                 const launch::RankEnvironment& environment) {
   int64_t threads = parallel.threads_per_rank;
   if (threads == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
-    threads = std::max<int64_t>(1, std::thread::hardware_concurrency() / environment.local_world_size);
+    threads =
+        std::max<int64_t>(1, std::thread::hardware_concurrency() / environment.local_world_size);
   }
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
 }
 
 mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
-                                            const launch::RankEnvironment& environment) {
+                           const launch::RankEnvironment& environment) {
   if (parallel.backend == "nccl") {
     user_error("parallel.backend: expected auto or gloo, got nccl: this build has no CUDA");
   }
-  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
-  const int64_t replicas = parallel.dp_replicate == -1 ? environment.world_size : parallel.dp_replicate;
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
+  const int64_t replicas =
+      parallel.dp_replicate == -1 ? environment.world_size : parallel.dp_replicate;
   return mesh::DeviceMesh({.dp_replicate = static_cast<int>(replicas)},
                           {.rank = environment.rank,
                            .world_size = environment.world_size,
                            .master_addr = environment.master_addr,
                            .master_port = environment.master_port,
                            .listen_fd = environment.listen_fd,
+                           .served = environment.agent_store,
                            .timeout = timeout});
 }
 
@@ -47,7 +52,8 @@ data::Datasets open_data(const config::DataSection& section, int64_t vocab_size)
                               .vocab_size = vocab_size});
 }
 
-std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config, const config::ModelShape& shape) {
+std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config,
+                                                  const config::ModelShape& shape) {
   auto model = models::make_language_model(shape);
   if (config.model.init == "pretrained") {
     checkpoint::load_pretrained(*model, config.model.path);
@@ -57,8 +63,8 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
   return model;
 }
 
-parallel::Replicated make_data_parallel(models::LanguageModel& model, const config::RunConfig& config,
-                                        const mesh::Axis& axis) {
+parallel::Replicated make_data_parallel(models::LanguageModel& model,
+                                        const config::RunConfig& config, const mesh::Axis& axis) {
   std::vector<parallel::UnitModules> units;
   for (auto& unit : model.units()) units.push_back({unit.name, std::move(unit.modules)});
   parallel::ReplicateOptions options;
@@ -66,13 +72,15 @@ parallel::Replicated make_data_parallel(models::LanguageModel& model, const conf
   return parallel::replicate(model, std::move(units), axis, options);
 }
 
-optim::Optimizer make_optimizer(const parallel::Replicated& replicated, const config::OptimizerSection& section) {
+optim::Optimizer make_optimizer(const parallel::Replicated& replicated,
+                                const config::OptimizerSection& section) {
   std::vector<optim::Slice> slices;
   for (const auto& buffer : replicated.buffers()) {
     const int64_t split = buffer.decayed(), size = buffer.data().numel();
     const auto add = [&](int64_t begin, int64_t end, double weight_decay) {
       if (begin == end) return;
-      slices.push_back({buffer.data().slice(0, begin, end), buffer.gradient().slice(0, begin, end), weight_decay});
+      slices.push_back({buffer.data().slice(0, begin, end), buffer.gradient().slice(0, begin, end),
+                        weight_decay});
     };
     add(0, split, section.weight_decay);
     add(split, size, 0);
@@ -86,10 +94,11 @@ optim::Optimizer make_optimizer(const parallel::Replicated& replicated, const co
 }
 
 optim::ScheduleOptions make_schedule(const config::RunConfig& config) {
-  static const std::map<std::string, optim::ScheduleType> kTypes{{"constant", optim::ScheduleType::constant},
-                                                                 {"linear", optim::ScheduleType::linear},
-                                                                 {"cosine", optim::ScheduleType::cosine},
-                                                                 {"wsd", optim::ScheduleType::wsd}};
+  static const std::map<std::string, optim::ScheduleType> kTypes{
+      {"constant", optim::ScheduleType::constant},
+      {"linear", optim::ScheduleType::linear},
+      {"cosine", optim::ScheduleType::cosine},
+      {"wsd", optim::ScheduleType::wsd}};
   return {.type = kTypes.at(config.schedule.type),
           .learning_rate = config.optimizer.learning_rate,
           .min_ratio = config.schedule.min_ratio,
@@ -108,8 +117,8 @@ Run assemble(const config::RunConfig& config, const launch::RankEnvironment& env
 Run assemble(const config::RunConfig& config, const mesh::Axis& data_axis) {
   const auto shape = config::resolve_model_shape(config.model);
   if (shape.family == config::ModelFamily::gpt2 && config.data.seq_len > shape.max_seq_len) {
-    user_error("data.seq_len: expected at most {} (the model's positions), got {}", shape.max_seq_len,
-               config.data.seq_len);
+    user_error("data.seq_len: expected at most {} (the model's positions), got {}",
+               shape.max_seq_len, config.data.seq_len);
   }
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,

@@ -1,4 +1,5 @@
-// From the configuration to a run that is ready for its first step: the one place that knows every technique.
+// From the configuration to a run that is ready for its first step: the one place that knows every
+// technique.
 #pragma once
 
 #include <memory>
@@ -27,7 +28,8 @@ struct Run {
   optim::ScheduleOptions schedule;
 };
 
-/// Collective. UserError or ValueError before any training for whatever the user got wrong; DistError if a rank is lost.
+/// Collective. UserError or ValueError before any training for whatever the user got wrong;
+/// DistError if a rank is lost.
 Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment);
 
 /// The same over an axis that exists already.

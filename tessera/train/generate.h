@@ -14,8 +14,10 @@ struct GenerateOptions {
   int64_t seed = 0;
 };
 
-/// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and continuation; tokens
-/// beyond a byte are written as <id>. Same seed, same text. Cost: one forward over at most max_seq_len tokens per token.
-std::string generate(models::LanguageModel& model, const std::string& prompt, const GenerateOptions& options = {});
+/// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and
+/// continuation; tokens beyond a byte are written as <id>. Same seed, same text. Cost: one forward
+/// over at most max_seq_len tokens per token.
+std::string generate(models::LanguageModel& model, const std::string& prompt,
+                     const GenerateOptions& options = {});
 
 }  // namespace tessera::train

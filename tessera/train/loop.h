@@ -6,8 +6,9 @@
 
 namespace tessera::train {
 
-/// Runs train.steps steps; rank 0 shows progress and writes metrics.jsonl, TensorBoard events, loss.svg and summary.json to
-/// train.run_dir. Prints the summary. Collective. Throws what the steps throw; files of the steps so far stay.
+/// Runs train.steps steps; rank 0 shows progress and writes metrics.jsonl, TensorBoard events,
+/// loss.svg and summary.json to train.run_dir. Prints the summary. Collective. Throws what the
+/// steps throw; files of the steps so far stay.
 void train_loop(Run& run, const launch::RankEnvironment& environment);
 
 }  // namespace tessera::train

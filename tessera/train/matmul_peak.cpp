@@ -15,7 +15,9 @@ double matmul_peak() {
   for (int i = 0; i < 12; ++i) {
     const auto start = std::chrono::steady_clock::now();
     at::mm_out(c, a, b);
-    best_seconds = std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best_seconds =
+        std::min(best_seconds,
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return 2.0 * kSize * kSize * kSize / best_seconds;
 }

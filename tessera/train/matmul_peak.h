@@ -3,8 +3,9 @@
 
 namespace tessera::train {
 
-/// Floating-point operations per second of fp32 matrix products [1024 x 1024] x [1024 x 1024] in this process with its
-/// threads: the best of a few runs, some 0.1 s. Ranks that share a machine should measure at the same time.
+/// Floating-point operations per second of fp32 matrix products [1024 x 1024] x [1024 x 1024] in
+/// this process with its threads: the best of a few runs, some 0.1 s. Ranks that share a machine
+/// should measure at the same time.
 double matmul_peak();
 
 }  // namespace tessera::train

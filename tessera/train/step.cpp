@@ -27,7 +27,8 @@ double gradient_norm(const parallel::Replicated& replicated) {
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
   const auto rows = loader.rows();
-  const int64_t size = run.config.train.micro_batch > 0 ? run.config.train.micro_batch : rows.size();
+  const int64_t size =
+      run.config.train.micro_batch > 0 ? run.config.train.micro_batch : rows.size();
   std::vector<data::Batch> batches;
   for (int64_t row = rows.begin; row < rows.end; row += size) {
     batches.push_back(loader.batch(step, row, std::min(row + size, rows.end)));
@@ -43,7 +44,8 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   double local_tokens = 0;
   for (const auto& batch : batches) local_tokens += static_cast<double>(batch.num_tokens);
   const double num_tokens = summed(run.data_axis, {local_tokens})[0];
-  if (num_tokens == 0) user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
+  if (num_tokens == 0)
+    user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
 
   double local_loss = 0;
   for (const auto& batch : batches) {
@@ -71,7 +73,8 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
 std::optional<double> validation_loss(Run& run) {
   if (!run.validation_loader) return std::nullopt;
   const torch::NoGradGuard no_grad;
-  const int64_t num_batches = std::min(run.config.train.validation_batches, run.validation_loader->num_batches());
+  const int64_t num_batches =
+      std::min(run.config.train.validation_batches, run.validation_loader->num_batches());
   double local_loss = 0, local_tokens = 0;
   for (int64_t step = 0; step < num_batches; ++step) {
     for (const auto& batch : micro_batches(run, *run.validation_loader, step)) {

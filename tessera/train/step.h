@@ -11,10 +11,10 @@
 namespace tessera::train {
 
 struct StepResult {
-  double loss = 0;          ///< mean over the valid tokens of the global batch, in nats
-  double grad_norm = 0;     ///< of the whole model, before clipping
+  double loss = 0;       ///< mean over the valid tokens of the global batch, in nats
+  double grad_norm = 0;  ///< of the whole model, before clipping
   double learning_rate = 0;
-  int64_t num_tokens = 0;   ///< valid ones, over all ranks
+  int64_t num_tokens = 0;  ///< valid ones, over all ranks
   /// Of the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };
@@ -22,16 +22,17 @@ struct StepResult {
 /// This rank's rows of a step, cut into micro-batches of train.micro_batch rows.
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step);
 
-/// Step `step`, counted from 0, on `batches`: micro-batches forward and backward, gradients summed over the ranks while backward goes
-/// on, clipped to optimizer.max_grad_norm, one update. The result is the same on every rank and, up to the order of
-/// floating-point sums, for any number of ranks and any size of micro-batch. Collective.
+/// Step `step`, counted from 0, on `batches`: micro-batches forward and backward, gradients summed
+/// over the ranks while backward goes on, clipped to optimizer.max_grad_norm, one update. The
+/// result is the same on every rank and, up to the order of floating-point sums, for any number of
+/// ranks and any size of micro-batch. Collective.
 StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& batches);
 
 /// The same on the step's own rows of the training data.
 StepResult train_step(Run& run, int64_t step);
 
-/// Mean loss per token over the first train.validation_batches batches of the held-out data; none without such data.
-/// Collective.
+/// Mean loss per token over the first train.validation_batches batches of the held-out data; none
+/// without such data. Collective.
 std::optional<double> validation_loss(Run& run);
 
 }  // namespace tessera::train

@@ -21,7 +21,8 @@ struct Recorded {
   std::vector<double> losses, grad_norms;
 };
 
-/// The job of the recorded runs: rows in order, AdamW with decay on every parameter, constant learning rate.
+/// The job of the recorded runs: rows in order, AdamW with decay on every parameter, constant
+/// learning rate.
 inline config::RunConfig recorded_job(int64_t seq_len, int64_t global_batch) {
   config::RunConfig job;
   job.data.train = {"tests/fixtures/tokens_head.bin"};
@@ -34,8 +35,9 @@ inline config::RunConfig recorded_job(int64_t seq_len, int64_t global_batch) {
   return job;
 }
 
-/// Trains on `axis`'s ranks and compares every step: losses within 2e-5 relative, gradient norms within 2e-4 (the recorded
-/// norms are themselves off by up to 1e-4, see the issue of fp32 sums in optim/norm.h).
+/// Trains on `axis`'s ranks and compares every step: losses within 2e-5 relative, gradient norms
+/// within 2e-4 (the recorded norms are themselves off by up to 1e-4, see the issue of fp32 sums in
+/// optim/norm.h).
 inline void expect_recorded(train::Run& run, const Recorded& recorded) {
   for (size_t step = 0; step < recorded.losses.size(); ++step) {
     const auto result = train::train_step(run, static_cast<int64_t>(step));

@@ -13,7 +13,8 @@ constexpr const char* kFolder = "tests/fixtures/gpt2_micro";
 TEST(Gpt2Micro, LogitsEqualTransformers) {
   const torch::NoGradGuard no_grad;
   const checkpoint::SafetensorsFile expected(std::string(kFolder) + "/expected.safetensors");
-  auto model = models::make_language_model(config::read_model_shape(std::string(kFolder) + "/config.json"));
+  auto model =
+      models::make_language_model(config::read_model_shape(std::string(kFolder) + "/config.json"));
   checkpoint::load_pretrained(*model, kFolder);
   const auto logits = model->logits(expected.tensor("input_ids"));
   EXPECT_LT((logits - expected.tensor("logits")).abs().max().item<double>(), 1e-5);
@@ -40,8 +41,10 @@ TEST_P(Gpt2TrainingTest, EqualsTheRecordedRun) {
         batch.num_tokens = batch.inputs.size(0) * 31;
       }
       const auto result = train::train_step(run, static_cast<int64_t>(step), batches);
-      EXPECT_NEAR(result.loss / recorded["loss"][step].get<double>(), 1, 2e-5) << "step " << step + 1;
-      EXPECT_NEAR(result.grad_norm / recorded["grad_norm"][step].get<double>(), 1, 2e-4) << "step " << step + 1;
+      EXPECT_NEAR(result.loss / recorded["loss"][step].get<double>(), 1, 2e-5)
+          << "step " << step + 1;
+      EXPECT_NEAR(result.grad_norm / recorded["grad_norm"][step].get<double>(), 1, 2e-4)
+          << "step " << step + 1;
     }
   });
 }

@@ -8,20 +8,24 @@
 namespace tessera::parity {
 namespace {
 
-std::shared_ptr<models::LanguageModel> micro(const std::string& folder = "tests/fixtures/llama_micro") {
+std::shared_ptr<models::LanguageModel> micro(
+    const std::string& folder = "tests/fixtures/llama_micro") {
   auto model = models::make_language_model(config::read_model_shape(folder + "/config.json"));
   checkpoint::load_pretrained(*model, folder);
   return model;
 }
 
-double largest_difference(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
+double largest_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
 
 TEST(LlamaMicro, LogitsEqualTransformers) {
   const torch::NoGradGuard no_grad;
   const checkpoint::SafetensorsFile expected("tests/fixtures/llama_micro/expected.safetensors");
   for (const auto* folder : {"tests/fixtures/llama_micro", "tests/fixtures/llama_micro_sharded"}) {
     const auto logits = micro(folder)->logits(expected.tensor("input_ids"));
-    EXPECT_LT(largest_difference(logits.slice(0, 0, 2), expected.tensor("logits_rows_0_1")), 1e-5) << folder;
+    EXPECT_LT(largest_difference(logits.slice(0, 0, 2), expected.tensor("logits_rows_0_1")), 1e-5)
+        << folder;
   }
 }
 
@@ -29,7 +33,8 @@ TEST(LlamaMicro, RecipeEqualsTheStoredWeightsToTheBit) {
   auto recipe = models::make_language_model(config::model_preset("micro"));
   models::initialise(*recipe, 1234, 0.02);
   const auto stored = micro()->named_parameters();
-  for (const auto& item : recipe->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), stored[item.key()])) << item.key();
+  for (const auto& item : recipe->named_parameters())
+    EXPECT_TRUE(torch::equal(item.value(), stored[item.key()])) << item.key();
 }
 
 TEST(LlamaMicro, FirstGradientsEqualPyTorch) {
@@ -37,9 +42,11 @@ TEST(LlamaMicro, FirstGradientsEqualPyTorch) {
   const checkpoint::SafetensorsFile gradients("tests/fixtures/llama_micro/grads_step1.safetensors");
   auto model = micro();
   const auto targets = expected.tensor("targets");
-  model->loss(expected.tensor("input_ids"), targets, 1.0 / static_cast<double>(targets.numel())).backward();
+  model->loss(expected.tensor("input_ids"), targets, 1.0 / static_cast<double>(targets.numel()))
+      .backward();
   for (const auto& item : model->named_parameters()) {
-    EXPECT_LT(largest_difference(item.value().grad(), gradients.tensor(item.key())), 1e-6) << item.key();
+    EXPECT_LT(largest_difference(item.value().grad(), gradients.tensor(item.key())), 1e-6)
+        << item.key();
   }
 }
 
@@ -48,14 +55,16 @@ TEST(LlamaTiny, FirstLogitsEqualPyTorch) {
   const auto parity = read_fixture("llama_tiny/parity.json");
   auto model = models::make_language_model(config::model_preset("tiny"));
   models::initialise(*model, 1234, 0.02);
-  const data::Loader loader(data::open_datasets({.train = {.paths = {"tests/fixtures/tokens_head.bin"}},
-                                                 .validation_fraction = 0,
-                                                 .seq_len = 256})
-                                .train,
-                            {.shuffle = false});
+  const data::Loader loader(
+      data::open_datasets({.train = {.paths = {"tests/fixtures/tokens_head.bin"}},
+                           .validation_fraction = 0,
+                           .seq_len = 256})
+          .train,
+      {.shuffle = false});
   const auto logits = model->logits(loader.batch(0).inputs)[0].slice(1, 0, 256);
   const auto expect_row = [&](int64_t position, const char* key) {
-    const auto row = torch::tensor(parity["first_batch"][key].get<std::vector<double>>(), torch::kFloat64);
+    const auto row =
+        torch::tensor(parity["first_batch"][key].get<std::vector<double>>(), torch::kFloat64);
     EXPECT_LT(largest_difference(logits[position].to(torch::kFloat64), row), 1e-5) << key;
   };
   expect_row(0, "logits_row0_pos0_first256");
@@ -76,7 +85,8 @@ TEST_P(LlamaTrainingTest, MicroEqualsTheRecordedRun) {
     job.model.init = "pretrained";
     auto run = train::assemble(job, axis);
     expect_recorded(run, recorded("micro"));
-    const checkpoint::SafetensorsFile after("tests/fixtures/llama_micro/model_after_20_steps.safetensors");
+    const checkpoint::SafetensorsFile after(
+        "tests/fixtures/llama_micro/model_after_20_steps.safetensors");
     for (const auto& item : run.model->named_parameters()) {
       EXPECT_LT(largest_difference(item.value(), after.tensor(item.key())), 2e-5) << item.key();
     }

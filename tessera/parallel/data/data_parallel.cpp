@@ -10,13 +10,15 @@
 namespace tessera::parallel {
 namespace {
 
-/// The parameters of each unit by the model's full names; a tied one goes to the first unit that has it.
-std::vector<std::vector<FlatBuffer::Named>> parameters_by_unit(const torch::nn::Module& model,
-                                                               const std::vector<UnitModules>& units) {
+/// The parameters of each unit by the model's full names; a tied one goes to the first unit that
+/// has it.
+std::vector<std::vector<FlatBuffer::Named>> parameters_by_unit(
+    const torch::nn::Module& model, const std::vector<UnitModules>& units) {
   std::unordered_map<const void*, std::string> names;
   std::vector<FlatBuffer::Named> all;
   for (const auto& item : model.named_parameters()) {
-    if (names.emplace(item.value().unsafeGetTensorImpl(), item.key()).second) all.emplace_back(item.key(), item.value());
+    if (names.emplace(item.value().unsafeGetTensorImpl(), item.key()).second)
+      all.emplace_back(item.key(), item.value());
   }
   std::unordered_set<const void*> taken;
   std::vector<std::vector<FlatBuffer::Named>> result(units.size());
@@ -98,12 +100,13 @@ std::vector<std::string> Replicated::parameters_without_gradient() const {
   return names;
 }
 
-Replicated replicate(torch::nn::Module& model, std::vector<UnitModules> units, const mesh::Axis& axis,
-                     const ReplicateOptions& options) {
+Replicated replicate(torch::nn::Module& model, std::vector<UnitModules> units,
+                     const mesh::Axis& axis, const ReplicateOptions& options) {
   auto state = std::make_shared<Replicated::State>(axis);
   const auto parameters = parameters_by_unit(model, units);
   for (size_t i = 0; i < units.size(); ++i) {
-    TORCH_CHECK_VALUE(!parameters[i].empty(), "unit ", units[i].name, ": expected a parameter that no earlier unit has");
+    TORCH_CHECK_VALUE(!parameters[i].empty(), "unit ", units[i].name,
+                      ": expected a parameter that no earlier unit has");
     state->buffers.emplace_back(parameters[i], options.decays);
   }
   state->units.resize(state->buffers.size());

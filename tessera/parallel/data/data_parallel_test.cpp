@@ -13,7 +13,8 @@ using nn::Linear;
 /// Three linear layers, of which the last may be left unused.
 struct Net : nn::Hookable {
   Net() {
-    for (auto* layer : {&first, &second, &unused}) register_module("layer" + std::to_string(children().size()), *layer);
+    for (auto* layer : {&first, &second, &unused})
+      register_module("layer" + std::to_string(children().size()), *layer);
     torch::manual_seed(3);
     const torch::NoGradGuard no_grad;
     for (auto& parameter : parameters()) parameter.normal_();
@@ -45,7 +46,8 @@ TEST_P(ReplicateTest, GradientsEqualThoseOfTheWholeBatch) {
     const auto expected = plain_gradients(batch);
     Net net;
     auto replicated = replicate(net, net.units(), axis);
-    const int64_t begin = axis.rank() * rows / axis.size(), end = (axis.rank() + 1) * rows / axis.size();
+    const int64_t begin = axis.rank() * rows / axis.size(),
+                  end = (axis.rank() + 1) * rows / axis.size();
     for (int step = 0; step < 2; ++step) {
       const int64_t middle = begin + 1;
       replicated.set_requires_gradient_sync(false);
@@ -55,9 +57,12 @@ TEST_P(ReplicateTest, GradientsEqualThoseOfTheWholeBatch) {
       replicated.finish_backward();
       for (const auto& item : net.named_parameters()) {
         const auto& wanted = expected.at(item.key());
-        expect_close(item.value().grad(), wanted.defined() ? wanted : torch::zeros_like(item.value()), {.absolute = 1e-5, .relative = 1e-5});
+        expect_close(item.value().grad(),
+                     wanted.defined() ? wanted : torch::zeros_like(item.value()),
+                     {.absolute = 1e-5, .relative = 1e-5});
       }
-      EXPECT_EQ(replicated.parameters_without_gradient(), std::vector<std::string>{"layer2.weight"});
+      EXPECT_EQ(replicated.parameters_without_gradient(),
+                std::vector<std::string>{"layer2.weight"});
       replicated.zero_gradients();
     }
     // One collective per unit and step, however many micro-batches.
@@ -86,8 +91,9 @@ TEST_P(ReplicateTest, ParametersThatDifferAreNamed) {
 INSTANTIATE_TEST_SUITE_P(Ranks, ReplicateTest, ::testing::Values(1, 2, 3));
 
 TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
-  const std::vector<FlatBuffer::Named> parameters{{"norm", torch::ones({5}, torch::requires_grad())},
-                                                  {"weight", torch::full({3, 7}, 2.f, torch::requires_grad())}};
+  const std::vector<FlatBuffer::Named> parameters{
+      {"norm", torch::ones({5}, torch::requires_grad())},
+      {"weight", torch::full({3, 7}, 2.f, torch::requires_grad())}};
   const FlatBuffer buffer(parameters, [](const auto& named) { return named.second.dim() > 1; });
   EXPECT_EQ(buffer.entries()[0].name, "weight");
   EXPECT_EQ(buffer.decayed(), 32);

@@ -12,16 +12,20 @@ int64_t aligned(int64_t elements, int64_t element_bytes) {
 
 }  // namespace
 
-FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, const std::function<bool(const Named&)>& decays) {
+FlatBuffer::FlatBuffer(const std::vector<Named>& parameters,
+                       const std::function<bool(const Named&)>& decays) {
   TORCH_INTERNAL_ASSERT(!parameters.empty());
   const auto options = parameters.front().second.options().requires_grad(false);
   for (const auto& [name, parameter] : parameters) {
-    TORCH_CHECK_VALUE(parameter.scalar_type() == options.dtype() && parameter.device() == options.device(), name,
-                      ": expected ", options.dtype(), " on ", options.device(), " as the unit's first parameter (",
-                      parameters.front().first, "), got ", parameter.scalar_type(), " on ", parameter.device());
+    TORCH_CHECK_VALUE(
+        parameter.scalar_type() == options.dtype() && parameter.device() == options.device(), name,
+        ": expected ", options.dtype(), " on ", options.device(),
+        " as the unit's first parameter (", parameters.front().first, "), got ",
+        parameter.scalar_type(), " on ", parameter.device());
     entries_.push_back({.name = name, .parameter = parameter, .decays = decays({name, parameter})});
   }
-  std::stable_partition(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.decays; });
+  std::stable_partition(entries_.begin(), entries_.end(),
+                        [](const auto& entry) { return entry.decays; });
   int64_t size = 0;
   for (auto& entry : entries_) {
     entry.offset = size;

@@ -17,8 +17,9 @@ std::string describe(const std::vector<FlatBuffer>& buffers) {
   for (const auto& buffer : buffers) {
     for (const auto& entry : buffer.entries()) {
       const auto values = entry.parameter.detach().cpu();
-      text += fmt::format("{} {} [{}] checksum {:016x}\n", entry.name, c10::toString(values.scalar_type()),
-                          fmt::join(values.sizes(), ", "), XXH3_64bits(values.const_data_ptr(), values.nbytes()));
+      text += fmt::format("{} {} [{}] checksum {:016x}\n", entry.name,
+                          c10::toString(values.scalar_type()), fmt::join(values.sizes(), ", "),
+                          XXH3_64bits(values.const_data_ptr(), values.nbytes()));
     }
   }
   return text;
@@ -38,8 +39,9 @@ void check_same_parameters(const std::vector<FlatBuffer>& buffers, const mesh::A
       std::getline(expected, expected_line);
       std::getline(actual, actual_line);
     } while (expected_line == actual_line && expected);
-    TORCH_CHECK_VALUE(false, "parameters differ at the start: expected '", expected_line, "' as on rank 0, rank ", rank,
-                      " has '", actual_line, "'; load or initialise all ranks alike");
+    TORCH_CHECK_VALUE(false, "parameters differ at the start: expected '", expected_line,
+                      "' as on rank 0, rank ", rank, " has '", actual_line,
+                      "'; load or initialise all ranks alike");
   }
 }
 
