@@ -33,3 +33,8 @@ target_link_options(torch INTERFACE -Wl,--disable-new-dtags -Wl,-rpath,${TESSERA
                     -Wl,--no-as-needed -L${TESSERA_LIBTORCH}/lib -Wl,--allow-shlib-undefined)
 target_link_libraries(torch INTERFACE
   ${TESSERA_LIBTORCH}/lib/libtorch_cpu.so ${TESSERA_LIBTORCH}/lib/libc10.so Threads::Threads fmt::fmt)
+
+include(cuda)
+if(TESSERA_WITH_CUDA)
+  target_link_libraries(torch INTERFACE ${TESSERA_LIBTORCH}/lib/libtorch_cuda.so ${TESSERA_LIBTORCH}/lib/libc10_cuda.so)
+endif()

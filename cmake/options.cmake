@@ -11,7 +11,6 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 set(TESSERA_SANITIZER "" CACHE STRING "address, undefined or thread")
-option(TESSERA_CUDA "Build with CUDA and NCCL (needs nvcc, NCCL headers and a CUDA LibTorch)" OFF)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)

@@ -14,6 +14,8 @@ const char* name_of(Operation operation) {
       return "all_gather";
     case Operation::reduce_scatter:
       return "reduce_scatter";
+    case Operation::scatter:
+      return "scatter";
     case Operation::all_to_all:
       return "all_to_all";
     case Operation::barrier:
@@ -34,6 +36,8 @@ Counter& Counters::of(Operation operation) {
       return all_gather;
     case Operation::reduce_scatter:
       return reduce_scatter;
+    case Operation::scatter:
+      return scatter;
     case Operation::all_to_all:
       return all_to_all;
     case Operation::barrier:
@@ -46,8 +50,8 @@ Counter& Counters::of(Operation operation) {
 
 Counter Counters::total() const {
   Counter sum;
-  for (const Counter* counter :
-       {&all_reduce, &broadcast, &all_gather, &reduce_scatter, &all_to_all, &barrier, &objects}) {
+  for (const Counter* counter : {&all_reduce, &broadcast, &all_gather, &reduce_scatter, &scatter,
+                                 &all_to_all, &barrier, &objects}) {
     sum.calls += counter->calls;
     sum.bytes += counter->bytes;
     sum.wait_seconds += counter->wait_seconds;

@@ -7,7 +7,7 @@ namespace tessera::comm {
 
 struct Counter {
   int64_t calls = 0;
-  int64_t bytes = 0;        ///< of the whole tensor (all_gather: output, reduce_scatter: input)
+  int64_t bytes = 0;        ///< of the whole tensor (all_gather: output, [reduce_]scatter: input)
   double wait_seconds = 0;  ///< the caller's thread stood still in Work::wait
 };
 
@@ -16,6 +16,7 @@ enum class Operation {
   broadcast,
   all_gather,
   reduce_scatter,
+  scatter,
   all_to_all,
   barrier,
   objects
@@ -25,7 +26,7 @@ const char* name_of(Operation operation);
 
 /// A group of one rank counts nothing: nothing is sent.
 struct Counters {
-  Counter all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier;
+  Counter all_reduce, broadcast, all_gather, reduce_scatter, scatter, all_to_all, barrier;
   Counter objects;  ///< all_gather_bytes
 
   Counter& of(Operation operation);

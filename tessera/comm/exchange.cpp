@@ -14,6 +14,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr int64_t kStagingBytes = int64_t{8} << 20;
+constexpr int kComparedCalls = 64;
 
 void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
   if (to.data_ptr() == from.data_ptr() || from.numel() == 0) return;
@@ -33,6 +34,23 @@ std::vector<at::Tensor> slices_of(const at::Tensor& tensor, int parts) {
   std::vector<at::Tensor> slices;
   for (int r = 0; r < parts; ++r) slices.push_back(piece(tensor, r * length, length));
   return slices;
+}
+
+void Exchange::compare_calls(const Call& call, const Deadline& deadline) {
+  if (calls_ == kComparedCalls) return;
+  ++calls_;
+  const auto code = call.code();
+  const auto codes = at::empty({size(), 2}, at::kLong);
+  auto* all = codes.mutable_data_ptr<int64_t>();
+  all[2 * rank()] = static_cast<int64_t>(code.kind);
+  all[2 * rank() + 1] = static_cast<int64_t>(code.bytes);
+  const auto slices = slices_of(codes.view({-1}), size());
+  all_gather(slices, slices[rank()], deadline);
+  for (int r = 0; r < size(); ++r) {
+    check_same_call(rank(), call, r,
+                    {.kind = static_cast<uint64_t>(all[2 * r]),
+                     .bytes = static_cast<uint64_t>(all[2 * r + 1])});
+  }
 }
 
 void Exchange::all_to_all(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
@@ -71,6 +89,14 @@ void Exchange::all_gather(std::span<const at::Tensor> outputs, const at::Tensor&
   all_to_all(outputs, inputs, deadline);
 }
 
+void Exchange::scatter(const at::Tensor& output, std::span<const at::Tensor> inputs, int root,
+                       const Deadline& deadline) {
+  const std::vector<at::Tensor> nothing(static_cast<size_t>(size()), output.narrow(0, 0, 0));
+  auto outputs = nothing;
+  outputs[root] = output;
+  all_to_all(outputs, rank() == root ? inputs : nothing, deadline);
+}
+
 void Exchange::reduce_scatter(const at::Tensor& output, std::span<const at::Tensor> inputs,
                               ReduceOp op, const Deadline& deadline) {
   int64_t longest = 0;
@@ -79,6 +105,7 @@ void Exchange::reduce_scatter(const at::Tensor& output, std::span<const at::Tens
   const int64_t staged = std::max<int64_t>(1, kStagingBytes / (element_bytes * size()));
   const int64_t length = std::min(staged, longest);
   const auto staging = at::empty({size() * std::min(length, output.numel())}, output.options());
+  staging_bytes_ = std::max<int64_t>(staging_bytes_, static_cast<int64_t>(staging.nbytes()));
 
   for (int64_t begin = 0; begin < longest; begin += length) {
     const auto mine = piece(inputs[rank()], begin, length);

@@ -3,10 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/queue.h"
 #include "tessera/comm/reduce.h"
 
@@ -19,6 +21,11 @@ class Exchange {
  public:
   explicit Exchange(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
+  /// Throws std::runtime_error on every rank, with both calls, if one is in another call. Asks only
+  /// for the first 64 calls, because it costs a message to every peer: ranks that differ do so from
+  /// the start. Without it Gloo ends the process at a message of another size.
+  void compare_calls(const Call& call, const Deadline& deadline);
+
   /// outputs[r] = rank r's inputs[this rank]; one contiguous tensor a rank, sizes may differ, empty
   /// ones are not sent.
   void all_to_all(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
@@ -27,6 +34,10 @@ class Exchange {
   /// outputs[r] = rank r's input. A rank sends (N-1) inputs.
   void all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,
                   const Deadline& deadline);
+
+  /// output [n] = rank root's inputs[this rank]; `inputs` is used on the root alone.
+  void scatter(const at::Tensor& output, std::span<const at::Tensor> inputs, int root,
+               const Deadline& deadline);
 
   /// output [n] = op over r of rank r's inputs[this rank], where inputs[r] has rank r's size (they
   /// may differ). Needs at most 8 MiB of staging memory. `output` may be inputs[this rank].
@@ -37,12 +48,16 @@ class Exchange {
   /// contiguous.
   void all_reduce(const at::Tensor& tensor, ReduceOp op, const Deadline& deadline);
 
+  int64_t staging_bytes() const { return staging_bytes_; }  ///< the most that was used at once
+
  private:
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  int tag_ = 0;  // one for each all_to_all, counted alike by all ranks
+  int tag_ = 0;    // one for each all_to_all, counted alike by all ranks
+  int calls_ = 0;  // compared so far
+  std::atomic<int64_t> staging_bytes_ = 0;
 };
 
 /// The flat `tensor` in `parts` consecutive slices of ceil(numel / parts) elements; the last ones

@@ -100,5 +100,52 @@ TEST(Failure, SharedMemoryNamesTheDeadRank) {
   });
 }
 
+TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
+  struct Case {
+    std::function<void(const Group&)> first, others;  // of rank 0, of all others
+    std::string name_of_first, name_of_others;
+  };
+  const auto floats = [](int64_t count) { return at::ones({count}); };
+  const std::vector<Case> cases = {
+      {[&](const Group& axis) { axis.all_reduce(floats(100)).wait(); },
+       [&](const Group& axis) { axis.all_reduce(floats(50)).wait(); },
+       "all_reduce of 400 B \\(Float, sum\\)", "all_reduce of 200 B \\(Float, sum\\)"},
+      {[&](const Group& axis) { axis.all_reduce(floats(0)).wait(); },
+       [&](const Group& axis) { axis.all_reduce(floats(2'000'000)).wait(); },
+       "all_reduce of 0 B \\(Float, sum\\)", "all_reduce of 8000000 B \\(Float, sum\\)"},
+      {[&](const Group& axis) { axis.all_reduce(floats(2)).wait(); },
+       [&](const Group& axis) { axis.all_reduce(floats(2), ReduceOp::max).wait(); },
+       "all_reduce of 8 B \\(Float, sum\\)", "all_reduce of 8 B \\(Float, max\\)"},
+      {[&](const Group& axis) { axis.all_gather(floats(axis.size() * 10), floats(10)).wait(); },
+       [&](const Group& axis) { axis.reduce_scatter(floats(10), floats(axis.size() * 10)).wait(); },
+       "all_gather of 120 B \\(Float\\)", "reduce_scatter of 120 B \\(Float, sum\\)"},
+      {[&](const Group& axis) { axis.broadcast(floats(10), 0).wait(); },
+       [&](const Group& axis) { axis.broadcast(floats(10), 1).wait(); },
+       "broadcast of 40 B \\(Float, root 0\\)", "broadcast of 40 B \\(Float, root 1\\)"},
+      {[&](const Group& axis) { axis.barrier(); },
+       [&](const Group& axis) { axis.scatter(floats(2), floats(2 * axis.size()), 0).wait(); },
+       "barrier", "scatter of 24 B \\(Float, root 0\\)"}};
+  const auto all_cases = [&](const mesh::DeviceMesh& mesh) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const auto& [first, others, name_of_first, name_of_others] = cases[i];
+      const auto& axis = mesh.axis("dp_shard", {.channel = fmt::format("case {}", i)});
+      axis.all_reduce(at::ones({1000})).wait();
+      std::string message;
+      const double seconds = seconds_of(
+          [&] { message = error_of([&] { (axis.rank() == 0 ? first : others)(axis); }); });
+      EXPECT_LT(seconds, 5);
+      const auto expected =
+          axis.rank() == 0
+              ? fmt::format("rank 0 called {}, rank [12] {};", name_of_first, name_of_others)
+              : fmt::format("rank {} called {}, rank 0 {};", axis.rank(), name_of_others,
+                            name_of_first);
+      EXPECT_THAT(message, ContainsRegex(expected));
+      EXPECT_THAT(message, Not(HasSubstr("\n")));
+    }
+  };
+  on_mesh({.shape = {.dp_shard = 3}}, all_cases);
+  on_mesh({.shape = {.dp_shard = 3}, .transport = {.shared_memory = false}}, all_cases);
+}
+
 }  // namespace
 }  // namespace tessera::comm

@@ -11,9 +11,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/choose.h"
 #include "tessera/comm/counters.h"
 #include "tessera/comm/gloo.h"
+#include "tessera/comm/native.h"
 #include "tessera/comm/reduce.h"
 
 namespace tessera::comm {
@@ -32,8 +34,9 @@ class [[nodiscard]] Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  /// Returns when the operation is done. Throws c10::DistError with one line: "rank 1, axis dp:
-  /// all_reduce of 4.0 MiB failed after 3.2 s: rank 0: connection closed by peer".
+  /// Returns when the operation is done (on a GPU: ordered, see Group). Throws c10::DistError with
+  /// one line: "rank 1, axis dp: all_reduce of 4.0 MiB failed after 3.2 s: rank 0: connection
+  /// closed by peer".
   void wait();
 
   bool done() const;  ///< never blocks; true once wait() would return at once
@@ -51,24 +54,33 @@ struct GroupOptions {
   int size = 1;
   std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< of every operation
   Transport transport = {};
+  c10::Device device = c10::kCPU;  ///< a GPU, the current one: its tensors are taken, too
 };
 
 /// A handle: copies are the same group. Ranks are counted within the group.
 ///
-/// Operations take contiguous CPU tensors, are collective (all ranks, same order, same sizes),
-/// start at once on a thread of the group's own and run one after the other; what was started
-/// overlaps with the caller's work. They write straight to memory: tensors' version counters stay,
-/// autograd sees nothing. A group of one rank copies input to output where they differ, and does
-/// nothing else. Results are the same bits on all ranks and in every run. After a failure every
+/// Operations take contiguous tensors and are collective (all ranks, same order, same sizes). They
+/// write straight to memory: tensors' version counters stay, autograd sees nothing. A group of one
+/// rank copies input to output where they differ, and does nothing else. After a failure every
 /// later operation of the group fails with the same error.
+///
+/// CPU tensors: operations start at once on a thread of the group's own and run one after the
+/// other; what was started overlaps with the caller's work. Results are the same bits on all ranks
+/// and in every run; bf16 and fp16 add up in fp32. Ranks that call different operations fail at
+/// once, each with one line that names both calls (on sockets only in a group's first 64).
+///
+/// Tensors on the group's GPU: NCCL, on a stream of the group's own, after what the caller's
+/// current stream was given before; Work::wait() does not stop the host, only that stream. Sums are
+/// taken in the tensor's type. A lost peer or a passed deadline shows at the next operation or
+/// wait().
 class Group {
  public:
   /// A group of one rank.
   explicit Group(std::string name = "none");
 
   /// Connects the ranks. Collective; `store` must be the group's own (c10d::PrefixStore). Costs N-1
-  /// connections and a thread; up to 2 MiB of memory per rank, shared, once used on one machine.
-  /// Throws c10::DistError.
+  /// connections and a thread; up to 2 MiB of memory per rank, shared, once used on one machine; on
+  /// GPUs NCCL's own, too, from the first operation. Throws c10::DistError.
   Group(const GroupOptions& options, const GlooDevice& device,
         const c10::intrusive_ptr<c10d::Store>& store);
 
@@ -78,7 +90,7 @@ class Group {
   std::chrono::milliseconds timeout() const;
   bool shares_memory() const;  ///< all ranks are on one machine and use shared_memory.h
 
-  /// tensor = op over ranks, in place, any shape. bf16 and fp16 add up in fp32.
+  /// tensor = op over ranks, in place, any shape.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
 
   /// tensor = rank root's, any shape.
@@ -97,6 +109,11 @@ class Group {
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       ReduceOp op = ReduceOp::sum) const;
 
+  /// output [n] = rank root's input[rank * n : (rank + 1) * n]. `input` [N * n] is looked at on the
+  /// root alone and may be undefined elsewhere; `output` may be the root's part of it. A rank other
+  /// than the root receives n elements, no more.
+  Work scatter(const at::Tensor& output, const at::Tensor& input, int root) const;
+
   /// output[r * n : (r + 1) * n] = rank r's input[rank * n : (rank + 1) * n]; both [N * n], apart
   /// in memory.
   Work all_to_all_single(const at::Tensor& output, const at::Tensor& input) const;
@@ -110,11 +127,18 @@ class Group {
   /// Since the group was made, in this process.
   Counters counters() const;
 
+  /// Memory for communication: this machine's shared slots as far as they were used (the same pages
+  /// count on every rank that maps them), and the most staging that one operation needed.
+  int64_t buffer_bytes() const;
+
  private:
   friend class Work;
   struct State;
   using Job = std::function<void(State&, const Deadline&)>;
-  Work start(Operation operation, int64_t bytes, Job job) const;
+  using NativeStart = std::function<NativeWork(const NativeCollectives&)>;
+  Work start(const Call& call, Job job) const;
+  Work start_on_gpu(const Call& call, const NativeStart& native) const;
+  void check_tensor(const at::Tensor& tensor, Operation operation) const;
 
   std::shared_ptr<State> state_;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <functional>
 #include <string>
@@ -67,6 +68,7 @@ Tolerance tolerance_of(at::ScalarType dtype) {
 }
 
 constexpr int64_t kCounts[] = {0, 1, 7, 64, 1000, 300'007};
+constexpr int64_t kFewCounts[] = {0, 7, 300'007};
 
 class GroupTest : public RankTest {};
 
@@ -105,8 +107,14 @@ TEST_P(GroupTest, HalfPrecisionSumsAddUpInFp32) {
   // 256 + 1 + 1 + .. is 256 in bf16 however often 1 is added; in fp32 every 1 counts.
   for_each_transport(GetParam(), [](const Group& axis) {
     auto tensor = at::full({5}, axis.rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
+    const auto expected = at::full({5}, 255.0 + axis.size(), at::kBFloat16);
     axis.all_reduce(tensor).wait();
-    expect_close(tensor, at::full({5}, 255.0 + axis.size(), at::kBFloat16), {0, 0});
+    expect_close(tensor, expected, {0, 0});
+
+    auto parts = at::full({5 * axis.size()}, axis.rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
+    auto mine = at::zeros({5}, at::kBFloat16);
+    axis.reduce_scatter(mine, parts).wait();
+    expect_close(mine, expected, {0, 0});
   });
 }
 
@@ -189,6 +197,92 @@ TEST_P(GroupTest, ReduceScatterLeavesThisRanksPart) {
   });
 }
 
+TEST_P(GroupTest, ScatterGivesEveryRankItsPartOfTheRoots) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    for (int root = 0; root < axis.size(); ++root) {
+      for (const int64_t count : kFewCounts) {
+        const auto whole = values_of(root, axis.size() * count, at::kFloat);
+        const auto expected = whole.narrow(0, axis.rank() * count, count);
+        auto output = at::zeros({count});
+        axis.scatter(output, axis.rank() == root ? whole : at::Tensor(), root).wait();
+        expect_close(output, expected, {0, 0});
+        if (axis.rank() == root) {  // in place: all of the root's memory stays as it was
+          auto in_place = whole.clone();
+          axis.scatter(in_place.narrow(0, root * count, count), in_place, root).wait();
+          expect_close(in_place, whole, {0, 0});
+        } else {
+          axis.scatter(output.zero_(), at::Tensor(), root).wait();
+          expect_close(output, expected, {0, 0});
+        }
+      }
+    }
+    const int64_t calls = axis.size() == 1 ? 0 : 2 * axis.size() * std::ssize(kFewCounts);
+    EXPECT_EQ(axis.counters().scatter.calls, calls);
+  });
+}
+
+/// Pages of which some can be made read-only: whoever writes there dies.
+class GuardedFloats {
+ public:
+  static constexpr int64_t kPage = 4096 / sizeof(float);
+
+  explicit GuardedFloats(int64_t pages)
+      : bytes_(static_cast<size_t>(pages) * 4096),
+        start_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    TORCH_CHECK(start_ != MAP_FAILED);
+  }
+  ~GuardedFloats() { munmap(start_, bytes_); }
+  GuardedFloats(const GuardedFloats&) = delete;
+  GuardedFloats& operator=(const GuardedFloats&) = delete;
+
+  at::Tensor tensor() const {
+    return at::from_blob(start_, {static_cast<int64_t>(bytes_ / sizeof(float))}, at::kFloat);
+  }
+  static void read_only(const at::Tensor& pages) {
+    if (pages.numel() == 0) return;
+    TORCH_CHECK(mprotect(pages.data_ptr(), pages.nbytes(), PROT_READ) == 0);
+  }
+
+ private:
+  size_t bytes_;
+  void* start_;
+};
+
+TEST_P(GroupTest, AllGatherInPlaceNeverWritesToTheInput) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    constexpr int64_t kPages = 150;  // more than a slot of shared memory
+    const int64_t count = kPages * GuardedFloats::kPage;
+    const GuardedFloats floats(axis.size() * kPages);
+    const auto output = floats.tensor();
+    const auto mine = output.narrow(0, axis.rank() * count, count);
+    mine.copy_(values_of(axis.rank(), count, at::kFloat));
+    GuardedFloats::read_only(mine);
+    axis.all_gather(output, mine).wait();
+    for (int r = 0; r < axis.size(); ++r) {
+      expect_close(output.narrow(0, r * count, count), values_of(r, count, at::kFloat), {0, 0});
+    }
+  });
+}
+
+TEST_P(GroupTest, ReduceScatterInPlaceWritesToThisRanksPartAlone) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    constexpr int64_t kPages = 150;
+    const int64_t count = kPages * GuardedFloats::kPage, n = axis.size();
+    const GuardedFloats floats(n * kPages);
+    const auto input = floats.tensor();
+    input.copy_(values_of(axis.rank(), n * count, at::kFloat));
+    GuardedFloats::read_only(input.narrow(0, 0, axis.rank() * count));
+    GuardedFloats::read_only(
+        input.narrow(0, (axis.rank() + 1) * count, (n - axis.rank() - 1) * count));
+    const auto mine = input.narrow(0, axis.rank() * count, count);
+    axis.reduce_scatter(mine, input).wait();
+    expect_close(mine,
+                 expected_of(ReduceOp::sum, axis.size(), n * count, at::kFloat)
+                     .narrow(0, axis.rank() * count, count),
+                 tolerance_of(at::kFloat));
+  });
+}
+
 TEST_P(GroupTest, AllToAll) {
   for_each_transport(GetParam(), [](const Group& axis) {
     for (const int64_t count : kCounts) {
@@ -259,6 +353,19 @@ TEST_P(GroupTest, CountsCallsBytesAndWaiting) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GroupTest, ::testing::Values(1, 2, 3, 5));
+
+TEST_P(GroupTest, KnowsTheMemoryItUses) {
+  for_each_transport(GetParam(), [](const Group& axis) {
+    const int64_t before = axis.buffer_bytes();
+    auto whole = at::ones({axis.size() * 1000});
+    axis.reduce_scatter(whole.narrow(0, 0, 1000), whole).wait();
+    const int64_t slots = axis.size() * 2 * (int64_t{512} << 10);
+    const int64_t expected = axis.size() == 1       ? 0
+                             : axis.shares_memory() ? slots
+                                                    : 4000 * axis.size();
+    EXPECT_EQ(axis.buffer_bytes() - before, expected);
+  });
+}
 
 TEST(Group, MayBeMadeAndDroppedUnused) {
   on_mesh({.shape = {.tp = 3}}, [](const mesh::DeviceMesh& mesh) {

@@ -68,6 +68,20 @@ void scale_typed(void* data, int64_t count, double factor) {
 
 }  // namespace
 
+const char* name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return "sum";
+    case ReduceOp::avg:
+      return "avg";
+    case ReduceOp::max:
+      return "max";
+    case ReduceOp::min:
+      return "min";
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 void check_reducible(ReduceOp op, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(op != ReduceOp::avg || at::isFloatingType(dtype),
                     "avg: expected a floating-point tensor, got ", c10::toString(dtype));

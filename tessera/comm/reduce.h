@@ -12,6 +12,8 @@ namespace tessera::comm {
 /// some versions).
 enum class ReduceOp { sum, avg, max, min };
 
+const char* name_of(ReduceOp op);
+
 /// out[i] = op over r of parts[r][i], i < count, taken in the order of ranks: the same bits whoever
 /// computes it. bf16 and fp16 add up in fp32 and are rounded once. `out` may be one of the parts.
 /// One pass over memory. Types: fp32, fp64, bf16, fp16, int64, int32, uint8. Throws c10::ValueError

@@ -82,6 +82,11 @@ std::vector<int> open_processes(const std::vector<std::string>& pids, int rank) 
 struct alignas(64) SharedMemory::Peer {
   std::atomic<uint32_t> posted[kLanes];
   std::atomic<uint32_t> done[kLanes];
+  // The last two calls: no rank is two ahead of another, every call waits for all.
+  struct {
+    std::atomic<uint64_t> kind, bytes;
+    std::atomic<uint32_t> sequence;
+  } calls[2];
 };
 
 struct SharedMemory::Header {
@@ -148,6 +153,23 @@ std::byte* SharedMemory::slot(int rank, Lane lane, uint32_t round) const {
   return reinterpret_cast<std::byte*>(header_) + Header::bytes(size_) + index * kSlotBytes;
 }
 
+void SharedMemory::begin(const Call& call) {
+  call_ = call;
+  const auto code = call.code();
+  auto& mine = header_->peers[rank_].calls[++sequence_ % 2];
+  mine.kind.store(code.kind, std::memory_order_relaxed);
+  mine.bytes.store(code.bytes, std::memory_order_relaxed);
+  mine.sequence.store(sequence_, std::memory_order_release);
+}
+
+void SharedMemory::compare_calls(int peer) const {
+  const auto& theirs = header_->peers[peer].calls[sequence_ % 2];
+  if (theirs.sequence.load(std::memory_order_acquire) != sequence_) return;  // not in it yet
+  check_same_call(rank_, call_, peer,
+                  {.kind = theirs.kind.load(std::memory_order_relaxed),
+                   .bytes = theirs.bytes.load(std::memory_order_relaxed)});
+}
+
 void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, int peer,
                               const Deadline& deadline) {
   for (int i = 0; i < kSpins; ++i) {
@@ -161,7 +183,9 @@ void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, i
     const uint32_t seen = counter.load(std::memory_order_acquire);
     if (reached(seen, target)) return;
     if (ended) throw std::runtime_error(fmt::format("rank {}: the process has ended", peer));
-    if (const int first = header_->gave_up.load(); first != 0) {
+    const int first = header_->gave_up.load();
+    for (int r = 0; r < size_; ++r) compare_calls(r);  // a better reason than that one gave up
+    if (first != 0) {
       throw std::runtime_error(fmt::format("rank {}: gave up", first - 1));
     }
     if (deadline.passed()) throw std::runtime_error(fmt::format("rank {}: deadline passed", peer));
@@ -208,6 +232,7 @@ void SharedMemory::post(Lane lane) {
 
 void SharedMemory::await(Lane lane, int peer, uint32_t round, const Deadline& deadline) {
   wait_until(header_->peers[peer].posted[lane], round + 1, peer, deadline);
+  compare_calls(peer);
 }
 
 void SharedMemory::finish(Lane lane, uint32_t round) {
@@ -220,6 +245,7 @@ void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int
                               const Deadline& deadline) {
   const int64_t unit = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t bytes = count * unit;
+  if (bytes == 0) return barrier(deadline);
   // A chunk is size_ parts, rank r adds up part r; parts are whole elements and cache lines.
   const int64_t wanted = std::min(kSlotBytes / size_, (bytes + size_ - 1) / size_);
   const int64_t part =
@@ -241,7 +267,7 @@ void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int
   };
   guarded([&] {
     uint32_t round = rounds_[kParts];
-    if (chunks > 0) post_parts(0);
+    post_parts(0);
     std::vector<const void*> parts(static_cast<size_t>(size_));
     for (int64_t chunk = 0; chunk < chunks; ++chunk, ++round) {
       if (chunk + 1 < chunks) post_parts(chunk + 1);
@@ -269,27 +295,30 @@ void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int
   });
 }
 
-void SharedMemory::scatter(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
-                           const Deadline& deadline) {
+void SharedMemory::distribute(const std::byte* input, int64_t part_bytes, int64_t unit,
+                              const Use& use, const Deadline& deadline) {
+  if (part_bytes == 0) return barrier(deadline);
   const int64_t stride = std::max(unit, kSlotBytes / size_ / 64 * 64);
   const auto post_parts = [&](int64_t begin) {
     std::byte* to = open_slot(kParts, deadline);
     const int64_t length = std::min(stride, part_bytes - begin);
     for (int r = 0; r < size_; ++r) {
-      if (r != rank_) std::memcpy(to + r * stride, input + r * part_bytes + begin, length);
+      if (r != rank_ && input != nullptr) {
+        std::memcpy(to + r * stride, input + r * part_bytes + begin, length);
+      }
     }
     post(kParts);
   };
   guarded([&] {
     uint32_t round = rounds_[kParts];
-    if (part_bytes > 0) post_parts(0);
+    post_parts(0);
     std::vector<const void*> parts(static_cast<size_t>(size_));
     for (int64_t begin = 0; begin < part_bytes; begin += stride, ++round) {
       if (begin + stride < part_bytes) post_parts(begin + stride);
       for (int r = 0; r < size_; ++r) {
         if (r != rank_) await(kParts, r, round, deadline);
-        parts[r] = r == rank_ ? input + rank_ * part_bytes + begin
-                              : slot(r, kParts, round) + rank_ * stride;
+        parts[r] = slot(r, kParts, round) + rank_ * stride;
+        if (r == rank_) parts[r] = input == nullptr ? nullptr : input + r * part_bytes + begin;
       }
       use(begin, std::min(stride, part_bytes - begin), parts);
       finish(kParts, round);
@@ -303,7 +332,17 @@ void SharedMemory::reduce_scatter(ReduceOp op, at::ScalarType dtype, void* outpu
   const Use reduce = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
     reduce_parts(op, dtype, parts, static_cast<std::byte*>(output) + begin, length / unit);
   };
-  scatter(static_cast<const std::byte*>(input), count * unit, unit, reduce, deadline);
+  distribute(static_cast<const std::byte*>(input), count * unit, unit, reduce, deadline);
+}
+
+void SharedMemory::scatter(void* output, const void* input, int64_t part_bytes, int root,
+                           const Deadline& deadline) {
+  const Use copy = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
+    auto* to = static_cast<std::byte*>(output) + begin;
+    if (to != parts[root]) std::memcpy(to, parts[root], length);
+  };
+  const auto* from = rank_ == root ? static_cast<const std::byte*>(input) : nullptr;
+  distribute(from, part_bytes, 1, copy, deadline);
 }
 
 void SharedMemory::all_to_all(void* output, const void* input, int64_t part_bytes,
@@ -313,7 +352,7 @@ void SharedMemory::all_to_all(void* output, const void* input, int64_t part_byte
       std::memcpy(static_cast<std::byte*>(output) + r * part_bytes + begin, parts[r], length);
     }
   };
-  scatter(static_cast<const std::byte*>(input), part_bytes, 1, copy, deadline);
+  distribute(static_cast<const std::byte*>(input), part_bytes, 1, copy, deadline);
 }
 
 void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes,
@@ -358,6 +397,20 @@ void SharedMemory::broadcast(void* data, int64_t bytes, int root, const Deadline
   sizes[root] = bytes;
   outputs[root] = data;
   all_gather(outputs, sizes, data, deadline);
+}
+
+void SharedMemory::barrier(const Deadline& deadline) {
+  const std::vector<int64_t> sizes(static_cast<size_t>(size_), 0);
+  const std::vector<void*> outputs(static_cast<size_t>(size_), nullptr);
+  all_gather(outputs, sizes, nullptr, deadline);
+}
+
+int64_t SharedMemory::used_bytes() const {
+  int64_t bytes = static_cast<int64_t>(Header::bytes(size_));
+  for (const auto& posted : header_->peers[rank_].posted) {
+    if (posted.load(std::memory_order_relaxed) != 0) bytes += size_ * kSlots * kSlotBytes;
+  }
+  return bytes;
 }
 
 }  // namespace tessera::comm

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/queue.h"
 #include "tessera/comm/reduce.h"
 
@@ -22,7 +23,8 @@ namespace tessera::comm {
 /// of two slots: while a chunk is read the next is written. A lane has two counters per rank,
 /// `posted` and `done`, on which waiting ranks sleep (futex): no core is burned. Memory traffic of
 /// an all-reduce of B bytes is about 2 B per rank, through sockets some 5 B and the kernel's work.
-/// Parts are added in the order of ranks: the same bits in every run, for any chunking.
+/// Parts are added in the order of ranks: the same bits in every run, for any chunking. Every rank
+/// writes down which call it is in; whoever waits for a peer, or reads its slot, compares.
 class SharedMemory {
  public:
   using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
@@ -34,16 +36,25 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  /// All block, and throw std::runtime_error when a peer has died (noticed within 20 ms), has given
-  /// up, or the deadline passes. Counts are elements, sizes bytes.
+  /// What the functions below are called for from here on, until the next begin().
+  void begin(const Call& call);
+
+  /// All block, and throw std::runtime_error when a peer has died (noticed within 20 ms), is in
+  /// another call (on both ranks, both calls are named), has given up, or the deadline passes.
+  /// Counts are elements, sizes bytes. Every one of them waits for every peer, even for 0 bytes.
   void all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int64_t count,
                   const Deadline& deadline);
   void reduce_scatter(ReduceOp op, at::ScalarType dtype, void* output, const void* input,
                       int64_t count, const Deadline& deadline);  ///< count: of the output
   void all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes, const void* input,
                   const Deadline& deadline);
+  void scatter(void* output, const void* input, int64_t part_bytes, int root,
+               const Deadline& deadline);  ///< input: of the root
   void all_to_all(void* output, const void* input, int64_t part_bytes, const Deadline& deadline);
   void broadcast(void* data, int64_t bytes, int root, const Deadline& deadline);
+
+  /// Memory that this rank has mapped and used: all ranks' slots of the lanes used so far.
+  int64_t used_bytes() const;
 
  private:
   enum Lane { kParts, kResults, kLanes };
@@ -55,8 +66,11 @@ class SharedMemory {
   /// output(begin, length, parts): what to do with this rank's part of a chunk, given where every
   /// rank's copy of it lies.
   using Use = std::function<void(int64_t begin, int64_t length, std::span<const void* const>)>;
-  void scatter(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
-               const Deadline& deadline);
+  /// Every rank's parts to their owners, a chunk at a time; `input` is null on ranks that send
+  /// none.
+  void distribute(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
+                  const Deadline& deadline);
+  void barrier(const Deadline& deadline);
 
   std::byte* slot(int rank, Lane lane, uint32_t round) const;
   std::byte* open_slot(Lane lane,
@@ -64,6 +78,7 @@ class SharedMemory {
   void post(Lane lane);
   void await(Lane lane, int peer, uint32_t round, const Deadline& deadline);
   void finish(Lane lane, uint32_t round);
+  void compare_calls(int peer) const;
   void wait_until(std::atomic<uint32_t>& counter, uint32_t target, int peer,
                   const Deadline& deadline);
   void give_up();
@@ -76,6 +91,8 @@ class SharedMemory {
   Header* header_;
   std::vector<int> process_fds_;
   uint32_t rounds_[kLanes] = {};  // begun on each lane, counted alike by all ranks
+  uint32_t sequence_ = 0;         // of the call, counted alike by all ranks
+  Call call_;
 };
 
 }  // namespace tessera::comm

@@ -1,16 +1,23 @@
 #include "tessera/comm/store.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <memory>
+#include <sstream>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/queue.h"
 
 namespace tessera::comm {
 namespace {
@@ -72,6 +79,74 @@ void check(const Rendezvous& where) {
   }
 }
 
+using Milliseconds = std::chrono::milliseconds;
+constexpr auto kMeetingPeriod = std::chrono::seconds(1);
+constexpr const char* kHere = "here";
+
+/// Where rank says that it has come to the meeting, or why it never will.
+std::string place_of(const Meeting& meeting, int rank) {
+  return fmt::format("meet/{}/{}/{}", meeting.name, meeting.ranks.front(), rank);
+}
+
+/// Where a rank says at which meeting it waits.
+std::string whereabouts_of(int rank) { return fmt::format("meet/at/{}", rank); }
+
+std::string to_text(const Meeting& meeting) {
+  return fmt::format("{}\n{}", meeting.name, fmt::join(meeting.ranks, " "));
+}
+
+Meeting from_text(const std::string& text) {
+  Meeting meeting;
+  std::istringstream words(text);
+  std::getline(words, meeting.name);
+  for (int rank = 0; words >> rank;) meeting.ranks.push_back(rank);
+  return meeting;
+}
+
+/// False at the end of `period`.
+bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, Milliseconds period) {
+  try {
+    store.wait(keys, period);
+    return true;
+  } catch (const c10::DistStoreError&) {
+    return store.check(keys);
+  }
+}
+
+void check_answer(const std::string& answer) {
+  if (answer != kHere) throw c10::DistError(answer, nullptr);
+}
+
+/// If `peer` waits for this rank elsewhere: tells it that this rank will not come, and throws.
+void refuse_deadlock(c10d::Store& store, const Meeting& meeting, int rank, int peer) {
+  if (!store.check({whereabouts_of(peer)})) return;
+  const auto other = from_text(store.get_to_str(whereabouts_of(peer)));
+  if (std::ranges::find(other.ranks, rank) == other.ranks.end()) return;
+  if (to_text(other) == to_text(meeting) || store.check({place_of(other, rank)})) return;
+  const auto reason = fmt::format(
+      "rank {} makes axis {} while rank {} makes axis {}; all ranks must first use "
+      "their axes in the same order",
+      rank, meeting.name, peer, other.name);
+  store.set(place_of(other, rank), reason);
+  throw c10::DistError(reason, nullptr);
+}
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// LibTorch's deadline does not cover a port where somebody listens but never answers: then its
+/// thread stays behind, waiting, until the process ends.
+StorePtr make_store(const std::string& host, const c10d::TCPStoreOptions& options) {
+  std::packaged_task<StorePtr()> task(
+      [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  auto store = task.get_future();
+  std::thread(std::move(task)).detach();
+  // Its own error, which says more, goes first.
+  if (store.wait_for(options.timeout + std::chrono::seconds(1)) != std::future_status::ready) {
+    TORCH_CHECK_WITH(DistError, false, "who listens there does not answer; set another port");
+  }
+  return store.get();
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& host) {
@@ -115,7 +190,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
   options.numWorkers = where.world_size;
   options.waitWorkers = false;
   options.timeout = where.timeout;
-  if (where.rank == 0) {
+  if (where.rank == 0 && !where.served) {
     // The store of LibTorch listens on every address unless it is given a bound socket.
     const Listener listener = where.listen_fd
                                   ? Listener{*where.listen_fd, port_of(*where.listen_fd)}
@@ -125,7 +200,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
     options.masterListenFd = listener.fd;
   }
   try {
-    return c10::make_intrusive<c10d::TCPStore>(where.master_addr, options);
+    return make_store(where.master_addr, options);
   } catch (const c10::Error& error) {
     const std::string reason = error.what_without_backtrace();
     throw c10::DistError(
@@ -134,6 +209,29 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
                     reason.substr(0, reason.find('\n'))),
         nullptr);
   }
+}
+
+void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting, int rank,
+          std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  store->set(whereabouts_of(rank), to_text(meeting));
+  if (!store->check({place_of(meeting, rank)})) store->set(place_of(meeting, rank), kHere);
+  std::vector<std::string> places;
+  for (const int peer : meeting.ranks) places.push_back(place_of(meeting, peer));
+  while (!wait_for(*store, places, std::min<Milliseconds>(kMeetingPeriod, deadline.left()))) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (store->check({places[i]})) {
+        check_answer(store->get_to_str(places[i]));
+      } else if (deadline.passed()) {
+        throw c10::DistError(fmt::format("rank {}, axis {}: rank {} did not come within {} s", rank,
+                                         meeting.name, meeting.ranks[i], timeout.count() / 1000.0),
+                             nullptr);
+      } else {
+        refuse_deadlock(*store, meeting, rank, meeting.ranks[i]);
+      }
+    }
+  }
+  for (const auto& answer : store->multiGet(places)) check_answer({answer.begin(), answer.end()});
 }
 
 }  // namespace tessera::comm

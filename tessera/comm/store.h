@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace tessera::comm {
 
@@ -15,6 +16,7 @@ struct Rendezvous {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;           ///< ignored by rank 0 if it has listen_fd
   std::optional<int> listen_fd;  ///< rank 0: a socket already bound; connect() takes it over
+  bool served = false;           ///< the launcher serves the store there: rank 0 listens nowhere
   std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< deadline of every wait
 };
 
@@ -32,9 +34,21 @@ Listener listen_on(const std::string& host, int port);
 /// listens elsewhere.
 bool is_loopback(const std::string& host);
 
-/// The store of the run: rank 0 serves it, all others connect within `timeout`. A world of one rank
-/// needs none and gets nullptr. Throws UserError for impossible values and an occupied port,
-/// c10::DistError when rank 0 is not found.
+/// The store of the run: rank 0 serves it unless it is served, all others connect within `timeout`.
+/// A world of one rank needs none and gets nullptr. Throws UserError for impossible values and an
+/// occupied port, c10::DistError when rank 0 is not found.
 c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where);
+
+/// A group that is about to be made: a name, and its ranks in the run.
+struct Meeting {
+  std::string name;
+  std::vector<int> ranks;
+};
+
+/// Returns when all ranks of the meeting have called it. Throws c10::DistError at the deadline, and
+/// within about a second if this rank and another wait for each other at different meetings: both
+/// get one line that names both.
+void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting, int rank,
+          std::chrono::milliseconds timeout);
 
 }  // namespace tessera::comm

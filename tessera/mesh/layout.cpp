@@ -91,6 +91,12 @@ std::vector<int> group_of(const MeshShape& shape, std::span<const int> dimension
   return ranks;
 }
 
+std::vector<int> part_of(std::span<const int> ranks, int size, int rank) {
+  const auto mine = std::ranges::find(ranks, rank) - ranks.begin();
+  const auto part = ranks.subspan(static_cast<size_t>(mine / size * size), size);
+  return {part.begin(), part.end()};
+}
+
 std::string describe(const MeshShape& shape) {
   const auto sizes = shape.sizes();
   std::string text;

@@ -45,6 +45,10 @@ int rank_of(const MeshShape& shape, const Coordinates& at);
 /// is one of them.
 std::vector<int> group_of(const MeshShape& shape, std::span<const int> dimensions, int rank);
 
+/// `rank`'s part of `ranks` where every `size` consecutive ones are a part; `size` divides their
+/// number.
+std::vector<int> part_of(std::span<const int> ranks, int size, int rank);
+
 /// "dp_replicate 2, tp 4": the dimensions of more than one rank, or "one rank".
 std::string describe(const MeshShape& shape);
 

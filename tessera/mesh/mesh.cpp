@@ -7,29 +7,37 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "tessera/base/error.h"
+
 namespace tessera::mesh {
 
 DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
-                       const comm::Transport& transport)
-    : DeviceMesh(shape, where, transport,
+                       const comm::Transport& transport, c10::Device device)
+    : DeviceMesh(shape, where, transport, device,
                  (check_shape(shape, where.world_size), comm::connect(where))) {}
 
 DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
-                       const comm::Transport& transport, c10::intrusive_ptr<c10d::Store> store)
-    : shape_(shape), where_(where), transport_(transport), store_(std::move(store)) {
+                       const comm::Transport& transport, c10::Device device,
+                       c10::intrusive_ptr<c10d::Store> store)
+    : shape_(shape),
+      where_(where),
+      transport_(transport),
+      store_(std::move(store)),
+      device_(device) {
   if (where.world_size > 1) {
-    device_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
+    sockets_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
   }
 }
 
 DeviceMesh DeviceMesh::with_transport(const std::string& name,
                                       const comm::Transport& transport) const {
-  if (size() == 1) return {};
-  return {shape_, where_, transport,
-          c10::make_intrusive<c10d::PrefixStore>("transport/" + name, store_)};
+  c10::intrusive_ptr<c10d::Store> store;
+  if (size() > 1) store = c10::make_intrusive<c10d::PrefixStore>("transport/" + name, store_);
+  return {shape_, where_, transport, device_, std::move(store)};
 }
 
-const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names) const {
+const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
+                             const AxisOptions& options) const {
   std::vector<int> named, dimensions;
   for (const auto name : names) named.push_back(dimension_index(name));
   std::ranges::sort(named);
@@ -41,18 +49,29 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names) cons
   for (const int d : dimensions.empty() ? named : dimensions) {
     name += fmt::format("{}{}", name.empty() ? "" : "+", kDimensions[d]);
   }
+  auto ranks = group_of(shape_, dimensions, rank());
+  const int size = static_cast<int>(ranks.size());
+  if (options.split != 0 && options.split != size) {
+    if (options.split < 0 || size % options.split != 0) {
+      user_error("split of axis {}: expected a divisor of its {} ranks, got {}", name, size,
+                 options.split);
+    }
+    ranks = part_of(ranks, options.split, rank());
+    name += fmt::format(":{}", options.split);
+  }
+  if (!options.channel.empty()) name += fmt::format("/{}", options.channel);
   const auto found = axes_.find(name);
   if (found != axes_.end()) return found->second;
-  return axes_.emplace(name, make(name, dimensions)).first->second;
+  return axes_.emplace(name, make(name, ranks)).first->second;
 }
 
 const Axis& DeviceMesh::world() const {
   return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
 }
 
-Axis DeviceMesh::make(const std::string& name, const std::vector<int>& dimensions) const {
-  if (dimensions.empty()) return Axis(name);
-  const auto ranks = group_of(shape_, dimensions, rank());
+Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {
+  if (ranks.size() == 1) return Axis(name);
+  comm::meet(store_, {.name = name, .ranks = ranks}, rank(), where_.timeout);
   const auto mine = std::ranges::find(ranks, rank());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("axis/{}/{}", name, ranks.front()), store_);
@@ -60,8 +79,9 @@ Axis DeviceMesh::make(const std::string& name, const std::vector<int>& dimension
                .rank = static_cast<int>(mine - ranks.begin()),
                .size = static_cast<int>(ranks.size()),
                .timeout = where_.timeout,
-               .transport = transport_},
-              device_, store);
+               .transport = transport_,
+               .device = device_},
+              sockets_, store);
 }
 
 std::vector<Axis> DeviceMesh::used_axes() const {
@@ -70,6 +90,12 @@ std::vector<Axis> DeviceMesh::used_axes() const {
     if (axis.size() > 1) used.push_back(axis);
   }
   return used;
+}
+
+int64_t DeviceMesh::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, axis] : axes_) bytes += axis.buffer_bytes();
+  return bytes;
 }
 
 }  // namespace tessera::mesh

@@ -16,10 +16,20 @@ namespace tessera::mesh {
 /// A group of ranks that differ along one or several dimensions: size(), rank(), collectives.
 using Axis = comm::Group;
 
+struct AxisOptions {
+  /// This rank's part alone where every `split` consecutive ranks of the axis are a part (FSDP2's
+  /// integer reshard_after_forward); 0: the whole axis.
+  int split = 0;
+  /// Not empty: a second group of the same ranks, with a thread and an order of operations of its
+  /// own, so that e.g. gathers never queue behind reductions. "dp_shard/reduce" in messages.
+  std::string_view channel = {};
+};
+
 /// Move-only; lives as long as the run. Not for several threads at once.
 ///
 /// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must
-/// first use their axes in the same order. Dimensions of size 1 do not count: axis("dp_replicate"),
+/// first use their axes (parts and channels, too) in the same order, or get a DistError that names
+/// the two axes. Dimensions of size 1 do not count: axis("dp_replicate"),
 /// axis({"dp_replicate", "dp_shard"}) and world() are one group (with one set of counters) where
 /// only dp_replicate has more than one rank.
 class DeviceMesh {
@@ -27,8 +37,10 @@ class DeviceMesh {
   /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size
   /// (before anything listens or connects), or for what comm::connect refuses; c10::DistError when
   /// rank 0 is not found.
+  /// `device`: what this rank computes on (comm::choose_device); the axes take its tensors and the
+  /// CPU's.
   DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
-             const comm::Transport& transport = {});
+             const comm::Transport& transport = {}, c10::Device device = c10::kCPU);
   DeviceMesh() : DeviceMesh(MeshShape{}, comm::Rendezvous{}) {}  ///< of one rank: no network
   DeviceMesh(DeviceMesh&&) = default;
 
@@ -39,26 +51,36 @@ class DeviceMesh {
   int rank() const { return where_.rank; }
   int size() const { return where_.world_size; }
   const MeshShape& shape() const { return shape_; }
+  c10::Device device() const { return device_; }
   Coordinates coordinates(int rank) const { return coordinates_of(shape_, rank); }
 
-  /// Named as in kDimensions; UserError otherwise. References stay valid as long as the mesh.
-  const Axis& axis(std::string_view name) const { return axis({name}); }
-  const Axis& axis(std::initializer_list<std::string_view> names) const;
+  /// Named as in kDimensions; UserError otherwise, and if the split does not divide the axis.
+  /// References stay valid as long as the mesh.
+  const Axis& axis(std::string_view name, const AxisOptions& options = {}) const {
+    return axis({name}, options);
+  }
+  const Axis& axis(std::initializer_list<std::string_view> names,
+                   const AxisOptions& options = {}) const;
   const Axis& world() const;  ///< all ranks, in order
 
   /// The axes of more than one rank that were used so far, for summaries.
   std::vector<Axis> used_axes() const;
 
+  /// Of all axes, see comm::Group::buffer_bytes.
+  int64_t buffer_bytes() const;
+
  private:
   DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
-             const comm::Transport& transport, c10::intrusive_ptr<c10d::Store> store);
-  Axis make(const std::string& name, const std::vector<int>& dimensions) const;
+             const comm::Transport& transport, c10::Device device,
+             c10::intrusive_ptr<c10d::Store> store);
+  Axis make(const std::string& name, const std::vector<int>& ranks) const;
 
   MeshShape shape_;
   comm::Rendezvous where_;
   comm::Transport transport_;
   c10::intrusive_ptr<c10d::Store> store_;
-  comm::GlooDevice device_;
+  c10::Device device_;
+  comm::GlooDevice sockets_;
   mutable std::map<std::string, Axis> axes_;  // by name; destroyed before store and device
 };
 

@@ -1,0 +1,57 @@
+#include "tessera/comm/device.h"
+
+#include "tessera/base/error.h"
+#include "tessera/comm/nccl.h"
+
+namespace tessera::comm {
+namespace {
+
+c10::Device gpu(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+
+void check_nccl(const DeviceQuestion& question) {
+  constexpr auto kExpected = "parallel.backend: expected auto or gloo, got nccl: {}";
+  if (!question.built_with_cuda) {
+    user_error(kExpected, "this build has no CUDA (it needs nvcc, nccl.h and a CUDA LibTorch)");
+  }
+  if (question.num_gpus == 0) {
+    user_error(kExpected, "no GPU is visible; see to the driver and CUDA_VISIBLE_DEVICES");
+  }
+  if (question.num_gpus > 1 && question.local_rank >= question.num_gpus) {
+    user_error("parallel.num_ranks: expected at most {} (one per visible GPU), got {}",
+               question.num_gpus, question.local_world_size);
+  }
+}
+
+}  // namespace
+
+DeviceChoice choose_device(const DeviceQuestion& question) {
+  switch (question.backend) {
+    case BackendChoice::gloo:
+      break;
+    case BackendChoice::nccl:
+      check_nccl(question);
+      return {.device = gpu(question.num_gpus == 1 ? 0 : question.local_rank), .note = {}};
+    case BackendChoice::automatic:
+      if (question.num_gpus == 0) break;
+      if (question.local_world_size <= question.num_gpus) {
+        return {.device = gpu(question.local_rank), .note = {}};
+      }
+      return {.device = c10::kCPU,
+              .note = fmt::format("{} ranks for {} visible GPUs: all compute on the CPU; set "
+                                  "parallel.num_ranks to {} for GPUs",
+                                  question.local_world_size, question.num_gpus, question.num_gpus)};
+  }
+  return {};
+}
+
+DeviceChoice choose_device(BackendChoice backend, int local_rank, int local_world_size) {
+  auto choice = choose_device({.backend = backend,
+                               .local_rank = local_rank,
+                               .local_world_size = local_world_size,
+                               .built_with_cuda = built_with_cuda(),
+                               .num_gpus = num_gpus()});
+  if (choice.device.is_cuda()) select_gpu(choice.device.index());
+  return choice;
+}
+
+}  // namespace tessera::comm

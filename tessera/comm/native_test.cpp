@@ -1,0 +1,76 @@
+// The calls to a backend's own collectives, made here to Gloo; NCCL takes the same.
+#include "tessera/comm/native.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "tessera/comm/exchange.h"
+#include "tessera/comm/gloo.h"
+#include "tessera/comm/store.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+/// A Gloo backend over the ranks of `axis`, without a group around it.
+c10::intrusive_ptr<c10d::Backend> bare_gloo(const Group& axis) {
+  Rendezvous where{.rank = axis.rank(), .world_size = axis.size()};
+  Listener listener;
+  if (axis.rank() == 0) {
+    listener = listen_on("127.0.0.1", 0);
+    where.listen_fd = listener.fd;
+  }
+  where.master_port = std::stoi(axis.all_gather_bytes(std::to_string(listener.port))[0]);
+  return make_gloo(make_gloo_device(/*loopback=*/true), connect(where), axis.rank(), axis.size(),
+                   axis.timeout());
+}
+
+class NativeTest : public RankTest {};
+
+TEST_P(NativeTest, EveryCallEqualsArithmetic) {
+  on_ranks(GetParam(), [](const Group& axis) {
+    const NativeCollectives native(bare_gloo(axis));
+    const int n = axis.size(), rank = axis.rank();
+    const auto of = [](int r) { return at::arange(6, at::kFloat) + 100.0 * r; };
+    const auto all = [&] {
+      std::vector<at::Tensor> parts;
+      for (int r = 0; r < n; ++r) parts.push_back(of(r));
+      return at::cat(parts);
+    }();
+
+    auto tensor = of(rank);
+    native.all_reduce(tensor, ReduceOp::avg).wait();
+    expect_close(tensor, all.view({n, 6}).mean(0));
+    tensor = of(rank);
+    native.all_reduce(tensor, ReduceOp::max).wait();
+    expect_close(tensor, of(n - 1));
+    tensor = of(rank);
+    native.broadcast(tensor, n - 1).wait();
+    expect_close(tensor, of(n - 1));
+
+    auto whole = at::zeros({6 * n});
+    native.all_gather(whole, of(rank)).wait();
+    expect_close(whole, all);
+    whole.zero_();
+    native.all_gather_uneven(slices_of(whole, n), of(rank)).wait();
+    expect_close(whole, all);
+
+    auto part = at::zeros({6});
+    native.reduce_scatter(part, all * (rank + 1), ReduceOp::avg).wait();
+    expect_close(part, of(rank) * ((n + 1) / 2.0));
+    native.scatter(part, rank == 0 ? slices_of(all, n) : std::vector<at::Tensor>(), 0).wait();
+    expect_close(part, of(rank));
+
+    auto exchanged = at::zeros({n});
+    native.all_to_all(exchanged, at::arange(n, at::kFloat) + 10.0 * rank).wait();
+    expect_close(exchanged, at::arange(n, at::kFloat) * 10.0 + rank);
+    axis.barrier();  // rank 0 serves the store
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NativeTest, ::testing::Values(2, 3, 5));
+
+}  // namespace
+}  // namespace tessera::comm

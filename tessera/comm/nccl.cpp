@@ -1,0 +1,30 @@
+#include "tessera/comm/nccl.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace tessera::comm {
+
+bool built_with_cuda() { return true; }
+
+int num_gpus() { return c10::cuda::device_count(); }
+
+void select_gpu(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const std::string& name,
+                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int size, std::chrono::milliseconds timeout) {
+  // 2, "clean up": the group stops with an error that we report, instead of LibTorch's default,
+  // which ends the process. It can be set by this variable alone.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, std::move(options));
+  backend->setGroupUid(name);
+  backend->setGroupDesc(name);
+  return backend;
+}
+
+}  // namespace tessera::comm
