@@ -6,9 +6,12 @@
 
 #include <cmath>
 #include <tuple>
+#include <vector>
 
+#include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/attention_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/recompute.h"
 
 namespace tessera::kernels {
 namespace {
@@ -85,8 +88,9 @@ void run_parallel(int64_t count, int64_t workspace, const AttentionProblem& prob
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v, double scale, bool causal) {
+/// The result and the log-sum-exp.
+std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                double scale, bool causal) {
   auto out = at::empty(q.sizes(), q.options());
   auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
   const auto problem = problem_of(q, k, v, out, log_sum_exp, scale, causal);
@@ -98,7 +102,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, double scale, bool causal) {
-    auto [out, log_sum_exp] = kernels::forward(q, k, v, scale, causal);
+    const auto results = compute_once(2, [&] { return kernels::forward(q, k, v, scale, causal); });
+    const auto &out = results[0], &log_sum_exp = results[1];
     context->save_for_backward({q, k, v, out, log_sum_exp});
     context->saved_data["scale"] = scale;
     context->saved_data["causal"] = causal;
@@ -135,8 +140,9 @@ bool has_kernel(const at::Tensor& q) {
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const AttentionOptions& options) {
+at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
+                     const at::Tensor& given_v, const AttentionOptions& options) {
+  const auto q = autocast(given_q), k = autocast(given_k), v = autocast(given_v);
   check(q, k, v, options);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   const double scale = scale_of(q, options);

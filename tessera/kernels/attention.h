@@ -24,6 +24,7 @@ struct AttentionOptions {
 /// of it if causal; memory: O((T + S) D) a thread. The result does not depend on the number of
 /// threads. Not twice differentiable. Everything else goes through LibTorch:
 /// scaled_dot_product_attention, or `attention_reference` if causal and T != S.
+/// Under autocast the inputs are taken in its dtype.
 /// On the meta device the result is a shape without a graph.
 ///
 /// Throws c10::ValueError on shapes or dtypes that do not fit, and if causal with T > S (queries

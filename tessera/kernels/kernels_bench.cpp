@@ -12,6 +12,7 @@
 
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/kernels/flat.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/reference.h"
@@ -89,13 +90,13 @@ void gelu_tanh_plain(benchmark::State& state) {
                    {at::randn({kTokens, kInner})});
 }
 
-/// As in training: the gradient buffers of the weights are there.
+/// As in training: the gradient buffers of the weights are there, in float32.
 void with_gradient_buffers(benchmark::State& state, bool ours, bool head) {
   const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
   const int64_t out = head ? kWords : kInner;
   auto x = at::randn({kTokens, kWidth}, dtype).requires_grad_();
   auto weight = (at::randn({out, kWidth}) * 0.05).to(dtype).requires_grad_();
-  weight.mutable_grad() = at::zeros_like(weight);
+  weight.mutable_grad() = at::zeros(weight.sizes());
   x.mutable_grad() = at::zeros_like(x);
   const auto targets = at::randint(kWords, {kTokens}, at::kLong);
   const LinearCrossEntropyOptions options{
@@ -121,6 +122,29 @@ void linear_cross_entropy_plain(benchmark::State& state) {
 }
 void linear_ours(benchmark::State& state) { with_gradient_buffers(state, true, false); }
 void linear_plain(benchmark::State& state) { with_gradient_buffers(state, false, false); }
+
+/// One update of 8 M elements: all float32; bfloat16 parameter and states; the same with stochastic
+/// rounding. LibTorch's fused kernel beside it.
+void adamw_ours(benchmark::State& state) {
+  constexpr int64_t kCount = int64_t{8} << 20;
+  const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+  const auto parameter = at::randn({kCount}).to(dtype), gradient = at::randn({kCount});
+  const auto exp_avg = at::zeros({kCount}, dtype), exp_avg_sq = at::zeros({kCount}, dtype);
+  AdamWOptions options;
+  if (state.range(1) != 0) options.rounding = StochasticRounding{};
+  for (auto _ : state) adamw(parameter, gradient, exp_avg, exp_avg_sq, options);
+}
+void adamw_libtorch(benchmark::State& state) {
+  constexpr int64_t kCount = int64_t{8} << 20;
+  const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+  std::vector<at::Tensor> t;
+  for (int i = 0; i < 4; ++i) t.push_back(at::rand({kCount}).to(dtype));
+  const auto step = at::ones({});
+  for (auto _ : state) {
+    at::_fused_adamw_({t[0]}, {t[1]}, {t[2]}, {t[3]}, {}, {step}, 1e-3, 0.9, 0.95, 0.1, 1e-8, false,
+                      false);
+  }
+}
 
 /// Ten element-wise operations on tensors of range(0) MiB, each into a new tensor.
 void tensor_loop(benchmark::State& state) {
@@ -158,6 +182,19 @@ BENCHMARK(linear_ours)->Apply(without_chunks);
 BENCHMARK(linear_plain)->Apply(without_chunks);
 BENCHMARK(linear_cross_entropy_ours)->Apply(with_chunks);
 BENCHMARK(linear_cross_entropy_plain)->Apply(without_chunks);
+BENCHMARK(adamw_ours)
+    ->ArgNames({"bf16", "stochastic"})
+    ->Args({0, 0})
+    ->Args({1, 0})
+    ->Args({1, 1})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(adamw_libtorch)
+    ->ArgName("bf16")
+    ->Arg(0)
+    ->Arg(1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 BENCHMARK(tensor_loop)->ArgName("MiB")->Arg(1)->Arg(4)->Arg(16)->Arg(64)->UseRealTime();
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/reference.h"
@@ -69,6 +70,13 @@ Case add_rms_case(int64_t rows, int64_t dim) {
           {at::randn({rows, dim}), at::randn({rows, dim}), at::randn({dim})}};
 }
 
+Case layer_norm_case(int64_t rows, int64_t dim) {
+  return {fmt::format("layer_norm {}x{}", rows, dim),
+          [](const Tensors& t) { return layer_norm(t[0], t[1], t[2], 1e-5); },
+          [=](const Tensors& t) { return at::layer_norm(t[0], {dim}, t[1], t[2], 1e-5); },
+          {at::randn({rows, dim}) + 3, at::randn({dim}), at::randn({dim})}};
+}
+
 Case swiglu_case(int64_t rows, int64_t dim) {
   return {fmt::format("swiglu {}x{}", rows, dim),
           [](const Tensors& t) { return swiglu(t[0], t[1]); },
@@ -120,6 +128,9 @@ std::vector<Case> all_cases() {
   cases.push_back(loss_case(7, 64, 1000, 3));
   cases.push_back(loss_case(65, 33, 5003, 16));
   cases.push_back(loss_case(65, 33, 1, 0));
+  for (const int64_t rows : {1, 7, 130}) {
+    for (const int64_t dim : {1, 5, 64, 688}) cases.push_back(layer_norm_case(rows, dim));
+  }
   return cases;
 }
 
@@ -178,9 +189,9 @@ TEST_P(EveryIsa, Bfloat16EqualsTheReference) {
 TEST_P(EveryIsa, SameBitsOnRepeatAndForAnyNumberOfThreads) {
   const IsaScope scope(GetParam());
   const int before = at::get_num_threads();
-  for (const Case& c :
-       {rms_case(3000, 65), add_rms_case(3000, 65), swiglu_case(3000, 65), gelu_case(3000, 65),
-        rotary_case(2, 1500, 3, 22), loss_case(130, 32, 1003, 50)}) {
+  for (const Case& c : {rms_case(3000, 65), add_rms_case(3000, 65), layer_norm_case(3000, 65),
+                        swiglu_case(3000, 65), gelu_case(3000, 65), rotary_case(2, 1500, 3, 22),
+                        loss_case(130, 32, 1003, 50)}) {
     SCOPED_TRACE(c.name);
     at::set_num_threads(1);
     const auto one = run(c.fused, c.inputs);

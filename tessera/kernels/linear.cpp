@@ -6,66 +6,104 @@
 
 #include <optional>
 
+#include "tessera/kernels/autocast.h"
+#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/gradient_sink.h"
+#include "tessera/kernels/recompute.h"
+
 namespace tessera::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Where backward may add the gradient of `weight`; undefined if it must return it.
-at::Tensor gradient_sink(const at::Tensor& weight) {
-  if (!weight.is_leaf()) return {};
-  const auto& grad = weight.grad();
-  const bool fits = grad.defined() && grad.is_contiguous() && grad.sizes() == weight.sizes() &&
-                    grad.scalar_type() == weight.scalar_type() && grad.device() == weight.device();
-  return fits ? grad : at::Tensor();
+/// `rows` [N, I] times `right` [I, O].
+at::Tensor product(const at::Tensor& rows, const at::Tensor& right) {
+  auto y = at::empty({rows.size(0), right.size(1)}, rows.options());
+  multiply(y, rows, right, /*accumulate=*/false);
+  return y;
+}
+
+/// The weight's gradient [O, I], or [I, O]: added to `sink` if there is one.
+at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& x, const at::Tensor& grad,
+                           const at::Tensor& weight, bool in_out) {
+  const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
+  const auto& left = in_out ? rows : grad;
+  const auto& right = in_out ? grad : rows;
+  if (sink.defined()) {
+    multiply(sink, left.t(), right, /*accumulate=*/true);
+    return {};
+  }
+  auto gradient = at::empty(weight.sizes(), weight.options());
+  multiply(gradient, left.t(), right, /*accumulate=*/false);
+  return gradient;
 }
 
 struct Linear : torch::autograd::Function<Linear> {
+  /// `operand`: the weight as the products take it, if that is another tensor (autocast).
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+                            const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& operand, bool in_out) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
-    ctx->saved_data["has_bias"] = bias.has_value();
+    const auto& used = operand ? *operand : weight;
+    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight,
+                            bias.value_or(at::Tensor()), operand.value_or(at::Tensor())});
+    ctx->saved_data["in_out"] = in_out;
     ctx->saved_data["x_sizes"] = x.sizes().vec();
-    const auto rows = x.reshape({-1, weight.size(1)});
-    const auto y = bias ? at::addmm(*bias, rows, weight.t()) : at::mm(rows, weight.t());
+    const auto rows = x.reshape({-1, x.size(-1)});
+    const auto right = in_out ? used : used.t();  // [I, O]
     auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return at::_unsafe_view(y, sizes);
+    sizes.back() = right.size(1);
+    return compute_once(1, [&]() -> variable_list {
+      const auto y =
+          bias ? at::addmm(bias->to(x.scalar_type()), rows, right) : product(rows, right);
+      return {at::_unsafe_view(y, sizes)};
+    })[0];
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto& weight = saved[1];
-    auto sink = gradient_sink(weight);  // outside the guard: .grad() is autograd's
+    const auto &x = saved[0], &weight = saved[1], &bias = saved[2], &operand = saved[3];
+    const bool in_out = ctx->saved_data["in_out"].toBool();
+    // Outside the guard: .grad() is autograd's.
+    const auto weight_sink = gradient_sink(weight);
+    const auto bias_sink = gradient_sink(bias);
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto grad = grads[0].reshape({-1, weight.size(0)});
-    variable_list out(3);
+    const auto grad = grads[0].reshape({-1, grads[0].size(-1)}).contiguous();
+    variable_list out(5);
     if (ctx->needs_input_grad(0)) {
-      out[0] = at::_unsafe_view(at::mm(grad, weight), ctx->saved_data["x_sizes"].toIntVector());
+      const auto& used = operand.defined() ? operand : weight;
+      out[0] = at::_unsafe_view(product(grad, in_out ? used.t() : used),
+                                ctx->saved_data["x_sizes"].toIntVector());
     }
-    if (ctx->needs_input_grad(1)) {
-      const auto rows = saved[0].reshape({-1, weight.size(1)});
-      if (sink.defined()) {
-        sink.addmm_(grad.t(), rows);
-      } else {
-        out[1] = at::mm(grad.t(), rows);
-      }
+    if (ctx->needs_input_grad(1)) out[1] = weight_gradient(weight_sink, x, grad, weight, in_out);
+    if (bias.defined() && ctx->needs_input_grad(2)) {
+      out[2] = hand_over(bias_sink, sum_of_rows(grad), bias.scalar_type());
     }
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) out[2] = grad.sum(0);
     return out;
   }
 };
 
+at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                 bool in_out) {
+  const int64_t in = weight.dim() == 2 ? weight.size(in_out ? 0 : 1) : 0;
+  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == in,
+                    "linear: expected x [.., ", in, "], got ", x.sizes());
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  if (x.numel() == 0) return at::linear(x, in_out ? weight.t() : weight, given);
+  const auto operand = is_autocast(weight) ? std::optional(autocast_weight(weight)) : std::nullopt;
+  return Linear::apply(autocast(x), weight, given, operand, in_out);
+}
+
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1),
-                    "linear: expected x [.., ", weight.dim() == 2 ? weight.size(1) : 0, "], got ",
-                    x.sizes());
-  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return x.numel() == 0 ? at::linear(x, weight, given) : Linear::apply(x, weight, given);
+  return apply(x, weight, bias, /*in_out=*/false);
+}
+
+at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return apply(x, weight, bias, /*in_out=*/true);
 }
 
 }  // namespace tessera::kernels

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/matmul.h"
 
@@ -23,6 +24,7 @@ struct Problem {
   at::Tensor hidden, weight, targets;
   LinearCrossEntropyOptions options;
   bool want_hidden, want_weight;
+  at::ScalarType weight_dtype;  ///< of the gradient returned: under autocast not weight's
 };
 
 struct Result {
@@ -82,7 +84,7 @@ at::Tensor plain_chunk(const at::Tensor& logits, at::Tensor gradient, const at::
 }
 
 Result compute(const Problem& problem) {
-  const auto& [hidden, weight, targets, options, want_hidden, want_weight] = problem;
+  const auto& [hidden, weight, targets, options, want_hidden, want_weight, _] = problem;
   const int64_t rows = hidden.size(0);
   const int64_t vocab = weight.size(0);
   const int64_t chunk = rows_per_chunk(problem);
@@ -124,22 +126,24 @@ Result compute(const Problem& problem) {
     auto sink = options.weight_gradient;
     sink.add_(sum_of_weight);
   } else {
-    result.grad_weight = sum_of_weight.to(weight.scalar_type());
+    result.grad_weight = sum_of_weight.to(problem.weight_dtype);
   }
   return result;
 }
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets,
-                            const LinearCrossEntropyOptions& options, bool grad_mode) {
+                            const at::Tensor& weight, const at::Tensor& operand,
+                            const at::Tensor& targets, const LinearCrossEntropyOptions& options,
+                            bool grad_mode) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const Result result = compute({.hidden = hidden,
-                                   .weight = weight,
+                                   .weight = operand,
                                    .targets = targets,
                                    .options = options,
                                    .want_hidden = grad_mode && hidden.requires_grad(),
-                                   .want_weight = grad_mode && weight.requires_grad()});
+                                   .want_weight = grad_mode && weight.requires_grad(),
+                                   .weight_dtype = weight.scalar_type()});
     ctx->save_for_backward({result.grad_hidden, result.grad_weight});
     ctx->saved_data["already_added"] = options.weight_gradient.defined();
     return result.loss;
@@ -148,7 +152,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto saved = ctx->get_saved_variables();
-    variable_list out(5);
+    variable_list out(6);
     const bool is_one = grads[0].device().is_cpu() && grads[0].item<double>() == 1;
     TORCH_CHECK_VALUE(
         is_one || !grads[0].device().is_cpu() || !ctx->saved_data["already_added"].toBool(),
@@ -164,11 +168,13 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 }  // namespace
 
-at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
+  const auto hidden = autocast(given_hidden);
+  const auto operand = autocast_weight(weight);
   TORCH_CHECK_VALUE(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
-                        hidden.scalar_type() == weight.scalar_type(),
+                        hidden.scalar_type() == operand.scalar_type(),
                     "linear_cross_entropy: expected hidden [N, D] and weight [V, D] of one dtype, "
                     "got ",
                     hidden.sizes(), " ", hidden.scalar_type(), " and ", weight.sizes(), " ",
@@ -181,8 +187,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
       !options.weight_gradient.defined() || options.weight_gradient.sizes() == weight.sizes(),
       "linear_cross_entropy: expected weight_gradient ", weight.sizes());
   check_targets(targets, weight.size(0), options.ignore_index);
-  return LinearCrossEntropy::apply(hidden.contiguous(), weight.contiguous(), targets.contiguous(),
-                                   options, at::GradMode::is_enabled());
+  return LinearCrossEntropy::apply(hidden.contiguous(), weight, operand.contiguous(),
+                                   targets.contiguous(), options, at::GradMode::is_enabled());
 }
 
 }  // namespace tessera::kernels

@@ -55,6 +55,9 @@ class Hookable : public torch::nn::Module {
   /// True of a module whose forward already adds to its parameters' .grad() (head and loss in one).
   virtual bool forward_computes_gradients() const { return false; }
 
+  /// Parameters that it uses and another module has (tied).
+  virtual std::vector<torch::Tensor> borrowed_parameters() const { return {}; }
+
  private:
   std::vector<Hooks> hooks_;
 };

@@ -67,6 +67,32 @@ TEST_F(HooksTest, NoBackwardHooksWithoutGradients) {
   EXPECT_EQ(log_, "a>>a ");
 }
 
+TEST_F(HooksTest, AroundRunsInsteadOfForwardInsideTheOthers) {
+  Double a;
+  watch(a, "a");
+  std::shared_ptr<Call> kept;
+  a->add_hooks({.around = [&, this](const std::shared_ptr<Call>& call) {
+    log_ += "around";
+    kept = call;
+    *call->inputs[0] = torch::full({3}, 5.0f);
+    return call->forward() + 1;
+  }});
+  const auto y = a(torch::ones({3}, torch::requires_grad()), torch::Tensor(shift_ + 1));
+  EXPECT_EQ(log_, "a>around>a ");
+  EXPECT_TRUE(torch::equal(y, torch::full({3}, 5 * 2 + 1 + 1.0f)));
+  ASSERT_EQ(kept->inputs.size(), 2u);
+  *kept->inputs[1] = torch::zeros({3});  // the arguments live on with the call
+  EXPECT_TRUE(torch::equal(kept->forward(), torch::full({3}, 10.0f)));
+}
+
+TEST_F(HooksTest, OneHookAroundAModuleAtMost) {
+  Double a;
+  const auto around = [](const std::shared_ptr<Call>& call) { return call->forward(); };
+  a->add_hooks({.around = around});
+  EXPECT_THROW(a->add_hooks({.around = around}), c10::ValueError);
+  EXPECT_EQ(a->hooks().size(), 1u);
+}
+
 TEST_F(HooksTest, ChangeNoNumber) {
   Double plain, watched;
   watch(watched, "w");

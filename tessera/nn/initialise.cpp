@@ -15,8 +15,10 @@ uint64_t fnv1a64(std::string_view text) {
 
 }  // namespace
 
-void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std, int64_t begin) {
-  TORCH_INTERNAL_ASSERT(out.is_contiguous() && out.scalar_type() == torch::kFloat32 && out.is_cpu());
+void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std,
+                   int64_t begin) {
+  TORCH_INTERNAL_ASSERT(out.is_contiguous() && out.scalar_type() == torch::kFloat32 &&
+                        out.is_cpu());
   const uint64_t key = fnv1a64(name) ^ (static_cast<uint64_t>(seed) * kGolden);
   const double step = std * std::sqrt(3.0) / static_cast<double>(1 << 23);
   float* const values = out.mutable_data_ptr<float>();
@@ -26,7 +28,8 @@ void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, doubl
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
     z = z ^ (z >> 31);
-    values[i] = static_cast<float>(static_cast<double>(static_cast<int64_t>(z >> 40) - (1 << 23)) * step);
+    values[i] =
+        static_cast<float>(static_cast<double>(static_cast<int64_t>(z >> 40) - (1 << 23)) * step);
   }
 }
 

@@ -1,4 +1,5 @@
-// Initial weights as a pure function of name and position, so that they never depend on the number of ranks.
+// Initial weights as a pure function of name and position, so that they never depend on the number
+// of ranks.
 #pragma once
 
 #include <torch/types.h>
@@ -8,9 +9,11 @@
 
 namespace tessera::nn {
 
-/// Fills elements [begin, begin + out.numel()) of the parameter `name` (row-major) into contiguous fp32 `out`:
-/// uniform with standard deviation `std`, element i from splitmix64 (Steele et al., OOPSLA 2014) at position i + 1 of the
-/// stream keyed by FNV-1a(name) and `seed`. Any slice can be made alone, in any order, on any rank, to the bit.
-void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std, int64_t begin = 0);
+/// Fills elements [begin, begin + out.numel()) of the parameter `name` (row-major) into contiguous
+/// fp32 `out`: uniform with standard deviation `std`, element i from splitmix64 (Steele et al.,
+/// OOPSLA 2014) at position i + 1 of the stream keyed by FNV-1a(name) and `seed`. Any slice can be
+/// made alone, in any order, on any rank, to the bit.
+void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std,
+                   int64_t begin = 0);
 
 }  // namespace tessera::nn

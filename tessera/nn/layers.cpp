@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/kernels/gradient_sink.h"
+#include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
@@ -13,7 +15,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
-  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& weight, const torch::Tensor& ids) {
+  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& weight,
+                               const torch::Tensor& ids) {
     context->save_for_backward({weight, ids});
     return weight.index_select(0, ids.reshape(-1)).reshape([&] {
       auto sizes = ids.sizes().vec();
@@ -24,11 +27,11 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    torch::Tensor weight = saved[0];
+    const auto& weight = saved[0];
     const auto ids = saved[1].reshape(-1);
     const auto rows = gradients[0].reshape({-1, weight.size(1)});
-    if (weight.is_leaf() && weight.grad().defined()) {
-      weight.mutable_grad().index_add_(0, ids, rows.to(weight.grad().scalar_type()));
+    if (auto sink = kernels::gradient_sink(weight); sink.defined()) {
+      sink.index_add_(0, ids, rows.to(sink.scalar_type()));
       return {torch::Tensor(), torch::Tensor()};
     }
     return {torch::zeros_like(weight).index_add_(0, ids, rows), torch::Tensor()};
@@ -37,56 +40,72 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 }  // namespace
 
-LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias, const torch::TensorOptions& options) {
+LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
+                       const torch::TensorOptions& options) {
   weight = register_parameter("weight", torch::empty({out_features, in_features}, options));
   if (with_bias) bias = register_parameter("bias", torch::empty({out_features}, options));
 }
 
-torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return kernels::linear(x, weight, bias); }
+torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
+  return kernels::linear(x, weight, bias);
+}
 
-Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features, const torch::TensorOptions& options) {
+Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,
+                       const torch::TensorOptions& options) {
   weight = register_parameter("weight", torch::empty({in_features, out_features}, options));
   bias = register_parameter("bias", torch::empty({out_features}, options));
 }
 
 torch::Tensor Conv1DImpl::forward(const torch::Tensor& x) {
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(1);
-  return at::addmm(bias, x.reshape({-1, weight.size(0)}), weight).view(sizes);
+  return kernels::linear_in_out(x, weight, bias);
 }
 
-EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim, const torch::TensorOptions& options) {
+EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim,
+                             const torch::TensorOptions& options) {
   weight = register_parameter("weight", torch::empty({num_embeddings, dim}, options));
 }
 
-torch::Tensor EmbeddingImpl::forward(const torch::Tensor& ids) { return EmbeddingFunction::apply(weight, ids); }
+torch::Tensor EmbeddingImpl::forward(const torch::Tensor& ids) {
+  return EmbeddingFunction::apply(weight, ids);
+}
 
 RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options) : eps(eps) {
   weight = register_parameter("weight", torch::empty({dim}, options));
 }
 
-torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) { return kernels::rms_norm(x, weight, eps); }
+torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
+  return kernels::rms_norm(x, weight, eps);
+}
 
-LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const torch::TensorOptions& options) : eps(eps) {
+LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const torch::TensorOptions& options)
+    : eps(eps) {
   weight = register_parameter("weight", torch::empty({dim}, options));
   bias = register_parameter("bias", torch::empty({dim}, options));
 }
 
 torch::Tensor LayerNormImpl::forward(const torch::Tensor& x) {
-  return at::layer_norm(x, {weight.size(0)}, weight, bias, eps);
+  return kernels::layer_norm(x, weight, bias, eps);
 }
 
-LanguageModelHeadImpl::LanguageModelHeadImpl(int64_t dim, int64_t vocab_size, const torch::TensorOptions& options) {
+LanguageModelHeadImpl::LanguageModelHeadImpl(int64_t dim, int64_t vocab_size,
+                                             const torch::TensorOptions& options) {
   weight = register_parameter("weight", torch::empty({vocab_size, dim}, options));
 }
 
-LanguageModelHeadImpl::LanguageModelHeadImpl(torch::Tensor tied_weight) : weight(std::move(tied_weight)) {}
+LanguageModelHeadImpl::LanguageModelHeadImpl(torch::Tensor tied_weight)
+    : weight(std::move(tied_weight)) {}
 
-torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden, const torch::Tensor& targets, double scale) {
+std::vector<torch::Tensor> LanguageModelHeadImpl::borrowed_parameters() const {
+  return parameters_.is_empty() ? std::vector{weight} : std::vector<torch::Tensor>();
+}
+
+torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden,
+                                             const torch::Tensor& targets, double scale) {
   if (!targets.defined()) return kernels::linear(hidden, weight);
   kernels::LinearCrossEntropyOptions options{.scale = scale};
   if (torch::GradMode::is_enabled()) options.weight_gradient = weight.grad();
-  return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight, targets.reshape(-1), options);
+  return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight,
+                                       targets.reshape(-1), options);
 }
 
 }  // namespace tessera::nn

@@ -1,5 +1,6 @@
-// The layers that models are made of. Each takes torch::TensorOptions (the meta device included) and leaves its
-// parameters uninitialised: fill them with `initialise` (nn/initialise.h) or from a checkpoint.
+// The layers that models are made of. Each takes torch::TensorOptions (the meta device included)
+// and leaves its parameters uninitialised: fill them with `initialise` (nn/initialise.h) or from a
+// checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ class Conv1DImpl : public Hookable {
 };
 using Conv1D = Hooked<Conv1DImpl>;
 
-/// Rows of weight [V, D] by index. The gradient is added to the rows used only, never as a dense [V, D] temporary,
-/// when the weight's gradient exists already (flat buffers).
+/// Rows of weight [V, D] by index. The gradient is added to the rows used only, never as a dense
+/// [V, D] temporary, when the weight's gradient exists already (flat buffers), in that one's dtype.
 class EmbeddingImpl : public Hookable {
  public:
   EmbeddingImpl(int64_t num_embeddings, int64_t dim, const torch::TensorOptions& options = {});
@@ -62,16 +63,19 @@ class LayerNormImpl : public Hookable {
 };
 using LayerNorm = Hooked<LayerNormImpl>;
 
-/// The last layer of a language model: logits, or the summed cross-entropy without ever holding all logits.
-/// The weight [V, D] is its own, or an embedding's (tied).
+/// The last layer of a language model: logits, or the summed cross-entropy without ever holding all
+/// logits. The weight [V, D] is its own, or an embedding's (tied).
 class LanguageModelHeadImpl : public Hookable {
  public:
   LanguageModelHeadImpl(int64_t dim, int64_t vocab_size, const torch::TensorOptions& options = {});
   explicit LanguageModelHeadImpl(torch::Tensor tied_weight);
 
-  /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored): scale times the sum of the
-  /// token losses, fp32 and 0-d.
-  torch::Tensor forward(const torch::Tensor& hidden, const torch::Tensor& targets = {}, double scale = 1);
+  /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored):
+  /// scale times the sum of the token losses, fp32 and 0-d.
+  torch::Tensor forward(const torch::Tensor& hidden, const torch::Tensor& targets = {},
+                        double scale = 1);
+  bool forward_computes_gradients() const override { return true; }
+  std::vector<torch::Tensor> borrowed_parameters() const override;
 
   torch::Tensor weight;
 };

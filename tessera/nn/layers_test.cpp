@@ -29,7 +29,8 @@ TEST(Initialise, AnySliceAloneIsThatSliceOfTheWhole) {
   EXPECT_NEAR(whole.std().item<double>(), 0.5, 0.05);
 }
 
-// The gradient reaches the rows used, into an existing (flat) gradient and as a new one alike, repeated rows summed.
+// The gradient reaches the rows used, into an existing (flat) gradient and as a new one alike,
+// repeated rows summed.
 TEST(Embedding, GradientIsTheSameIntoAnExistingBuffer) {
   const auto ids = torch::tensor({{4, 0, 4}, {1, 1, 1}});
   const auto scale = torch::randn({2, 3, 5});
@@ -48,6 +49,17 @@ TEST(Embedding, GradientIsTheSameIntoAnExistingBuffer) {
   EXPECT_TRUE(torch::allclose(fresh->weight.grad(), expected, 1e-5, 1e-5));
 }
 
+TEST(Embedding, ABfloat16WeightGetsAFloat32Gradient) {
+  Embedding embedding(6, 5, torch::TensorOptions(torch::kBFloat16));
+  embedding->weight.mutable_grad() = torch::full({6, 5}, 256.f);  // a bfloat16 steps by 2 here
+  const auto sink = embedding->weight.grad();
+  for (int i = 0; i < 3; ++i) embedding(torch::tensor({2, 2, 5})).sum().backward();
+  EXPECT_TRUE(embedding->weight.grad().is_alias_of(sink));
+  EXPECT_EQ(sink[2][0].item<float>(), 262);
+  EXPECT_EQ(sink[5][4].item<float>(), 259);
+  EXPECT_EQ(sink[0][0].item<float>(), 256);
+}
+
 TEST(Layers, LiveOnTheMetaDevice) {
   const torch::TensorOptions meta(torch::kMeta);
   Linear linear(1 << 20, 1 << 20, true, meta);  // 4 TiB were it real
@@ -63,7 +75,8 @@ TEST(LanguageModelHead, LossEqualsCrossEntropyOfTheLogits) {
   auto targets = torch::randint(0, 50, {2, 7}, torch::kInt64);
   targets[1][3] = -100;
   const auto logits = head(hidden, torch::Tensor(), 1.0);
-  const auto expected = at::cross_entropy_loss(logits.reshape({-1, 50}), targets.reshape(-1), {}, at::Reduction::Sum);
+  const auto expected =
+      at::cross_entropy_loss(logits.reshape({-1, 50}), targets.reshape(-1), {}, at::Reduction::Sum);
   EXPECT_NEAR(head(hidden, targets, 0.25).item<double>(), 0.25 * expected.item<double>(), 1e-4);
 }
 

@@ -7,8 +7,9 @@
 
 namespace tessera::optim {
 
-/// The sum of squares of contiguous fp32 or bf16 tensors: sums in double over blocks of 4096 elements, added in a
-/// fixed order. Nearer to the float64 sum than an fp32 norm, which loses small terms, and the same for any thread count.
+/// The sum of squares of contiguous float32, bfloat16 or float16 tensors: sums in double over
+/// blocks of 4096 elements, added in a fixed order. Nearer to the float64 sum than an fp32 norm,
+/// which loses small terms, and the same for any thread count. Not finite if an element is not.
 double squared_norm(std::span<const torch::Tensor> tensors);
 
 }  // namespace tessera::optim

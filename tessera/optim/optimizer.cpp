@@ -4,60 +4,110 @@
 
 #include <utility>
 
+#include "tessera/kernels/flat.h"
+
 namespace tessera::optim {
+namespace {
 
 using torch::Tensor;
 
+void check(const Slice& slice, const OptimizerOptions& options) {
+  const auto& parameter = slice.parameter;
+  TORCH_INTERNAL_ASSERT(parameter.sizes() == slice.gradient.sizes());
+  TORCH_INTERNAL_ASSERT(!slice.copy.defined() || slice.copy.sizes() == parameter.sizes());
+  TORCH_CHECK_VALUE(
+      options.state_dtype == torch::kFloat32 ||
+          (options.state_dtype == torch::kBFloat16 && options.type == OptimizerType::adamw),
+      "optimizer: expected states in float32, or with adamw in bfloat16, got ",
+      options.state_dtype);
+  if (parameter.is_cpu()) return;
+  TORCH_CHECK_VALUE(!options.stochastic_rounding && !slice.copy.defined() &&
+                        parameter.scalar_type() == slice.gradient.scalar_type() &&
+                        parameter.scalar_type() == options.state_dtype,
+                    "optimizer: expected parameters, gradients and states of one dtype and no "
+                    "stochastic rounding on ",
+                    parameter.device(), ", got ", parameter.scalar_type(), ", ",
+                    slice.gradient.scalar_type(), " and ", options.state_dtype);
+}
+
+}  // namespace
+
 Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
     : slices_(std::move(slices)), options_(options) {
-  for (const auto& slice : slices_) TORCH_INTERNAL_ASSERT(slice.parameter.sizes() == slice.gradient.sizes());
+  for (const auto& slice : slices_) check(slice, options_);
 }
 
 void Optimizer::step(double learning_rate, double gradient_scale) {
   const torch::NoGradGuard no_grad;
   states_.resize(slices_.size());
-  if (options_.type == OptimizerType::adamw) {
-    step_adamw(learning_rate, gradient_scale);
+  ++step_;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (options_.type == OptimizerType::adamw) {
+      step_adamw(i, learning_rate, gradient_scale);
+    } else {
+      step_sgd(i, learning_rate, gradient_scale);
+    }
+  }
+}
+
+void Optimizer::step_adamw(size_t index, double learning_rate, double gradient_scale) {
+  const auto& slice = slices_[index];
+  auto& state = states_[index];
+  if (!state.exp_avg.defined()) {
+    const auto options = slice.parameter.options().dtype(options_.state_dtype);
+    state = {.exp_avg = torch::zeros(slice.parameter.sizes(), options),
+             .exp_avg_sq = torch::zeros(slice.parameter.sizes(), options)};
+  }
+  if (!slice.parameter.is_cpu()) {
+    const auto scalar = slice.parameter.options().dtype(torch::kFloat32);
+    // LibTorch's kernel divides by its grad_scale (made for loss scaling).
+    at::_fused_adamw_({slice.parameter}, {slice.gradient}, {state.exp_avg}, {state.exp_avg_sq}, {},
+                      {torch::full({}, static_cast<double>(step_), scalar)}, learning_rate,
+                      options_.beta1, options_.beta2, slice.weight_decay, options_.eps,
+                      /*amsgrad=*/false, /*maximize=*/false,
+                      torch::full({}, 1 / gradient_scale, scalar));
+    return;
+  }
+  kernels::AdamWOptions update{.learning_rate = learning_rate,
+                               .beta1 = options_.beta1,
+                               .beta2 = options_.beta2,
+                               .eps = options_.eps,
+                               .weight_decay = slice.weight_decay,
+                               .step = step_,
+                               .gradient_scale = gradient_scale};
+  if (options_.stochastic_rounding) {
+    update.rounding = {
+        .seed = options_.seed, .step = step_, .first_position = slice.first_position};
+  }
+  kernels::adamw(slice.parameter, slice.gradient, state.exp_avg, state.exp_avg_sq, update,
+                 slice.copy);
+}
+
+void Optimizer::step_sgd(size_t index, double learning_rate, double gradient_scale) {
+  const auto& slice = slices_[index];
+  // float32 parameters and gradients are updated where they are; bfloat16 ones in a copy.
+  auto parameter = slice.parameter.to(torch::kFloat32);
+  auto update = slice.gradient.to(torch::kFloat32);
+  if (gradient_scale != 1) update.mul_(gradient_scale);
+  if (slice.weight_decay != 0) update.add_(parameter, slice.weight_decay);
+  if (options_.momentum != 0) {
+    auto& velocity = states_[index].exp_avg;
+    if (velocity.defined()) {
+      velocity.mul_(options_.momentum).add_(update);
+    } else {
+      velocity = update.clone();
+    }
+    update = velocity;
+  }
+  parameter.add_(update, -learning_rate);
+  if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);
+  if (parameter.is_same(slice.parameter)) return;
+  if (options_.stochastic_rounding && slice.parameter.scalar_type() == torch::kBFloat16) {
+    kernels::round_stochastically(
+        parameter, slice.parameter,
+        {.seed = options_.seed, .step = step_, .first_position = slice.first_position});
   } else {
-    step_sgd(learning_rate, gradient_scale);
-  }
-}
-
-void Optimizer::step_adamw(double learning_rate, double gradient_scale) {
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    auto& [parameter, gradient, weight_decay] = slices_[i];
-    auto& state = states_[i];
-    if (!state.step.defined()) {
-      state = {.exp_avg = torch::zeros_like(parameter),
-               .exp_avg_sq = torch::zeros_like(parameter),
-               .step = torch::zeros({}, parameter.options().dtype(torch::kFloat32))};
-    }
-    state.step += 1;
-    // The kernel divides by its grad_scale (made for loss scaling); no scale, no extra work.
-    std::optional<Tensor> divisor;
-    if (gradient_scale != 1) divisor = torch::full({}, 1 / gradient_scale, parameter.options().dtype(torch::kFloat32));
-    at::_fused_adamw_({parameter}, {gradient}, {state.exp_avg}, {state.exp_avg_sq}, {}, {state.step}, learning_rate,
-                      options_.beta1, options_.beta2, weight_decay, options_.eps, /*amsgrad=*/false,
-                      /*maximize=*/false, divisor);
-  }
-}
-
-void Optimizer::step_sgd(double learning_rate, double gradient_scale) {
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    auto& [parameter, gradient, weight_decay] = slices_[i];
-    if (gradient_scale != 1) gradient.mul_(gradient_scale);
-    if (weight_decay != 0) gradient.add_(parameter, weight_decay);
-    auto update = gradient;
-    if (options_.momentum != 0) {
-      auto& velocity = states_[i].exp_avg;
-      if (velocity.defined()) {
-        velocity.mul_(options_.momentum).add_(gradient);
-      } else {
-        velocity = gradient.clone();
-      }
-      update = velocity;
-    }
-    parameter.add_(update, -learning_rate);
+    Tensor(slice.parameter).copy_(parameter);
   }
 }
 

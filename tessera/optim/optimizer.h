@@ -14,35 +14,53 @@ struct OptimizerOptions {
   OptimizerType type = OptimizerType::adamw;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< adamw (Loshchilov and Hutter, ICLR 2019)
   double momentum = 0;                           ///< sgd; 0: no momentum buffer
+  /// Of what the optimizer keeps: float32, or bfloat16 (on the CPU; adamw only).
+  torch::Dtype state_dtype = torch::kFloat32;
+  /// bfloat16 parameters and states are rounded up or down at random so that the mean is exact
+  /// (kernels/flat.h), which lets small updates count; else to nearest. On the CPU only.
+  bool stochastic_rounding = false;
+  uint64_t seed = 0;  ///< of the rounding
 };
 
-/// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of equal length.
+/// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of
+/// equal length. Arithmetic is in float32; the parameter and the gradient may be bfloat16 (on the
+/// CPU), each for itself.
 struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled in adamw, added to the gradient in sgd
+  /// Position of the first element among all parameters of the run: stochastic rounding depends on
+  /// it, so that the result is the same however parameters are divided among ranks.
+  int64_t first_position = 0;
+  /// If defined: bfloat16 of equal length; each step leaves the new parameter here, rounded to
+  /// nearest, in the same pass.
+  torch::Tensor copy;
 };
 
-/// Keeps the state of every slice (adamw: two tensors of its size; sgd: one with momentum, else none) from the first step.
+/// Keeps the state of every slice (adamw: two tensors of its size; sgd: one with momentum, else
+/// none) from the first step.
 class Optimizer {
  public:
+  /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot.
   Optimizer(std::vector<Slice> slices, OptimizerOptions options);
 
-  /// One update; gradients are multiplied by `gradient_scale` first (clipping), in the same pass for adamw, so that the
-  /// gradients are changed by a step. Cost: one pass over parameters, gradients and state.
+  /// One update; gradients are multiplied by `gradient_scale` first (clipping, loss scaling), in
+  /// the same pass for adamw. The gradients may be changed by a step. Cost: one pass over
+  /// parameters, gradients and state.
   void step(double learning_rate, double gradient_scale = 1);
 
   const std::vector<Slice>& slices() const { return slices_; }
 
  private:
   struct State {
-    torch::Tensor exp_avg, exp_avg_sq, step;  // adamw; sgd keeps its momentum in exp_avg
+    torch::Tensor exp_avg, exp_avg_sq;  // sgd keeps its momentum in exp_avg
   };
-  void step_adamw(double learning_rate, double gradient_scale);
-  void step_sgd(double learning_rate, double gradient_scale);
+  void step_adamw(size_t index, double learning_rate, double gradient_scale);
+  void step_sgd(size_t index, double learning_rate, double gradient_scale);
 
   std::vector<Slice> slices_;
   OptimizerOptions options_;
   std::vector<State> states_;
+  int64_t step_ = 0;
 };
 
 }  // namespace tessera::optim

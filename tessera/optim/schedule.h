@@ -8,14 +8,15 @@ namespace tessera::optim {
 enum class ScheduleType { constant, linear, cosine, wsd };
 
 /// Warm-up is linear from peak / warmup_steps to the peak. Then:
-/// constant: the peak; linear, cosine (Loshchilov and Hutter, ICLR 2017): down to min_ratio at the last step;
-/// wsd (warm-up, stable, decay; Hu et al., MiniCPM, 2024): the peak, then linear to min_ratio over the last decay_steps.
+/// constant: the peak; linear, cosine (Loshchilov and Hutter, ICLR 2017): down to min_ratio at the
+/// last step; wsd (warm-up, stable, decay; Hu et al., MiniCPM, 2024): the peak, then linear to
+/// min_ratio over the last decay_steps.
 struct ScheduleOptions {
   ScheduleType type = ScheduleType::cosine;
   double learning_rate = 3e-4;  ///< the peak
   double min_ratio = 0.1;       ///< last learning rate / peak
   int64_t warmup_steps = 0;
-  int64_t decay_steps = 0;      ///< wsd; 0: a fifth of total_steps
+  int64_t decay_steps = 0;  ///< wsd; 0: a fifth of total_steps
   int64_t total_steps = 1;
 };
 

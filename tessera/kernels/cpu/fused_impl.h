@@ -8,49 +8,18 @@
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 namespace {
 
-/// Calls body(i, load, store) for whole vectors and once more for what remains, which loads zeros
-/// beyond the end. `load` and `store` take a pointer to element 0 of the range.
-struct WholeVector {
-  template <typename T>
-  TESSERA_INLINE Vec load(const T* p) const {
-    return TESSERA_ISA_NAMESPACE::load(p);
-  }
-  template <typename T>
-  TESSERA_INLINE void store(T* p, Vec v) const {
-    TESSERA_ISA_NAMESPACE::store(p, v);
-  }
-};
-
-struct PartOfVector {
-  int64_t count;
-  template <typename T>
-  TESSERA_INLINE Vec load(const T* p) const {
-    return load_partial(p, count);
-  }
-  template <typename T>
-  TESSERA_INLINE void store(T* p, Vec v) const {
-    store_partial(p, v, count);
-  }
-};
-
-template <typename Body>
-TESSERA_INLINE void for_each_vector(int64_t begin, int64_t end, Body body) {
-  int64_t i = begin;
-  for (; i + kWidth <= end; i += kWidth) body(i, WholeVector{});
-  if (i < end) body(i, PartOfVector{end - i});
-}
-
-template <typename T>
+/// X: type of x, the weight and the sum; Y: of y.
+template <typename X, typename Y>
 void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
   const int64_t dim = args.dim;
-  const T* weight = static_cast<const T*>(args.weight);
+  const X* weight = static_cast<const X*>(args.weight);
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.x) + row * dim;
-    T* y = static_cast<T*>(args.y) + row * dim;
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    Y* y = static_cast<Y*>(args.y) + row * dim;
     Vec squares = {};
     if (args.residual != nullptr) {
-      const T* residual = static_cast<const T*>(args.residual) + row * dim;
-      T* sum = static_cast<T*>(args.sum) + row * dim;
+      const X* residual = static_cast<const X*>(args.residual) + row * dim;
+      X* sum = static_cast<X*>(args.sum) + row * dim;
       for_each_vector(
           0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
             const Vec v = rounded_to(part.load(x + i) + part.load(residual + i), sum);
@@ -75,15 +44,15 @@ void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-template <typename T>
+template <typename X, typename Y>
 void rms_norm_grad(const RmsNormGradArgs& args, int64_t begin, int64_t end,
                    float* weight_gradient) {
   const int64_t dim = args.dim;
-  const T* weight = static_cast<const T*>(args.weight);
+  const X* weight = static_cast<const X*>(args.weight);
   for (int64_t row = begin; row < end; ++row) {
-    const T* grad = static_cast<const T*>(args.grad) + row * dim;
-    const T* x = static_cast<const T*>(args.x) + row * dim;
-    T* grad_x = static_cast<T*>(args.grad_x) + row * dim;
+    const Y* grad = static_cast<const Y*>(args.grad) + row * dim;
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    X* grad_x = static_cast<X*>(args.grad_x) + row * dim;
     const float scale = args.reciprocal_rms[row];
     Vec dots = {};
     for_each_vector(
@@ -91,7 +60,7 @@ void rms_norm_grad(const RmsNormGradArgs& args, int64_t begin, int64_t end,
           dots += part.load(grad + i) * part.load(weight + i) * part.load(x + i);
         });
     const float along = sum_of(dots) * scale * scale * scale / static_cast<float>(dim);
-    const auto finish = [&](const T* grad_sum) __attribute__((always_inline)) {
+    const auto finish = [&](const X* grad_sum) __attribute__((always_inline)) {
       for_each_vector(
           0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
             const Vec g = part.load(grad + i);
@@ -104,10 +73,76 @@ void rms_norm_grad(const RmsNormGradArgs& args, int64_t begin, int64_t end,
           });
     };
     if (args.grad_sum != nullptr) {
-      finish(static_cast<const T*>(args.grad_sum) + row * dim);
+      finish(static_cast<const X*>(args.grad_sum) + row * dim);
     } else {
       finish(nullptr);
     }
+  }
+}
+
+template <typename X, typename Y>
+void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const int64_t dim = args.dim;
+  const X* weight = static_cast<const X*>(args.weight);
+  const X* bias = static_cast<const X*>(args.bias);
+  for (int64_t row = begin; row < end; ++row) {
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    Y* y = static_cast<Y*>(args.y) + row * dim;
+    Vec sum = {}, squares = {};
+    for_each_vector(
+        0,
+        dim, [&](int64_t i, auto part) __attribute__((always_inline)) { sum += part.load(x + i); });
+    const float mean = sum_of(sum) / static_cast<float>(dim);
+    int64_t i = 0;
+    for (; i + kWidth <= dim; i += kWidth) {
+      const Vec v = load(x + i) - mean;
+      squares += v * v;
+    }
+    float total = sum_of(squares);
+    if (i < dim) {  // what lies beyond the end is no zero once the mean is taken off
+      X last[kWidth] = {};
+      for (int64_t k = 0; i + k < dim; ++k) last[k] = x[i + k];
+      const Vec v = load(last) - mean;
+      for (int64_t k = 0; i + k < dim; ++k) total += v[k] * v[k];
+    }
+    const float scale = 1.0f / __builtin_sqrtf(total / static_cast<float>(dim) + args.eps);
+    args.statistics[2 * row] = mean;
+    args.statistics[2 * row + 1] = scale;
+    for_each_vector(
+        0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
+          const Vec normed = (part.load(x + i) - mean) * scale;
+          part.store(y + i, part.load(weight + i) * normed + part.load(bias + i));
+        });
+  }
+}
+
+template <typename X, typename Y>
+void layer_norm_grad(const LayerNormGradArgs& args, int64_t begin, int64_t end, float* gradients) {
+  const int64_t dim = args.dim;
+  const X* weight = static_cast<const X*>(args.weight);
+  float* bias_gradient = gradients + dim;
+  for (int64_t row = begin; row < end; ++row) {
+    const Y* grad = static_cast<const Y*>(args.grad) + row * dim;
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    X* grad_x = static_cast<X*>(args.grad_x) + row * dim;
+    const float mean = args.statistics[2 * row], scale = args.statistics[2 * row + 1];
+    Vec sum = {}, dots = {};
+    for_each_vector(
+        0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
+          const Vec g = part.load(grad + i) * part.load(weight + i);
+          sum += g;
+          dots += g * (part.load(x + i) - mean);
+        });
+    const float average = sum_of(sum) / static_cast<float>(dim);
+    const float along = sum_of(dots) * scale * scale / static_cast<float>(dim);
+    for_each_vector(
+        0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
+          const Vec g = part.load(grad + i);
+          const Vec centred = part.load(x + i) - mean;
+          part.store(grad_x + i, (g * part.load(weight + i) - average - centred * along) * scale);
+          part.store(gradients + i, part.load(gradients + i) + g * centred * scale);
+          part.store(bias_gradient + i, part.load(bias_gradient + i) + g);
+        });
   }
 }
 
@@ -272,13 +307,29 @@ void cross_entropy(const CrossEntropyArgs& args, int64_t begin, int64_t end) {
 }
 
 template <typename T>
+void add_rows(const void* x_data, int64_t dim, int64_t begin, int64_t end, float* sums) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(x_data) + row * dim;
+    for_each_vector(
+        0, dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
+          part.store(sums + i, part.load(sums + i) + part.load(x + i));
+        });
+  }
+}
+
+template <typename X, typename Y>
+inline constexpr NormTable kNorms = {rms_norm<X, Y>, rms_norm_grad<X, Y>, layer_norm<X, Y>,
+                                     layer_norm_grad<X, Y>};
+
+template <typename T>
 constexpr FusedTable make_table() {
-  return {rms_norm<T>,    rms_norm_grad<T>, rotary<T>,         swiglu<T>,
-          swiglu_grad<T>, gelu_tanh<T>,     gelu_tanh_grad<T>, cross_entropy<T>};
+  return {kNorms<T, T>, rotary<T>,         swiglu<T>,        swiglu_grad<T>,
+          gelu_tanh<T>, gelu_tanh_grad<T>, cross_entropy<T>, add_rows<T>};
 }
 
 }  // namespace
 
-extern constexpr FusedTables fused_tables = {make_table<float>(), make_table<Bf16>()};
+extern constexpr FusedTables fused_tables = {make_table<float>(), make_table<Bf16>(),
+                                             kNorms<float, Bf16>};
 
 }  // namespace tessera::kernels::TESSERA_ISA_NAMESPACE

@@ -30,6 +30,26 @@ struct RmsNormGradArgs {
   int64_t dim;
 };
 
+/// y = weight * (x - mean) / deviation + bias, row by row.
+struct LayerNormArgs {
+  const void* x;       ///< [rows, dim]
+  const void* weight;  ///< [dim]
+  const void* bias;    ///< [dim]
+  void* y;             ///< [rows, dim]
+  float* statistics;   ///< [rows, 2]: mean, reciprocal deviation
+  int64_t dim;
+  float eps;
+};
+
+struct LayerNormGradArgs {
+  const void* grad;  ///< [rows, dim], of y
+  const void* x;
+  const void* weight;
+  const float* statistics;
+  void* grad_x;
+  int64_t dim;
+};
+
 /// Half-split rotation of x [batch, tokens, heads, dim], any strides but 1 in the last, into a
 /// contiguous y.
 struct RotaryArgs {
@@ -66,10 +86,17 @@ struct CrossEntropyArgs {
   float scale;
 };
 
-struct FusedTable {
+struct NormTable {
   void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
   /// Adds the rows' gradient of the weight to weight_gradient [dim].
   void (*rms_norm_grad)(const RmsNormGradArgs&, int64_t begin, int64_t end, float* weight_gradient);
+  void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
+  /// Adds the rows' gradients of weight and bias to gradients [2, dim].
+  void (*layer_norm_grad)(const LayerNormGradArgs&, int64_t begin, int64_t end, float* gradients);
+};
+
+struct FusedTable {
+  NormTable norms;
   void (*rotary)(const RotaryArgs&, int64_t begin,
                  int64_t end);  ///< a row is one of batch * tokens
   void (*swiglu)(const SwigluArgs&, int64_t begin, int64_t end);
@@ -77,11 +104,15 @@ struct FusedTable {
   void (*gelu_tanh)(const void* x, void* y, int64_t begin, int64_t end);
   void (*gelu_tanh_grad)(const void* grad, const void* x, void* grad_x, int64_t begin, int64_t end);
   void (*cross_entropy)(const CrossEntropyArgs&, int64_t begin, int64_t end);
+  /// Adds the rows of x [rows, dim] to sums [dim].
+  void (*add_rows)(const void* x, int64_t dim, int64_t begin, int64_t end, float* sums);
 };
 
 struct FusedTables {
   FusedTable float32;
   FusedTable bfloat16;
+  /// y and its gradient bfloat16, all else float.
+  NormTable norms_to_bfloat16;
 };
 
 namespace generic {

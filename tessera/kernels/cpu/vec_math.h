@@ -92,6 +92,38 @@ TESSERA_INLINE void store_partial(T* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = buffer[i];
 }
 
+struct WholeVector {
+  template <typename T>
+  TESSERA_INLINE Vec load(const T* p) const {
+    return TESSERA_ISA_NAMESPACE::load(p);
+  }
+  template <typename T>
+  TESSERA_INLINE void store(T* p, Vec v) const {
+    TESSERA_ISA_NAMESPACE::store(p, v);
+  }
+};
+
+struct PartOfVector {
+  int64_t count;
+  template <typename T>
+  TESSERA_INLINE Vec load(const T* p) const {
+    return load_partial(p, count);
+  }
+  template <typename T>
+  TESSERA_INLINE void store(T* p, Vec v) const {
+    store_partial(p, v, count);
+  }
+};
+
+/// Calls body(i, access) for whole vectors and once more for what remains: access.load(p) and
+/// access.store(p, v), p at element i, read zeros and write nothing beyond the end.
+template <typename Body>
+TESSERA_INLINE void for_each_vector(int64_t begin, int64_t end, Body body) {
+  int64_t i = begin;
+  for (; i + kWidth <= end; i += kWidth) body(i, WholeVector{});
+  if (i < end) body(i, PartOfVector{end - i});
+}
+
 /// `v` as it reads back after a store as T: identity for float, rounded for bfloat16.
 TESSERA_INLINE Vec rounded_to(Vec v, const float*) { return v; }
 TESSERA_INLINE Vec rounded_to(Vec v, const Bf16*) {

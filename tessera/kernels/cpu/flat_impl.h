@@ -1,0 +1,161 @@
+// AdamW, stochastic rounding and sums of squares in vector types. Included once per instruction
+// set; see flat_kernel.h for what each computes.
+#pragma once
+
+#include "tessera/kernels/cpu/flat_kernel.h"
+#include "tessera/kernels/cpu/vec_math.h"
+
+namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
+namespace {
+
+// --- Random bits.
+
+TESSERA_INLINE BitsVec splat_bits(uint32_t x) { return x - BitsVec{}; }
+
+/// Wellons' lowbias32: every input bit flips every output bit with a probability near 1/2.
+TESSERA_INLINE BitsVec mixed(BitsVec x) {
+  x ^= x >> 16;
+  x *= splat_bits(0x7feb352du);
+  x ^= x >> 15;
+  x *= splat_bits(0x846ca68bu);
+  return x ^ (x >> 16);
+}
+
+/// 32 bits for each of the elements i, i + 1, ..
+TESSERA_INLINE BitsVec bits_at(const RoundingBits& bits, int64_t i) {
+  const uint64_t position = static_cast<uint64_t>(bits.first + i);
+  BitsVec lanes;
+  for (int lane = 0; lane < kWidth; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
+  const BitsVec first = splat_bits(static_cast<uint32_t>(position));
+  const BitsVec low = first + lanes;
+  const BitsVec high = splat_bits(static_cast<uint32_t>(position >> 32)) - (BitsVec)(low < first);
+  return mixed(mixed(low ^ bits.key[0]) + high * 0x9e3779b1u + bits.key[1]);
+}
+
+/// `v` up or down to a bfloat16, up with the probability that makes the mean v: adds 16 random bits
+/// below the last one kept.
+TESSERA_INLINE Vec rounded_stochastically(Vec v, BitsVec bits16) {
+  const Vec rounded = (Vec)(((BitsVec)v + bits16) & 0xffff0000u);
+  return v - v == 0.0f ? rounded : v;  // infinity and NaN as they are
+}
+
+// --- AdamW.
+
+TESSERA_INLINE Vec square_root(Vec v) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_sqrt_ps(0xffff, (__m512)v);
+#else
+  Vec root;
+  for (int i = 0; i < kWidth; ++i) root[i] = __builtin_sqrtf(v[i]);
+  return root;
+#endif
+}
+
+TESSERA_INLINE Vec for_store(Vec v, const float*, bool, BitsVec) { return v; }
+TESSERA_INLINE Vec for_store(Vec v, const Bf16*, bool stochastic, BitsVec bits16) {
+  return stochastic ? rounded_stochastically(v, bits16) : v;
+}
+
+template <typename P, typename G, typename S, typename Access>
+TESSERA_INLINE void adamw_vector(const AdamWArgs& args, int64_t i, Access access) {
+  P* parameter = static_cast<P*>(args.parameter) + i;
+  S* exp_avg = static_cast<S*>(args.exp_avg) + i;
+  S* exp_avg_sq = static_cast<S*>(args.exp_avg_sq) + i;
+  const Vec g = access.load(static_cast<const G*>(args.gradient) + i) * args.gradient_scale;
+  Vec m = access.load(exp_avg);
+  m += (g - m) * args.blend;
+  const Vec v = access.load(exp_avg_sq) * args.beta_sq + g * g * args.blend_sq;
+  const Vec denominator = square_root(v) * args.reciprocal_root + args.eps;
+  const Vec p = access.load(parameter) * args.keep - args.step_size * m / denominator;
+  BitsVec bits = {}, state_bits = {};
+  if (args.stochastic) {
+    bits = bits_at(args.bits, i);
+    state_bits = mixed(bits ^ 0x5bd1e995u);
+  }
+  access.store(parameter, for_store(p, parameter, args.stochastic, bits >> 16));
+  access.store(exp_avg, for_store(m, exp_avg, args.stochastic, state_bits >> 16));
+  access.store(exp_avg_sq, for_store(v, exp_avg_sq, args.stochastic, state_bits & 0xffffu));
+  if (args.copy != nullptr) access.store(static_cast<Bf16*>(args.copy) + i, p);
+}
+
+template <typename P, typename G, typename S>
+void adamw(const AdamWArgs& given, int64_t begin, int64_t end) {
+  const AdamWArgs args = given;  // a copy: no store can change it
+  for_each_vector(
+      begin, end, [&](int64_t i, auto access) __attribute__((always_inline)) {
+        adamw_vector<P, G, S>(args, i, access);
+      });
+}
+
+void round_stochastically(const float* from, void* to_data, const RoundingBits& bits, int64_t begin,
+                          int64_t end) {
+  Bf16* to = static_cast<Bf16*>(to_data);
+  for_each_vector(
+      begin, end, [&](int64_t i, auto access) __attribute__((always_inline)) {
+        access.store(to + i, rounded_stochastically(access.load(from + i), bits_at(bits, i) >> 16));
+      });
+}
+
+// --- Sums of squares.
+
+using Floats8 = float __attribute__((vector_size(32)));
+using Bits8 = uint32_t __attribute__((vector_size(32)));
+using Halves8 = uint16_t __attribute__((vector_size(16)));
+using Doubles8 = double __attribute__((vector_size(64)));
+
+struct Half {
+  uint16_t bits;
+};
+
+TESSERA_INLINE Floats8 load8(const float* p) {
+  Floats8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+TESSERA_INLINE Floats8 load8(const Bf16* p) {
+  Halves8 h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return (Floats8)(__builtin_convertvector(h, Bits8) << 16);
+}
+TESSERA_INLINE Floats8 load8(const Half* p) {
+  Halves8 h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const Bits8 bits = __builtin_convertvector(h, Bits8) & 0x7fffu;  // a square needs no sign
+  const Floats8 finite = (Floats8)(bits << 13) * 0x1p112f;         // subnormals, too
+  return bits >= 0x7c00u ? (Floats8)((bits << 13) | 0x7f800000u) : finite;
+}
+
+template <typename T>
+double squares_of(const void* data, int64_t count) {
+  const T* values = static_cast<const T*>(data);
+  Doubles8 sums = {};
+  const auto add = [&](Floats8 v) __attribute__((always_inline)) {
+    const Doubles8 wide = __builtin_convertvector(v, Doubles8);
+    sums += wide * wide;  // the product is exact: a fused one gives the same bits
+  };
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) add(load8(values + i));
+  if (i < count) {
+    T rest[8] = {};
+    for (int64_t k = 0; i + k < count; ++k) rest[k] = values[i + k];
+    add(load8(rest));
+  }
+  double sum = 0;
+  for (int lane = 0; lane < 8; ++lane) sum += sums[lane];
+  return sum;
+}
+
+}  // namespace
+
+extern constexpr FlatTable flat_table = {
+    {{{adamw<float, float, float>, adamw<float, float, Bf16>},
+      {adamw<float, Bf16, float>, adamw<float, Bf16, Bf16>}},
+     {{adamw<Bf16, float, float>, adamw<Bf16, float, Bf16>},
+      {adamw<Bf16, Bf16, float>, adamw<Bf16, Bf16, Bf16>}}},
+    round_stochastically,
+    squares_of<float>,
+    squares_of<Bf16>,
+    squares_of<Half>,
+};
+
+}  // namespace tessera::kernels::TESSERA_ISA_NAMESPACE

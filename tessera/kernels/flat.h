@@ -1,0 +1,44 @@
+// One-pass operations on flat buffers: what optimizers need.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace tessera::kernels {
+
+/// Rounding to bfloat16 up or down at random, with the probability that makes the mean exact (as in
+/// Gupta et al., Deep Learning with Limited Numerical Precision, 2015): updates smaller than half a
+/// step of the format are not lost. The bits are a function of (seed, step, position) alone, so
+/// that a result depends neither on threads nor on how a buffer is split.
+struct StochasticRounding {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int64_t first_position = 0;  ///< of element 0
+};
+
+struct AdamWOptions {
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  int64_t step = 1;           ///< number of this update, from 1
+  double gradient_scale = 1;  ///< gradients are multiplied by it; the tensor stays as it is
+  std::optional<StochasticRounding> rounding;  ///< of bfloat16 results; unset: to nearest
+};
+
+/// One update of decoupled-decay Adam (Loshchilov and Hutter, ICLR 2019) in one pass, arithmetic in
+/// float32. All 1-D, contiguous, on the CPU, of one length: parameter, gradient and the two states
+/// each float32 or bfloat16, the states alike. `copy`, if defined, is bfloat16 and gets the new
+/// parameter rounded to nearest.
+void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const AdamWOptions& options, const at::Tensor& copy = {});
+
+/// to [n] bfloat16 = from [n] float32, both contiguous, on the CPU.
+void round_stochastically(const at::Tensor& from, const at::Tensor& to,
+                          const StochasticRounding& rounding);
+
+/// The sum of squares of a contiguous float32, bfloat16 or float16 tensor on the CPU: in double,
+/// over blocks of 4096 elements that are added in order. The same bits for any number of threads
+/// and any instruction set.
+double sum_of_squares(const at::Tensor& values);
+
+}  // namespace tessera::kernels

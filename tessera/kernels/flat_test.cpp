@@ -1,0 +1,180 @@
+#include "tessera/kernels/flat.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "tessera/kernels/cpu/isa.h"
+
+namespace tessera::kernels {
+namespace {
+
+std::vector<Isa> usable_sets() {
+  std::vector<Isa> sets;
+  for (int i = 0; i <= static_cast<int>(detected_isa()); ++i) sets.push_back(static_cast<Isa>(i));
+  return sets;
+}
+
+class FlatTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override { at::manual_seed(11); }
+  IsaScope scope_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Sets, FlatTest, ::testing::ValuesIn(usable_sets()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+at::Tensor rounded(const at::Tensor& x, const StochasticRounding& rounding) {
+  const auto y = at::empty(x.sizes(), at::kBFloat16);
+  round_stochastically(x, y, rounding);
+  return y;
+}
+
+TEST_P(FlatTest, StochasticRoundingIsUnbiased) {
+  // A quarter of the way from 1 to the next bfloat16, 1 + 2^-7: up in a quarter of 2^20 cases, give
+  // or take five standard deviations.
+  constexpr int64_t kCount = 1 << 20;
+  const auto y = rounded(at::full({kCount}, 1 + 0x1p-9f), {.seed = 3, .step = 1}).to(at::kFloat);
+  const auto up = (y == 1 + 0x1p-7f).sum().item<int64_t>();
+  EXPECT_EQ(up + (y == 1).sum().item<int64_t>(), kCount);
+  EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16));
+  // As many changes between neighbours as for independent draws, and none tied to the last step's.
+  const auto bits = (y == 1).to(at::kDouble) - 0.75;
+  const auto other = rounded(at::full({kCount}, 1 + 0x1p-9f), {.seed = 3, .step = 2});
+  const auto next = (other == 1).to(at::kDouble) - 0.75;
+  const double spread = 5 * std::sqrt(kCount) * 3 / 16;
+  EXPECT_NEAR((bits.narrow(0, 0, kCount - 1) * bits.narrow(0, 1, kCount - 1)).sum().item<double>(),
+              0, spread);
+  EXPECT_NEAR((bits * next).sum().item<double>(), 0, spread);
+}
+
+TEST_P(FlatTest, StochasticRoundingKeepsWhatNeedsNone) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto x = at::tensor({0.f, -0.f, 1.f, -2.5f, kInfinity, -kInfinity, 0x1p-126f, 0x1p127f});
+  EXPECT_TRUE(at::equal(rounded(x, {}).to(at::kFloat), x));
+  EXPECT_TRUE(std::isnan(rounded(at::tensor({NAN}), {}).item<float>()));
+}
+
+TEST_P(FlatTest, StochasticRoundingIsTheSameHoweverTheBufferIsSplit) {
+  // Across the place where the low 32 bits of the position start again.
+  const int64_t first = (int64_t{1} << 32) - 40, count = 101;
+  const auto x = at::randn({count});
+  const auto whole = rounded(x, {.seed = 9, .step = 4, .first_position = first});
+  for (const int64_t cut : {1, 15, 16, 39, 40, 41, 100}) {
+    const auto left = rounded(x.narrow(0, 0, cut), {9, 4, first});
+    const auto right = rounded(x.narrow(0, cut, count - cut).clone(), {9, 4, first + cut});
+    EXPECT_TRUE(at::equal(whole, at::cat({left, right}))) << cut;
+  }
+  EXPECT_FALSE(at::equal(whole, rounded(x, {9, 4, first + (int64_t{1} << 32)})));
+}
+
+struct Update {
+  at::Tensor parameter, gradient, exp_avg, exp_avg_sq, copy;
+};
+
+Update random_update(int64_t count, at::ScalarType p, at::ScalarType g, at::ScalarType s) {
+  return {at::randn({count}).to(p), at::randn({count}).to(g), (at::randn({count}) * 0.1).to(s),
+          (at::rand({count}) * 0.1).to(s), at::empty({count}, at::kBFloat16)};
+}
+
+constexpr AdamWOptions kOptions = {
+    .learning_rate = 1e-2, .beta2 = 0.95, .weight_decay = 0.1, .step = 3, .gradient_scale = 0.7};
+
+/// The textbook in float64: {parameter, exp_avg, exp_avg_sq}.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> expected(const Update& u) {
+  const auto& o = kOptions;
+  const auto g = u.gradient.to(at::kDouble) * o.gradient_scale;
+  const auto m = u.exp_avg.to(at::kDouble) * o.beta1 + (1 - o.beta1) * g;
+  const auto v = u.exp_avg_sq.to(at::kDouble) * o.beta2 + (1 - o.beta2) * g * g;
+  const auto root = (v / (1 - std::pow(o.beta2, 3))).sqrt() + o.eps;
+  return {u.parameter.to(at::kDouble) * (1 - o.learning_rate * o.weight_decay) -
+              o.learning_rate * m / (1 - std::pow(o.beta1, 3)) / root,
+          m, v};
+}
+
+TEST_P(FlatTest, AdamWEqualsTheTextbookInEveryDtype) {
+  for (const auto p : {at::kFloat, at::kBFloat16}) {
+    for (const auto g : {at::kFloat, at::kBFloat16}) {
+      for (const auto s : {at::kFloat, at::kBFloat16}) {
+        for (const int64_t count : {1, 16, 37, 1000}) {
+          const auto u = random_update(count, p, g, s);
+          const auto [parameter, exp_avg, exp_avg_sq] = expected(u);
+          adamw(u.parameter, u.gradient, u.exp_avg, u.exp_avg_sq, kOptions, u.copy);
+          const auto close = [](const at::Tensor& got, const at::Tensor& want) {
+            const double step = got.scalar_type() == at::kFloat ? 2e-7 : 4e-3;
+            return at::allclose(got.to(at::kDouble), want, step, step * 0.1);
+          };
+          EXPECT_TRUE(close(u.parameter, parameter)) << p << g << s << count;
+          EXPECT_TRUE(close(u.exp_avg, exp_avg)) << p << g << s << count;
+          EXPECT_TRUE(close(u.exp_avg_sq, exp_avg_sq)) << p << g << s << count;
+          EXPECT_TRUE(at::equal(u.copy, u.parameter.to(at::kBFloat16))) << p << g << s << count;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(FlatTest, AdamWIsTheSameForAnySplitAndAnyNumberOfThreads) {
+  constexpr int64_t kCount = 100'003, kCut = 33'333;
+  auto options = kOptions;
+  options.rounding = StochasticRounding{.seed = 1, .step = 3, .first_position = 1000};
+  const auto start = random_update(kCount, at::kBFloat16, at::kFloat, at::kBFloat16);
+  const auto run = [&](int threads, std::vector<int64_t> cuts) {
+    at::set_num_threads(threads);
+    const Update u = {start.parameter.clone(),
+                      start.gradient,
+                      start.exp_avg.clone(),
+                      start.exp_avg_sq.clone(),
+                      {}};
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const auto part = [&](const at::Tensor& x) {
+        return x.narrow(0, cuts[i], cuts[i + 1] - cuts[i]);
+      };
+      auto here = options;
+      here.rounding->first_position += cuts[i];
+      adamw(part(u.parameter), part(u.gradient), part(u.exp_avg), part(u.exp_avg_sq), here);
+    }
+    at::set_num_threads(1);
+    return at::cat({u.parameter, u.exp_avg, u.exp_avg_sq});
+  };
+  const auto whole = run(1, {0, kCount});
+  EXPECT_TRUE(at::equal(whole, run(2, {0, kCount})));
+  EXPECT_TRUE(at::equal(whole, run(1, {0, kCut, kCount})));
+}
+
+TEST_P(FlatTest, SumOfSquaresOfEveryDtype) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t count : {0, 1, 8, 4096, 10'003}) {
+      const auto x = (at::randn({count}) * 0.01).to(dtype);
+      const double exact = x.to(at::kDouble).square().sum().item<double>();
+      EXPECT_NEAR(sum_of_squares(x), exact, 1e-13 * exact) << dtype << count;
+    }
+    const auto bad = at::ones({20}, dtype);
+    bad[17] = std::numeric_limits<float>::infinity();
+    EXPECT_TRUE(std::isinf(sum_of_squares(bad))) << dtype;
+    bad[18] = NAN;
+    EXPECT_TRUE(std::isnan(sum_of_squares(bad))) << dtype;
+  }
+  const auto smallest = at::full({1}, 0x1p-24f).to(at::kHalf);  // subnormal in float16
+  EXPECT_EQ(sum_of_squares(smallest), 0x1p-48);
+}
+
+TEST(Flat, SumOfSquaresIsTheSameForEverySetAndNumberOfThreads) {
+  at::manual_seed(1);
+  const auto x = at::randn({1'000'003});
+  const double once = sum_of_squares(x);
+  for (const auto set : usable_sets()) {
+    const IsaScope scope(set);
+    at::set_num_threads(2);
+    EXPECT_EQ(sum_of_squares(x), once) << name_of(set);
+    at::set_num_threads(1);
+    EXPECT_EQ(sum_of_squares(x.to(at::kBFloat16)),
+              sum_of_squares(x.to(at::kBFloat16).to(at::kFloat)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels

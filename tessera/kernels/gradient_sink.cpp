@@ -1,0 +1,24 @@
+#include "tessera/kernels/gradient_sink.h"
+
+#include <ATen/ATen.h>
+
+namespace tessera::kernels {
+
+at::Tensor gradient_sink(const at::Tensor& parameter) {
+  if (!parameter.defined() || !parameter.is_leaf()) return {};
+  const auto& grad = parameter.grad();
+  const bool fits =
+      grad.defined() && grad.is_contiguous() && grad.sizes() == parameter.sizes() &&
+      grad.device() == parameter.device() &&
+      (grad.scalar_type() == parameter.scalar_type() ||
+       (grad.scalar_type() == at::kFloat && at::isReducedFloatingType(parameter.scalar_type())));
+  return fits ? grad : at::Tensor();
+}
+
+at::Tensor hand_over(at::Tensor sink, const at::Tensor& gradient, at::ScalarType dtype) {
+  if (!sink.defined()) return gradient.to(dtype);
+  sink.add_(gradient);
+  return {};
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,18 @@
+// Where a backward may add a parameter's gradient itself instead of handing it to autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::kernels {
+
+/// parameter.grad() if `parameter` is a leaf and its gradient is there, contiguous, of its sizes
+/// and device, and of its dtype or, for a 16-bit parameter, float32 (a view of a flat gradient
+/// buffer): then no temporary gradient, no pass to add it and no rounding to 16 bits in between.
+/// Otherwise undefined. To be called outside of guards that exclude autograd.
+at::Tensor gradient_sink(const at::Tensor& parameter);
+
+/// What a backward returns for a parameter: nothing if there is a `sink`, to which `gradient` is
+/// then added; else `gradient` in `dtype`, the parameter's.
+at::Tensor hand_over(at::Tensor sink, const at::Tensor& gradient, at::ScalarType dtype);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,90 @@
+#include "tessera/kernels/layer_norm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/gradient_sink.h"
+
+namespace tessera::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct LayerNorm : torch::autograd::Function<LayerNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, double eps, at::ScalarType dtype) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const int64_t dim = x.size(-1), rows = x.numel() / dim;
+    auto y = at::empty(x.sizes(), x.options().dtype(dtype));
+    auto statistics = at::empty({rows, 2}, x.options().dtype(at::kFloat));
+    const LayerNormArgs args{.x = x.const_data_ptr(),
+                             .weight = weight.const_data_ptr(),
+                             .bias = bias.const_data_ptr(),
+                             .y = y.data_ptr(),
+                             .statistics = statistics.data_ptr<float>(),
+                             .dim = dim,
+                             .eps = static_cast<float>(eps)};
+    const auto& table = norm_table(x.scalar_type(), dtype);
+    at::parallel_for(0, rows, grain_of_rows(dim),
+                     [&](int64_t begin, int64_t end) { table.layer_norm(args, begin, end); });
+    ctx->save_for_backward({x, weight, bias, statistics});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1], &bias = saved[2];
+    // Outside the guard: .grad() is autograd's.
+    const auto weight_sink = gradient_sink(weight), bias_sink = gradient_sink(bias);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto grad = grads[0].contiguous();
+    const int64_t dim = x.size(-1);
+    variable_list out(5);
+    out[0] = at::empty_like(x);
+    const LayerNormGradArgs args{.grad = grad.const_data_ptr(),
+                                 .x = x.const_data_ptr(),
+                                 .weight = weight.const_data_ptr(),
+                                 .statistics = saved[3].const_data_ptr<float>(),
+                                 .grad_x = out[0].data_ptr(),
+                                 .dim = dim};
+    const auto& table = norm_table(x.scalar_type(), grad.scalar_type());
+    const auto sums =
+        sum_of_rows(x.numel() / dim, 2 * dim, [&](int64_t begin, int64_t end, float* sums) {
+          table.layer_norm_grad(args, begin, end, sums);
+        });
+    if (ctx->needs_input_grad(1)) {
+      out[1] = hand_over(weight_sink, sums.narrow(0, 0, dim), weight.scalar_type());
+    }
+    if (ctx->needs_input_grad(2)) {
+      out[2] = hand_over(bias_sink, sums.narrow(0, dim, dim), bias.scalar_type());
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps) {
+  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1) &&
+                        bias.sizes() == weight.sizes(),
+                    "layer_norm: expected weight and bias [", x.dim() >= 1 ? x.size(-1) : 0,
+                    "], got ", weight.sizes(), " and ", bias.sizes());
+  if (!can_fuse({x, weight, bias}) || x.numel() == 0) {
+    if (!x.is_cpu() || x.scalar_type() != at::kHalf) {
+      return at::layer_norm(x, weight.sizes(), weight, bias, eps);
+    }
+    // LibTorch would sum the gradients of weight and bias in float16.
+    return at::layer_norm(x.to(at::kFloat), weight.sizes(), weight.to(at::kFloat),
+                          bias.to(at::kFloat), eps)
+        .to(at::kHalf);
+  }
+  return LayerNorm::apply(x.contiguous(), weight.contiguous(), bias.contiguous(), eps,
+                          norm_result(x));
+}
+
+}  // namespace tessera::kernels
