@@ -1,0 +1,210 @@
+#include "tessera/memory/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "tessera/kernels/recompute.h"
+#include "tessera/memory/forward_state.h"
+
+namespace tessera::memory {
+namespace {
+
+using kernels::Tape;
+using kernels::TapeGuard;
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// One call of a module, between its forward and its backward. Its tensors are not in here but
+/// saved by autograd, which frees them with the graph and notices changes in place.
+struct Record : torch::CustomClassHolder {
+  std::shared_ptr<nn::Call> call;
+  std::vector<Tensor*> inputs;  ///< the defined ones of `call`
+  std::vector<bool> needs_gradient;
+  CheckpointOptions options;
+  AutocastState autocast;
+  std::optional<RandomState> random;  ///< before the forward, if that drew numbers
+  std::vector<at::Device> devices;    ///< of the tensors saved
+};
+
+/// A copy in pinned memory. Later uses of `tensor` and of the copy come after it on the stream.
+Tensor to_host(const Tensor& tensor) {
+  auto host = at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true));
+  return host.copy_(tensor, /*non_blocking=*/true);
+}
+
+/// The sizes of `tensor` without its memory. NaN, so that a gradient that does read it shows.
+Tensor without_values(const Tensor& tensor) {
+  return at::full({}, std::numeric_limits<double>::quiet_NaN(), tensor.options())
+      .expand(tensor.sizes());
+}
+
+/// What autograd is to save: the inputs, then what is on the tape.
+variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> products) {
+  if (record.options.drop_last_product && !products.empty()) {
+    products.back() = without_values(products.back());
+  }
+  variable_list tensors(inputs.begin(), inputs.end());
+  tensors.insert(tensors.end(), products.begin(), products.end());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    record.devices.push_back(tensors[i].device());
+    // An argument without a gradient is a table that others hold as well.
+    const bool is_activation = i >= inputs.size() || record.needs_gradient[i];
+    if (record.options.offload && is_activation) tensors[i] = to_host(tensors[i]);
+  }
+  return tensors;
+}
+
+/// The forward without a graph.
+Tensor first_forward(Record& record, at::TensorList inputs, Tape& tape) {
+  std::vector<int64_t> versions;
+  for (const auto& input : inputs) versions.push_back(input._version());
+  auto random = RandomState::of(inputs.vec());
+  const AutocastGuard autocast(record.autocast);
+  std::optional<TapeGuard> guard;
+  if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::record);
+  auto output = record.call->forward();
+  tape.check_unchanged();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK_VALUE(inputs[i]._version() == versions[i],
+                      "checkpoint: expected a module that leaves its arguments as they are, got a "
+                      "change in place of tensor ",
+                      i);
+  }
+  if (RandomState::of(inputs.vec()) != random) record.random = std::move(random);
+  return output;
+}
+
+/// The forward with a graph that begins at `leaves`, under the conditions of the first.
+Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
+  const at::AutoGradMode with_graph(true);
+  const AutocastGuard autocast(record.autocast);
+  std::optional<RandomGuard> random;
+  if (record.random) random.emplace(*record.random);
+  std::optional<TapeGuard> guard;
+  if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
+  for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];
+  auto output = record.call->forward();
+  for (auto* input : record.inputs) *input = Tensor();
+  TORCH_CHECK(tape.is_used_up(),
+              "checkpoint: expected the recomputation to run the same products as the forward, got "
+              "fewer; a checkpointed module must do the same in both");
+  return output;
+}
+
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  /// `tensors`: the inputs of `record`, and perhaps one that only makes the output need a gradient.
+  static Tensor forward(AutogradContext* context, const c10::intrusive_ptr<Record>& record,
+                        at::TensorList tensors) {
+    const auto inputs = tensors.slice(0, record->inputs.size());
+    Tape tape;
+    auto output = first_forward(*record, inputs, tape);
+    context->save_for_backward(kept(*record, inputs, tape.tensors()));
+    context->saved_data["record"] = c10::IValue::make_capsule(record);
+    context->set_materialize_grads(false);
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    TORCH_CHECK_VALUE(!at::GradMode::is_enabled(),
+                      "checkpoint: expected one backward, got create_graph = true; a checkpointed "
+                      "module is not twice differentiable");
+    TORCH_CHECK_VALUE(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
+                      "checkpoint: expected a backward to all leaves, got autograd::grad or one "
+                      "with chosen inputs; call backward() or set mode = none");
+    const auto capsule = context->saved_data["record"].toCapsule();
+    const auto& record = static_cast<const Record&>(*capsule);
+    const auto num_inputs = record.inputs.size();
+    variable_list out(num_inputs + 2);  // of `record`, the inputs, perhaps the tensor added
+    if (!gradients[0].defined()) return out;
+
+    auto leaves = context->get_saved_variables();
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      leaves[i] = leaves[i].to(record.devices[i], /*non_blocking=*/true).detach();
+      if (i < num_inputs) leaves[i].requires_grad_(record.needs_gradient[i]);
+    }
+    Tape tape({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
+    leaves.resize(num_inputs);
+    const auto output = second_forward(record, leaves, tape);
+    // Not autograd::grad: operators add gradients of parameters straight to where they are kept.
+    if (output.requires_grad()) torch::autograd::backward({output}, {gradients[0]});
+    for (size_t i = 0; i < num_inputs; ++i) out[1 + i] = leaves[i].grad();
+    return out;
+  }
+};
+
+bool has_trained_parameters(const nn::Hookable& module) {
+  return std::ranges::any_of(module.parameters(),
+                             [](const auto& parameter) { return parameter.requires_grad(); });
+}
+
+void check_offload(const variable_list& tensors) {
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.is_cuda(), "offload: expected arguments on CUDA, got one on ",
+                      tensor.device(), "; set offload = false");
+  }
+}
+
+Tensor call_checkpointed(const nn::Hookable& module, const CheckpointOptions& options,
+                         const std::shared_ptr<nn::Call>& call) {
+  if (!at::GradMode::is_enabled()) return call->forward();
+  auto record = c10::make_intrusive<Record>();
+  variable_list tensors;
+  for (auto* input : call->inputs) {
+    if (!input->defined()) continue;
+    record->inputs.push_back(input);
+    record->needs_gradient.push_back(input->requires_grad());
+    tensors.push_back(*input);
+  }
+  if (options.offload) check_offload(tensors);
+  if (std::ranges::none_of(tensors, [](const auto& tensor) { return tensor.requires_grad(); })) {
+    if (!has_trained_parameters(module)) return call->forward();
+    tensors.push_back(torch::empty({0}).requires_grad_());
+  }
+  record->call = call;
+  record->options = options;
+  record->autocast = AutocastState::of_this_thread().without_cache();
+  auto output = Checkpoint::apply(record, at::TensorList(tensors));
+  for (auto* input : record->inputs) *input = Tensor();  // autograd holds what is needed
+  return output;
+}
+
+}  // namespace
+
+void checkpoint(nn::Hookable& module, const CheckpointOptions& options) {
+  const bool selective = options.mode == CheckpointMode::selective;
+  TORCH_CHECK_VALUE(options.every_k == 1, "every_k: expected 1 for one module, got ",
+                    options.every_k, "; set it in checkpoint_blocks");
+  TORCH_CHECK_VALUE(!options.drop_last_product || selective,
+                    "drop_last_product: expected mode = selective; set it or drop_last_product = "
+                    "false");
+  TORCH_CHECK_VALUE(!options.offload || options.mode != CheckpointMode::none,
+                    "offload: expected a mode that keeps something, got none; set mode = full");
+  if (options.mode == CheckpointMode::none) return;
+  TORCH_CHECK_VALUE(!module.forward_computes_gradients(),
+                    "checkpoint: expected a module whose "
+                    "backward computes its gradients, got ",
+                    module.name(), "; leave it out");
+  module.add_hooks({.around = [&module, options](const std::shared_ptr<nn::Call>& call) {
+    return call_checkpointed(module, options, call);
+  }});
+}
+
+void checkpoint_blocks(const std::vector<nn::Hookable*>& blocks, const CheckpointOptions& options) {
+  TORCH_CHECK_VALUE(options.every_k >= 1, "every_k: expected at least 1, got ", options.every_k);
+  auto each = options;
+  each.every_k = 1;
+  for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(options.every_k)) {
+    checkpoint(*blocks[i], each);
+  }
+}
+
+}  // namespace tessera::memory
