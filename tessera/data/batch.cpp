@@ -30,7 +30,8 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
   if (options.past_end == PastEnd::ignore) return;
   if (samples < world_size) {
     user_error(
-        "data.train: more ranks than samples: expected at least {} samples of {} tokens, got {}; use "
+        "data.train: more ranks than samples: expected at least {} samples of {} tokens, got {}; "
+        "use "
         "fewer ranks, more data or a smaller data.seq_len",
         world_size, dataset_.seq_len(), samples);
   }

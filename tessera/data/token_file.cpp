@@ -60,8 +60,9 @@ const LlmcKind* find_llmc_kind(const MappedFile& file) {
 TokenFile read_llmc(MappedFile file, const LlmcKind& kind, TokenDtype dtype) {
   const auto path = file.path().string();
   if (size_of(file) < kLlmcHeaderBytes) {
-    user_error("{}: truncated: expected an llm.c header of {} bytes, got a file of {}; make it again", path,
-               kLlmcHeaderBytes, size_of(file));
+    user_error(
+        "{}: truncated: expected an llm.c header of {} bytes, got a file of {}; make it again",
+        path, kLlmcHeaderBytes, size_of(file));
   }
   const auto version = load<int32_t>(file.bytes(), 4);
   if (version != kind.version) {
@@ -73,11 +74,14 @@ TokenFile read_llmc(MappedFile file, const LlmcKind& kind, TokenDtype dtype) {
   const int64_t data_bytes = size_of(file) - kLlmcHeaderBytes;
   if (promised < 0 || promised * token_bytes(kind.type) != data_bytes) {
     const bool short_of = promised * token_bytes(kind.type) > data_bytes;
-    user_error("{}: {}its llm.c header promises {} tokens ({} bytes), got {} bytes of tokens; make it again", path,
-               short_of ? "truncated: " : "", promised, promised * token_bytes(kind.type),
-               data_bytes);
+    user_error(
+        "{}: {}its llm.c header promises {} tokens ({} bytes), got {} bytes of tokens; make it "
+        "again",
+        path, short_of ? "truncated: " : "", promised, promised * token_bytes(kind.type),
+        data_bytes);
   }
-  if (promised == 0) user_error("{}: expected tokens, got an llm.c header alone; make it again", path);
+  if (promised == 0)
+    user_error("{}: expected tokens, got an llm.c header alone; make it again", path);
   return {std::move(file), kind.type, kLlmcHeaderBytes, promised};
 }
 
@@ -215,8 +219,10 @@ TokenFile open_token_file(const std::filesystem::path& path, TokenDtype dtype) {
   if (const auto* kind = find_llmc_kind(file)) return read_llmc(std::move(file), *kind, dtype);
   const TokenType type = dtype == TokenDtype::uint32 ? TokenType::uint32 : TokenType::uint16;
   if (size % token_bytes(type) != 0) {
-    user_error("{}: truncated, or not {} tokens: expected a multiple of {} bytes, got {}; make it again, or set data.token_dtype or data.format",
-               path.string(), name_of(type), token_bytes(type), size);
+    user_error(
+        "{}: truncated, or not {} tokens: expected a multiple of {} bytes, got {}; make it again, "
+        "or set data.token_dtype or data.format",
+        path.string(), name_of(type), token_bytes(type), size);
   }
   return {std::move(file), type, 0, size / token_bytes(type)};
 }
@@ -241,7 +247,8 @@ TokenFile open_megatron(const std::filesystem::path& path, TokenDtype dtype) {
                num_tokens * token_bytes(header.type), num_tokens, name_of(header.type),
                index.path().string(), size_of(file));
   }
-  if (num_tokens == 0) user_error("{}: expected tokens, got an empty file; make it again", file.path().string());
+  if (num_tokens == 0)
+    user_error("{}: expected tokens, got an empty file; make it again", file.path().string());
   return {std::move(file), header.type, 0, num_tokens};
 }
 

@@ -168,7 +168,8 @@ void TokenSource::append_text(std::span<const fs::path> files) {
     if (sizes.back() < kMapFromBytes) small += sizes.back();
   }
   if (total == 0)
-    user_error("{}: expected text, got nothing but empty files; set data.train", files.front().string());
+    user_error("{}: expected text, got nothing but empty files; set data.train",
+               files.front().string());
 
   loaded_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(small)));
   std::byte* free = loaded_.back().get();

@@ -95,6 +95,12 @@ std::vector<Unit> Gpt2::units() {
   return units;
 }
 
+std::vector<nn::Hookable*> Gpt2::blocks() {
+  std::vector<nn::Hookable*> blocks;
+  for (auto& block : blocks_) blocks.push_back(block.get());
+  return blocks;
+}
+
 // Projections back into the residual stream start smaller by the square root of their number
 // (section 2.3).
 LanguageModel::Initial Gpt2::initial(const std::string& parameter, int64_t dims, double std) const {

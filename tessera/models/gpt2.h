@@ -27,6 +27,7 @@ class Gpt2 : public LanguageModel {
   torch::Tensor logits(const torch::Tensor& ids) override;
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
   std::vector<Unit> units() override;
+  std::vector<nn::Hookable*> blocks() override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;
 
  private:

@@ -12,17 +12,25 @@ std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& sha
   return std::make_shared<Llama>(shape, options);
 }
 
+void initialise_part(const LanguageModel& model, const std::string& name, int64_t dims,
+                     int64_t seed, double std, int64_t begin, const torch::Tensor& part) {
+  const auto initial = model.initial(name, dims, std);
+  if (initial.constant) {
+    part.fill_(initial.value);
+  } else if (part.scalar_type() == torch::kFloat32) {
+    nn::fill_portable(part, name, seed, initial.value, begin);
+  } else {
+    const auto values = torch::empty(part.sizes(), part.options().dtype(torch::kFloat32));
+    nn::fill_portable(values, name, seed, initial.value, begin);
+    part.copy_(values);
+  }
+}
+
 void initialise(LanguageModel& model, int64_t seed, double std) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
-    const auto& name = item.key();
-    auto& parameter = item.value();
-    const auto initial = model.initial(name, parameter.dim(), std);
-    if (initial.constant) {
-      parameter.fill_(initial.value);
-    } else {
-      nn::fill_portable(parameter, name, seed, initial.value);
-    }
+    initialise_part(model, item.key(), item.value().dim(), seed, std, 0,
+                    item.value().detach().view({-1}));
   }
 }
 

@@ -34,6 +34,9 @@ class LanguageModel : public nn::Hookable {
   /// The default units: one per block, embedding and head beside them (together when tied).
   virtual std::vector<Unit> units() = 0;
 
+  /// The transformer blocks, in order: what is checkpointed, and the units between the others.
+  virtual std::vector<nn::Hookable*> blocks() = 0;
+
   /// Initial value of one parameter: a constant for norms and biases, else the standard deviation
   /// of its weights.
   struct Initial {
@@ -52,7 +55,12 @@ class LanguageModel : public nn::Hookable {
 std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& shape,
                                                    const torch::TensorOptions& options = {});
 
-/// Fills every parameter from (seed, name, position): the same bits on any rank.
+/// First values of elements begin .. of a parameter with `dims` dimensions, into `part` [n], from
+/// (seed, name, position): the same bits on any rank, however parameters are divided.
+void initialise_part(const LanguageModel& model, const std::string& name, int64_t dims,
+                     int64_t seed, double std, int64_t begin, const torch::Tensor& part);
+
+/// The same for every parameter.
 void initialise(LanguageModel& model, int64_t seed, double std);
 
 }  // namespace tessera::models

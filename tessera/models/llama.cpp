@@ -134,6 +134,12 @@ std::vector<Unit> Llama::units() {
   return units;
 }
 
+std::vector<nn::Hookable*> Llama::blocks() {
+  std::vector<nn::Hookable*> blocks;
+  for (auto& layer : model_->layers) blocks.push_back(layer.get());
+  return blocks;
+}
+
 LanguageModel::Initial Llama::initial(const std::string&, int64_t dims, double std) const {
   return dims == 1 ? Initial{.constant = true, .value = 1} : Initial{.value = std};
 }

@@ -1,0 +1,86 @@
+#include <gmock/gmock.h>
+
+#include <set>
+#include <string>
+
+#include "tessera/config/run_config.h"
+#include "tessera/models/language_model.h"
+
+namespace tessera::models {
+namespace {
+
+std::shared_ptr<LanguageModel> on_meta(const config::ModelShape& shape) {
+  return make_language_model(shape, torch::TensorOptions().device(torch::kMeta));
+}
+
+class PresetTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  /// With the head tied and untied.
+  static std::vector<config::ModelShape> shapes() {
+    auto shape = config::model_preset(GetParam());
+    auto other = shape;
+    other.tie_embeddings = !shape.tie_embeddings;
+    return {shape, other};
+  }
+};
+
+TEST_P(PresetTest, HasTheParametersThatTheConfigurationCounts) {
+  for (const auto& shape : shapes()) {
+    const auto model = on_meta(shape);
+    int64_t count = 0;
+    for (const auto& parameter : model->parameters()) {
+      ASSERT_TRUE(parameter.is_meta());
+      count += parameter.numel();
+    }
+    EXPECT_EQ(count, config::num_parameters(shape)) << "tied: " << shape.tie_embeddings;
+  }
+}
+
+TEST_P(PresetTest, UnitsHoldEveryParameterOnce) {
+  for (const auto& shape : shapes()) {
+    const auto model = on_meta(shape);
+    std::multiset<const void*> in_units, in_model;
+    std::set<std::string> names;
+    for (const auto& unit : model->units()) {
+      EXPECT_TRUE(names.insert(unit.name).second) << unit.name << " is named twice";
+      std::set<const void*> once;  // a tied weight has two homes in one unit
+      for (auto* module : unit.modules) {
+        for (const auto& parameter : module->parameters()) {
+          once.insert(parameter.unsafeGetTensorImpl());
+        }
+      }
+      in_units.insert(once.begin(), once.end());
+    }
+    for (const auto& parameter : model->parameters()) {
+      in_model.insert(parameter.unsafeGetTensorImpl());
+    }
+    EXPECT_EQ(in_units, in_model) << "tied: " << shape.tie_embeddings;
+    EXPECT_EQ(static_cast<int64_t>(names.size()),
+              shape.num_layers + (shape.tie_embeddings ? 1 : 2));
+  }
+}
+
+std::string test_name(const ::testing::TestParamInfo<std::string>& preset) {
+  std::string name = preset.param;
+  for (auto& letter : name) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  }
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(All, PresetTest, ::testing::ValuesIn(config::model_preset_names()),
+                         test_name);
+
+TEST(LanguageModel, LogitsOfEveryFamily) {
+  auto gpt2 = config::model_preset("gpt2");
+  gpt2.num_layers = 1;
+  for (const auto& shape : {config::model_preset("micro"), gpt2}) {
+    const auto model = make_language_model(shape);
+    initialise(*model, /*seed=*/1, /*std=*/0.02);
+    const auto logits = model->logits(torch::arange(14, torch::kInt64).reshape({2, 7}));
+    EXPECT_THAT(logits.sizes().vec(), testing::ElementsAre(2, 7, shape.vocab_size));
+    EXPECT_TRUE(logits.isfinite().all().item<bool>());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::models
