@@ -20,19 +20,32 @@ std::string stored_name(const Safetensors& stored, const std::string& name) {
 
 }  // namespace
 
+Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::path& path)
+    : stored_(open_checkpoint(path)) {
+  for (const auto& item : model.named_parameters()) {
+    const auto name = stored_name(stored_, item.key());
+    if (!stored_.contains(name)) {
+      user_error("{}: expected a tensor '{}', found none", path.string(), item.key());
+    }
+    const auto& shape = stored_.info(name).shape;
+    if (item.value().sizes() != torch::IntArrayRef(shape)) {
+      user_error("{}: '{}': expected shape [{}], got [{}]", path.string(), name,
+                 fmt::join(item.value().sizes(), ", "), fmt::join(shape, ", "));
+    }
+  }
+}
+
+void Pretrained::copy_part(const std::string& name, int64_t begin,
+                           const torch::Tensor& part) const {
+  const auto values = stored_.tensor(stored_name(stored_, name)).view({-1});
+  part.copy_(values.narrow(0, begin, part.numel()));
+}
+
 void load_pretrained(torch::nn::Module& model, const std::filesystem::path& path) {
   const torch::NoGradGuard no_grad;
-  const auto stored = open_checkpoint(path);
+  const Pretrained stored(model, path);
   for (auto& item : model.named_parameters()) {
-    const auto name = stored_name(stored, item.key());
-    if (!stored.contains(name))
-      user_error("{}: expected a tensor '{}', found none", path.string(), item.key());
-    const auto tensor = stored.tensor(name);
-    if (tensor.sizes() != item.value().sizes()) {
-      user_error("{}: '{}': expected shape [{}], got [{}]", path.string(), name,
-                 fmt::join(item.value().sizes(), ", "), fmt::join(tensor.sizes(), ", "));
-    }
-    item.value().copy_(tensor);
+    stored.copy_part(item.key(), 0, item.value().detach().view({-1}));
   }
 }
 

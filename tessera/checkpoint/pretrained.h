@@ -3,15 +3,32 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
+
+#include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {
 
-/// Copies every parameter of `model` from a folder with model.safetensors or
-/// model.safetensors.index.json, or from one such file, whatever its dtype there; stored names may
-/// lack a leading "transformer." (GPT-2 on the Hub). Stored tensors that no parameter takes (tied
-/// heads, attention masks) are left alone. UserError names the first parameter that is missing or
-/// has another shape. Memory: none beside the mapped file.
+/// The stored weights of a model: a folder with model.safetensors or model.safetensors.index.json,
+/// or one such file. Stored names may lack a leading "transformer." (GPT-2 on the Hub). Stored
+/// tensors that no parameter takes (tied heads, attention masks) are left alone.
+class Pretrained {
+ public:
+  /// Maps the files and checks every parameter of `model`, whose device may be meta. UserError
+  /// names the first parameter that is missing or has another shape.
+  Pretrained(const torch::nn::Module& model, const std::filesystem::path& path);
+
+  /// Elements begin .. of the parameter `name` (row-major) into `part` [n], whatever the dtypes.
+  /// Reads these bytes alone.
+  void copy_part(const std::string& name, int64_t begin, const torch::Tensor& part) const;
+
+ private:
+  Safetensors stored_;
+};
+
+/// The same for every parameter of `model`. Memory: none beside the mapped file.
 void load_pretrained(torch::nn::Module& model, const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

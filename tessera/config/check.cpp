@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <string>
 
 #include "tessera/base/error.h"
@@ -64,14 +66,27 @@ void check_model(const RunConfig& config, const Place& place) {
   }
 }
 
+void check_reshard(const RunConfig& config, const DataMesh& mesh, const Place& place) {
+  const auto& text = config.parallel.reshard_after_forward;
+  if (text == "true" || text == "false") return;
+  int64_t k = 0;
+  const auto end = text.data() + text.size();
+  if (std::from_chars(text.data(), end, k).ptr != end || k < 1 || mesh.dp_shard % k != 0) {
+    place.error("parallel.reshard_after_forward",
+                "expected true, false or a divisor of the {} ranks of dp_shard, got {}",
+                mesh.dp_shard, text);
+  }
+}
+
 void check_ranks(const RunConfig& config, const Place& place) {
   const auto ranks = config.parallel.num_ranks;
   const auto& train = config.train;
   if (ranks < 1) return;
-  if (config.parallel.dp_replicate != -1 && config.parallel.dp_replicate != ranks) {
-    place.error("parallel.dp_replicate", "the mesh has {} ranks but the run has {}; set {} or -1",
-                config.parallel.dp_replicate, ranks, ranks);
+  const auto mesh = data_mesh(config.parallel, ranks);
+  if (const auto* problem = std::get_if<MeshProblem>(&mesh)) {
+    place.error(problem->key, "{}", problem->message);
   }
+  check_reshard(config, std::get<DataMesh>(mesh), place);
   if (train.global_batch % ranks != 0) {
     place.error("train.global_batch",
                 "{} sequences cannot be divided over {} ranks; set a multiple of {}",
@@ -102,6 +117,10 @@ void check_schedule(const RunConfig& config, const Place& place) {
 /// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
 /// a printed configuration names every key and must be accepted again.
 void check_effect(const RunConfig& config, const Place& place) {
+  const auto& parallel = config.parallel;
+  const bool full_shard = parallel.placement == "full_shard";
+  const bool bf16_state =
+      config.precision.parameters == "bf16" || config.precision.optimizer_states == "bf16";
   struct Rule {
     const char* key;
     bool takes_effect;
@@ -122,6 +141,17 @@ void check_effect(const RunConfig& config, const Place& place) {
       {"optimizer.momentum", !adamw, "optimizer.type sgd"},
       {"schedule.min_ratio", config.schedule.type != "constant",
        "schedule.type linear, cosine or wsd"},
+      {"parallel.min_num_params", parallel.units == "size", "parallel.units size"},
+      {"parallel.unit_patterns", parallel.units == "name", "parallel.units name"},
+      {"parallel.reshard_after_forward", full_shard, "parallel.placement full_shard"},
+      {"parallel.max_gathered_units", full_shard, "parallel.placement full_shard"},
+      {"parallel.sync_module_states", !random, "model.init pretrained"},
+      {"precision.autocast", config.precision.compute != "fp32", "precision.compute bf16 or fp16"},
+      {"precision.optimizer_states", adamw, "optimizer.type adamw"},
+      {"precision.stochastic_rounding", bf16_state,
+       "precision.parameters or precision.optimizer_states bf16"},
+      {"memory.checkpoint_every", config.memory.checkpointing != "none",
+       "memory.checkpointing full or selective"},
       {"schedule.decay_steps", config.schedule.type == "wsd", "schedule.type wsd"},
   };
   for (const auto& rule : rules) {
@@ -131,7 +161,55 @@ void check_effect(const RunConfig& config, const Place& place) {
   }
 }
 
+void check_precision(const RunConfig& config, const Place& place) {
+  const auto& precision = config.precision;
+  if (precision.parameters == "bf16" && precision.compute != "bf16") {
+    place.error("precision.parameters",
+                "bf16 parameters compute in bf16; set precision.compute to bf16, or this to fp32");
+  }
+  if (precision.parameters == "bf16" && precision.autocast) {
+    place.error("precision.autocast",
+                "bf16 parameters need no cast; remove it, or set precision.parameters to fp32");
+  }
+  if (precision.autocast && precision.reduce != "fp32") {
+    place.error("precision.reduce", "under autocast gradients are fp32 like the weights; got {}",
+                precision.reduce);
+  }
+  if (precision.reduce != "fp32" && precision.reduce != precision.compute) {
+    place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
+                precision.compute, precision.reduce);
+  }
+  if (config.parallel.units == "name" && config.parallel.unit_patterns.empty()) {
+    place.error("parallel.unit_patterns", "expected at least one, such as [model.layers.*]");
+  }
+}
+
 }  // namespace
+
+std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, int64_t num_ranks) {
+  const bool sharded = parallel.placement != "replicate";
+  const auto replicate = parallel.dp_replicate, shard = parallel.dp_shard;
+  if (!sharded && shard > 1) {
+    return MeshProblem{"parallel.dp_shard",
+                       fmt::format("{} ranks cannot share a model that is replicated; remove it, "
+                                   "or set parallel.placement to full_shard",
+                                   shard)};
+  }
+  DataMesh mesh;
+  if (sharded) {
+    mesh.dp_replicate = replicate != -1 ? replicate : shard != -1 ? num_ranks / shard : 1;
+    mesh.dp_shard = shard != -1 ? shard : num_ranks / std::max<int64_t>(1, mesh.dp_replicate);
+  } else {
+    mesh.dp_replicate = replicate != -1 ? replicate : num_ranks;
+  }
+  const auto size = mesh.dp_replicate * mesh.dp_shard;
+  if (size == num_ranks) return mesh;
+  const bool blame_shard = shard != -1 && sharded;
+  const auto other = std::max<int64_t>(1, blame_shard ? mesh.dp_replicate : mesh.dp_shard);
+  return MeshProblem{blame_shard ? "parallel.dp_shard" : "parallel.dp_replicate",
+                     fmt::format("the mesh has {} ranks but the run has {}; set {} or -1", size,
+                                 num_ranks, std::max<int64_t>(1, num_ranks / other))};
+}
 
 void check(const RunConfig& config, const Origins& origins) {
   const Place place(origins);
@@ -143,6 +221,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_model(config, place);
   check_ranks(config, place);
   check_schedule(config, place);
+  check_precision(config, place);
   check_effect(config, place);
 }
 

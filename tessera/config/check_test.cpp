@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
@@ -66,6 +67,48 @@ TEST(CheckTest, TheMeshCoversTheRanks) {
   config.parallel.dp_replicate = 2;
   EXPECT_EQ(error_of(config),
             "parallel.dp_replicate: the mesh has 2 ranks but the run has 4; set 4 or -1");
+  config.parallel.dp_shard = 2;
+  EXPECT_EQ(error_of(config),
+            "parallel.dp_shard: 2 ranks cannot share a model that is replicated; remove it, or set "
+            "parallel.placement to full_shard");
+  config.parallel.placement = "full_shard";
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel.dp_shard = 3;
+  EXPECT_EQ(error_of(config),
+            "parallel.dp_shard: the mesh has 6 ranks but the run has 4; set 2 or -1");
+  config.parallel.dp_replicate = -1;
+  EXPECT_EQ(error_of(config),
+            "parallel.dp_shard: the mesh has 3 ranks but the run has 4; set 4 or -1");
+}
+
+TEST(CheckTest, ReshardingDividesTheRanksThatShare) {
+  auto config = good();
+  config.parallel.num_ranks = 4;
+  config.parallel.placement = "full_shard";
+  for (const auto* right : {"true", "false", "2", "4"}) {
+    config.parallel.reshard_after_forward = right;
+    EXPECT_EQ(error_of(config), "no error") << right;
+  }
+  for (const auto* wrong : {"3", "0", "-2", "yes", "2x", ""}) {
+    config.parallel.reshard_after_forward = wrong;
+    EXPECT_EQ(error_of(config),
+              std::string("parallel.reshard_after_forward: expected true, false or a divisor of "
+                          "the 4 ranks of dp_shard, got ") +
+                  wrong);
+  }
+}
+
+TEST(CheckTest, Precisions) {
+  auto config = good();
+  config.precision.parameters = "bf16";
+  EXPECT_THAT(error_of(config), ::testing::StartsWith("precision.parameters: bf16 parameters"));
+  config.precision.compute = "bf16";
+  EXPECT_EQ(error_of(config), "no error");
+  config.precision.reduce = "fp16";
+  EXPECT_EQ(error_of(config),
+            "precision.reduce: expected fp32 or precision.compute bf16, got fp16");
+  config.precision = {.compute = "bf16", .autocast = true, .reduce = "bf16"};
+  EXPECT_THAT(error_of(config), ::testing::StartsWith("precision.reduce: under autocast"));
 }
 
 TEST(CheckTest, PhasesFitIntoTheRun) {

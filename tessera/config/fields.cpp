@@ -154,10 +154,44 @@ Section parallel_section() {
            {.range = or_also(-1, between(1, 1024)),
             .aliases = {"world_size", "num_processes", "nproc", "nproc_per_node", "ranks",
                         "num_gpus", "devices"}})
+      .add("placement", &S::placement,
+           "replicate: DDP; shard_optimizer: ZeRO-1; shard_gradients: ZeRO-2, SHARD_GRAD_OP; "
+           "full_shard: ZeRO-3, FSDP; with dp_replicate and dp_shard above 1: HSDP",
+           {.choices = {"replicate", "shard_optimizer", "shard_gradients", "full_shard"},
+            .aliases = {"sharding_strategy", "zero_stage", "strategy"}})
       .add("dp_replicate", &S::dp_replicate,
-           "ranks that each hold the whole model; -1: all that are left",
+           "copies of the model; -1: all ranks that are left if placement is replicate, else 1",
            {.range = or_also(-1, at_least(1)),
             .aliases = {"dp", "data_parallel_size", "dp_size", "ddp"}})
+      .add("dp_shard", &S::dp_shard,
+           "ranks that share one copy; -1: 1 if placement is replicate, else all that are left",
+           {.range = or_also(-1, at_least(1)), .aliases = {"fsdp_size", "shard_size"}})
+      .add("units", &S::units,
+           "what is gathered and reduced together: block: each block; size: the innermost modules "
+           "of min_num_params; name: those that match unit_patterns; model: all",
+           {.choices = {"block", "size", "name", "model"},
+            .aliases = {"auto_wrap_policy", "wrap_policy"}})
+      .add("min_num_params", &S::min_num_params, "units: size: parameters of a unit at least",
+           {.range = at_least(1)})
+      .add("unit_patterns", &S::unit_patterns,
+           "units: name: module paths, * for anything, such as [model.layers.*]")
+      .add("reshard_after_forward", &S::reshard_after_forward,
+           "full_shard: true: free whole parameters between forward and backward; false: keep "
+           "them; k: keep 1/k, shared by k neighbouring ranks")
+      .add("backward_prefetch", &S::backward_prefetch,
+           "gather the next unit of a backward before (pre) or after (post) the present one's "
+           "gradients are computed",
+           {.choices = {"pre", "post", "none"}})
+      .add("forward_prefetch", &S::forward_prefetch,
+           "gather the next unit while one computes its forward")
+      .add("max_gathered_units", &S::max_gathered_units,
+           "full_shard: no prefetch while so many units are whole",
+           {.range = at_least(1), .aliases = {"limit_all_gathers"}})
+      .add("offload_params", &S::offload_params,
+           "slices, their gradients and the optimizer live on the host",
+           {.aliases = {"cpu_offload"}})
+      .add("sync_module_states", &S::sync_module_states,
+           "rank 0 reads pretrained weights, the others receive their slices")
       .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo",
            {.choices = {"auto", "gloo", "nccl"}})
       .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective",
@@ -165,6 +199,40 @@ Section parallel_section() {
       .add("threads_per_rank", &S::threads_per_rank,
            "0: OMP_NUM_THREADS if set, else cores / ranks",
            {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})
+      .build();
+}
+
+Section precision_section() {
+  using S = PrecisionSection;
+  return SectionBuilder("precision", &RunConfig::precision, "In which dtypes a run computes.")
+      .add(
+          "compute", &S::compute,
+          "of products and activations; norms, softmax and loss stay in fp32; fp16 scales the loss",
+          {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"mixed_precision", "dtype"}})
+      .add("autocast", &S::autocast,
+           "true: weights stay as they are and products cast (DDP's way); false: weights are "
+           "gathered in the compute dtype (FSDP's)")
+      .add("reduce", &S::reduce, "gradients are accumulated and summed over ranks in it",
+           {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"reduce_dtype"}})
+      .add("parameters", &S::parameters, "what the optimizer updates; bf16: no fp32 copy anywhere",
+           {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
+      .add("optimizer_states", &S::optimizer_states, "what adamw keeps",
+           {.choices = {"fp32", "bf16"}})
+      .add("stochastic_rounding", &S::stochastic_rounding,
+           "bf16 parameters and states are rounded at random, so that small updates count")
+      .build();
+}
+
+Section memory_section() {
+  using S = MemorySection;
+  return SectionBuilder("memory", &RunConfig::memory, "Memory for time.")
+      .add("checkpointing", &S::checkpointing,
+           "what a block keeps for its backward: none: everything; full: its input; selective: "
+           "results of products and attention; the rest is computed again",
+           {.choices = {"none", "full", "selective"},
+            .aliases = {"activation_checkpointing", "gradient_checkpointing"}})
+      .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",
+           {.range = at_least(1)})
       .build();
 }
 
@@ -195,8 +263,10 @@ Section train_section() {
            {.aliases = {"prompt"}})
       .add("report_unused_parameters", &S::report_unused_parameters,
            "name the parameters that got no gradient", {.aliases = {"find_unused_parameters"}})
-      .add("check_gradients", &S::check_gradients,
-           "stop at the first step whose gradient norm is not finite")
+      .add("nonfinite", &S::nonfinite,
+           "at NaN or infinity in loss or gradients: stop the run, or skip the step; fp16 skips "
+           "what its loss scale caused in any case",
+           {.choices = {"stop", "skip"}, .aliases = {"check_gradients", "skip_nan"}})
       .build();
 }
 
@@ -218,8 +288,9 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),    data_section(),  optimizer_section(), schedule_section(),
-      parallel_section(), train_section(), logging_section()};
+      model_section(),    data_section(),     optimizer_section(),
+      schedule_section(), parallel_section(), precision_section(),
+      memory_section(),   train_section(),    logging_section()};
   return list;
 }
 

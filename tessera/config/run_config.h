@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tessera/config/model_shape.h"
@@ -66,12 +67,42 @@ struct ScheduleSection {
 struct ParallelSection {
   int64_t num_ranks =
       1;  ///< processes this machine starts; -1: one per GPU, or per two cores on CPU
-  int64_t dp_replicate = -1;     ///< ranks of the replicated data dimension; -1: all that are left
+  std::string placement = "replicate";  ///< replicate, shard_optimizer, shard_gradients, full_shard
+  /// Ranks that each hold the whole model, and ranks that share one; -1: all that are left, to
+  /// dp_replicate if the placement is replicate, else to dp_shard.
+  int64_t dp_replicate = -1, dp_shard = -1;
+  std::string units = "block";                 ///< block, size, name, model
+  int64_t min_num_params = 1'000'000;          ///< units: size
+  std::vector<std::string> unit_patterns;      ///< units: name
+  std::string reshard_after_forward = "true";  ///< full_shard: true, false, or a number of ranks
+  std::string backward_prefetch = "pre";       ///< pre, post, none
+  bool forward_prefetch = true;
+  int64_t max_gathered_units = 3;
+  bool offload_params = false;
+  bool sync_module_states = false;
   std::string backend = "auto";  ///< auto (nccl on GPUs, else gloo), gloo, nccl
   double timeout_seconds = 600;  ///< deadline of every collective
   int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
 
   bool operator==(const ParallelSection&) const = default;
+};
+
+struct PrecisionSection {
+  std::string compute = "fp32";  ///< fp32, bf16, fp16
+  bool autocast = false;         ///< false: weights are gathered in `compute`; true: cast per use
+  std::string reduce = "fp32";   ///< gradients: fp32, bf16, fp16
+  std::string parameters = "fp32";        ///< what the optimizer updates: fp32, bf16
+  std::string optimizer_states = "fp32";  ///< fp32, bf16
+  bool stochastic_rounding = false;
+
+  bool operator==(const PrecisionSection&) const = default;
+};
+
+struct MemorySection {
+  std::string checkpointing = "none";  ///< of activations: none, full, selective
+  int64_t checkpoint_every = 1;        ///< blocks
+
+  bool operator==(const MemorySection&) const = default;
 };
 
 struct TrainSection {
@@ -84,7 +115,7 @@ struct TrainSection {
   int64_t sample_tokens = 200;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "#include <";
   bool report_unused_parameters = false;
-  bool check_gradients = false;  ///< stop at the first step whose gradient norm is not finite
+  std::string nonfinite = "stop";  ///< NaN or infinity in loss or gradients: stop, skip the step
 
   bool operator==(const TrainSection&) const = default;
 };
@@ -104,11 +135,23 @@ struct RunConfig {
   OptimizerSection optimizer;
   ScheduleSection schedule;
   ParallelSection parallel;
+  PrecisionSection precision;
+  MemorySection memory;
   TrainSection train;
   LoggingSection logging;
 
   bool operator==(const RunConfig&) const = default;
 };
+
+/// Ranks along the two data dimensions of a run of `num_ranks`; what is wrong, if anything: a key
+/// and a line.
+struct DataMesh {
+  int64_t dp_replicate = 1, dp_shard = 1;
+};
+struct MeshProblem {
+  std::string key, message;
+};
+std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, int64_t num_ranks);
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
 using Origins = std::map<std::string, std::string>;

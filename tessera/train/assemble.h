@@ -13,26 +13,30 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/parallel/data/data_parallel.h"
+#include "tessera/precision/loss_scaler.h"
 
 namespace tessera::train {
 
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
-  mesh::Axis data_axis;  ///< ranks that hold the same model and different rows
+  mesh::Axis data_axis;  ///< ranks that take different rows of a batch
+  std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<models::LanguageModel> model;
-  parallel::Replicated replicated;
+  parallel::DataParallel parallel;
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;
+  std::optional<torch::Dtype> autocast;              ///< precision.autocast
+  std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
 };
 
 /// Collective. UserError or ValueError before any training for whatever the user got wrong;
 /// DistError if a rank is lost.
 Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment);
 
-/// The same over an axis that exists already.
-Run assemble(const config::RunConfig& config, const mesh::Axis& data_axis);
+/// The same over a mesh that exists already.
+Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::train

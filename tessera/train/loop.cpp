@@ -30,7 +30,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// Rank 0's view of a run: screen and files. Other ranks have none.
 class Watch {
@@ -45,22 +47,35 @@ class Watch {
     write_file(folder_ / "config.yaml", config::to_yaml(run.config));
     const auto shape = run.model->shape();
     progress_.message(fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
-                                  format_count(static_cast<double>(config::num_parameters(shape))), world_size,
-                                  world_size == 1 ? "" : "s", run.config.train.global_batch, run.config.data.seq_len,
+                                  format_count(static_cast<double>(config::num_parameters(shape))),
+                                  world_size, world_size == 1 ? "" : "s",
+                                  run.config.train.global_batch, run.config.data.seq_len,
                                   folder_.string()));
     if (run.config.logging.tensorboard) {
       events_.emplace(folder_);
-      events_->hyper_parameters({{"model/preset", run.config.model.preset},
-                                 {"optimizer/type", run.config.optimizer.type},
-                                 {"optimizer/learning_rate", run.config.optimizer.learning_rate},
-                                 {"optimizer/weight_decay", run.config.optimizer.weight_decay},
-                                 {"schedule/type", run.config.schedule.type},
-                                 {"data/seq_len", static_cast<double>(run.config.data.seq_len)},
-                                 {"train/global_batch", static_cast<double>(run.config.train.global_batch)},
-                                 {"train/steps", static_cast<double>(run.config.train.steps)},
-                                 {"parallel/ranks", static_cast<double>(world_size)}});
+      events_->hyper_parameters(
+          {{"model/preset", run.config.model.preset},
+           {"optimizer/type", run.config.optimizer.type},
+           {"optimizer/learning_rate", run.config.optimizer.learning_rate},
+           {"optimizer/weight_decay", run.config.optimizer.weight_decay},
+           {"schedule/type", run.config.schedule.type},
+           {"data/seq_len", static_cast<double>(run.config.data.seq_len)},
+           {"train/global_batch", static_cast<double>(run.config.train.global_batch)},
+           {"train/steps", static_cast<double>(run.config.train.steps)},
+           {"parallel/ranks", static_cast<double>(world_size)}});
     }
   }
+
+  /// A run that did not finish has failed, as far as TensorBoard is concerned.
+  ~Watch() {
+    if (!events_) return;
+    try {
+      events_->finish(/*success=*/false);
+    } catch (const SystemError&) {  // a full disk must not hide why the run ended
+    }
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
 
   void message(const std::string& line) { progress_.message(line); }
 
@@ -68,21 +83,25 @@ class Watch {
     metrics_.step(record);
     progress_.step(record);
     if (events_) events_->step(record);
-    steps_.push_back(record);
+    totals_.add(record);
     if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
   }
 
   void finish(report::RunSummary summary) {
     progress_.finish();
-    report::summarise_steps(steps_, summary);
+    totals_.fill(summary);
     if (events_) events_->finish(/*success=*/true);
+    events_.reset();
     if (run_.config.logging.svg) {
-      std::vector<report::StepValue> losses;
-      for (const auto& record : steps_) losses.emplace_back(record.step, record.loss);
-      const auto subtitle = fmt::format("{}, {} ranks, {} tokens a step",
-                                        run_.config.model.path.empty() ? run_.config.model.preset : run_.config.model.path,
-                                        summary.world_size, run_.config.train.global_batch * run_.config.data.seq_len);
-      write_file(folder_ / "loss.svg", report::loss_curve_svg(losses, validation_, {.title = "Loss of " + folder_.filename().string(), .subtitle = subtitle}));
+      const auto subtitle = fmt::format(
+          "{}, {} rank{}, {} tokens a step",
+          run_.config.model.path.empty() ? run_.config.model.preset : run_.config.model.path,
+          summary.world_size, summary.world_size == 1 ? "" : "s",
+          run_.config.train.global_batch * run_.config.data.seq_len);
+      write_file(folder_ / "loss.svg",
+                 report::loss_curve_svg(
+                     totals_.losses(), validation_,
+                     {.title = "Loss of " + folder_.filename().string(), .subtitle = subtitle}));
     }
     write_file(folder_ / "summary.json", report::to_json(summary));
     fmt::print("{}", report::format_summary(summary));
@@ -94,7 +113,7 @@ class Watch {
   report::MetricsLog metrics_;
   report::Progress progress_;
   std::optional<report::EventWriter> events_;
-  std::vector<report::StepRecord> steps_;
+  report::StepTotals totals_;
   std::vector<report::StepValue> validation_;
 };
 
@@ -104,10 +123,18 @@ bool validates_after(const config::TrainSection& train, int64_t step) {
 
 std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
   std::vector<int64_t> peaks;
-  for (const auto& text : axis.all_gather_bytes(std::to_string(report::process_memory().peak_bytes))) {
+  for (const auto& text :
+       axis.all_gather_bytes(std::to_string(report::process_memory().peak_bytes))) {
     peaks.push_back(std::stoll(text));
   }
   return peaks;
+}
+
+/// Seconds that this rank has stood still for communication.
+double wait_seconds(const Run& run) {
+  double seconds = 0;
+  for (const auto& axis : run.axes) seconds += axis.counters().total().wait_seconds;
+  return seconds;
 }
 
 }  // namespace
@@ -120,25 +147,35 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
   report::RunSummary summary{.run_dir = train.run_dir,
                              .world_size = environment.world_size,
                              .parameters = config::num_parameters(run.model->shape()),
-                             .matmul_peak_note = "measured, fp32"};
-  const double flops_per_token = config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
+                             .matmul_peak_note = "measured, " + run.config.precision.compute};
+  const double flops_per_token =
+      config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
   int64_t tokens_seen = 0;
   for (int64_t step = 1; step <= train.steps; ++step) {
     beacon.set(step);
     const auto start = Clock::now();
-    const double waited_before = run.data_axis.counters().total().wait_seconds;
+    const double waited_before = wait_seconds(run);
     const auto result = train_step(run, step - 1);
     const double seconds = seconds_since(start);
     if (step == 1) {
       summary.seconds_to_first_step = report::seconds_since_launch();
-      summary.matmul_peak_flops = matmul_peak() * environment.world_size;
+      summary.matmul_peak_flops =
+          matmul_peak(run.config.precision.compute == "bf16") * environment.world_size;
     }
-    if (train.check_gradients && !std::isfinite(result.grad_norm)) {
-      user_error("step {}: the gradient norm is {}; lower optimizer.learning_rate or set train.check_gradients to false",
-                 step, result.grad_norm);
+    if (result.skipped && !run.loss_scaler && train.nonfinite == "stop") {
+      user_error(
+          "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
+          "optimizer.learning_rate, or set train.nonfinite to skip",
+          step, result.nonfinite_unit, result.loss, result.grad_norm);
+    }
+    summary.skipped_steps += result.skipped ? 1 : 0;
+    if (watch && result.skipped) {
+      watch->message(fmt::format("step {} skipped: NaN or infinity, first in unit {}", step,
+                                 result.nonfinite_unit));
     }
     if (watch && !result.parameters_without_gradient.empty()) {
-      watch->message(fmt::format("no gradient in the first step: {}", fmt::join(result.parameters_without_gradient, ", ")));
+      watch->message(fmt::format("no gradient in the first step: {}",
+                                 fmt::join(result.parameters_without_gradient, ", ")));
     }
     tokens_seen += result.num_tokens;
     report::StepRecord record{.step = step,
@@ -147,19 +184,21 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
                               .learning_rate = result.learning_rate,
                               .step_seconds = seconds,
                               .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
-                              .communication_wait_seconds = run.data_axis.counters().total().wait_seconds - waited_before,
+                              .communication_wait_seconds = wait_seconds(run) - waited_before,
                               .tokens_seen = tokens_seen,
                               .memory_bytes = report::process_memory().current_bytes};
-    record.mfu = record.tokens_per_second * flops_per_token / summary.matmul_peak_flops;
+    if (summary.matmul_peak_flops > 0) {
+      record.mfu = record.tokens_per_second * flops_per_token / summary.matmul_peak_flops;
+    }
     if (validates_after(train, step)) record.validation_loss = validation_loss(run);
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
   }
   summary.peak_memory_bytes = peak_memory_by_rank(run.data_axis);
-  if (!watch) return;
-  if (train.sample_tokens > 0) {
+  if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
     summary.sample = generate(*run.model, train.sample_prompt, {.num_tokens = train.sample_tokens});
   }
+  if (!watch) return;
   summary.total_seconds = report::seconds_since_launch();
   watch->finish(std::move(summary));
 }

@@ -7,10 +7,11 @@
 
 namespace tessera::train {
 
-double matmul_peak() {
+double matmul_peak(bool bf16) {
   constexpr int64_t kSize = 1024;
-  const auto a = torch::ones({kSize, kSize}), b = torch::ones({kSize, kSize});
-  auto c = torch::empty({kSize, kSize});
+  const auto dtype = bf16 ? torch::kBFloat16 : torch::kFloat32;
+  const auto a = torch::ones({kSize, kSize}, dtype), b = torch::ones({kSize, kSize}, dtype);
+  auto c = torch::empty({kSize, kSize}, dtype);
   double best_seconds = 1e9;
   for (int i = 0; i < 12; ++i) {
     const auto start = std::chrono::steady_clock::now();

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/optim/norm.h"
+#include "tessera/precision/autocast.h"
 
 namespace tessera::train {
 namespace {
@@ -17,10 +17,21 @@ std::vector<double> summed(const mesh::Axis& axis, const std::vector<double>& va
   return {tensor.const_data_ptr<double>(), tensor.const_data_ptr<double>() + values.size()};
 }
 
-double gradient_norm(const parallel::Replicated& replicated) {
-  std::vector<torch::Tensor> gradients;
-  for (const auto& buffer : replicated.buffers()) gradients.push_back(buffer.gradient());
-  return std::sqrt(optim::squared_norm(gradients));
+/// The unit in whose output NaN or infinity first appears, found by running the step's forward once
+/// more; if all outputs are finite, the one in whose gradient it does.
+std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batches,
+                                 const parallel::GradientNorm& norm) {
+  const torch::NoGradGuard no_grad;
+  run.parallel.watch_outputs(true);
+  for (const auto& batch : batches) run.model->loss(batch.inputs, batch.targets, 1.0);
+  run.parallel.watch_outputs(false);
+  const auto unit = run.parallel.first_nonfinite_output();
+  return unit.empty() ? norm.nonfinite_unit : unit;
+}
+
+/// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.
+bool reduces_each(const config::ParallelSection& parallel) {
+  return parallel.placement == "shard_gradients" || parallel.placement == "full_shard";
 }
 
 }  // namespace
@@ -47,26 +58,40 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   if (num_tokens == 0)
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
 
+  const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
   double local_loss = 0;
-  for (const auto& batch : batches) {
-    run.replicated.set_requires_gradient_sync(&batch == &batches.back());
-    const auto loss = run.model->loss(batch.inputs, batch.targets, 1 / num_tokens);
-    loss.backward();
-    local_loss += loss.item<double>();
+  {
+    std::optional<precision::Autocast> autocast;
+    if (run.autocast) autocast.emplace(*run.autocast);
+    for (const auto& batch : batches) {
+      const bool last = &batch == &batches.back();
+      run.parallel.set_requires_gradient_sync(last || reduces_each(run.config.parallel));
+      run.parallel.set_is_last_backward(last);
+      const auto loss = run.model->loss(batch.inputs, batch.targets, loss_scale / num_tokens);
+      loss.backward();
+      run.parallel.finish_backward();
+      local_loss += loss.item<double>() / loss_scale;
+    }
   }
-  run.replicated.finish_backward();
 
+  const auto norm = run.parallel.gradient_norm();
   StepResult result{.loss = summed(run.data_axis, {local_loss})[0],
-                    .grad_norm = gradient_norm(run.replicated),
+                    .grad_norm = norm.norm / loss_scale,
                     .learning_rate = optim::learning_rate(run.schedule, step),
                     .num_tokens = static_cast<int64_t>(num_tokens)};
   if (step == 0 && run.config.train.report_unused_parameters) {
-    result.parameters_without_gradient = run.replicated.parameters_without_gradient();
+    result.parameters_without_gradient = run.parallel.parameters_without_gradient();
   }
-  const double limit = run.config.optimizer.max_grad_norm;
-  const double scale = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
-  run.optimizer.step(result.learning_rate, scale);
-  run.replicated.zero_gradients();
+  result.skipped = !norm.nonfinite_unit.empty() || !std::isfinite(result.loss);
+  if (run.loss_scaler) run.loss_scaler->update(result.skipped);
+  if (result.skipped) {
+    result.nonfinite_unit = first_nonfinite_unit(run, batches, norm);
+  } else {
+    const double limit = run.config.optimizer.max_grad_norm;
+    const double scale = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
+    run.optimizer.step(result.learning_rate, scale / loss_scale);
+  }
+  run.parallel.finish_step();
   return result;
 }
 

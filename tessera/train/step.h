@@ -15,6 +15,9 @@ struct StepResult {
   double grad_norm = 0;  ///< of the whole model, before clipping
   double learning_rate = 0;
   int64_t num_tokens = 0;  ///< valid ones, over all ranks
+  /// Loss or gradients held NaN or infinity: no update. The unit where it began, if one was found.
+  bool skipped = false;
+  std::string nonfinite_unit;
   /// Of the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };

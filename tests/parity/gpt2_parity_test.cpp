@@ -28,12 +28,12 @@ void ignore_last_targets(data::Batch& batch) {
 }
 
 TEST_P(Gpt2TrainingTest, EqualsTheRecordedRun) {
-  on_ranks(GetParam(), [](const mesh::Axis& axis) {
+  on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     const auto recorded = read_fixture("gpt2_micro/parity.json")["train"];
     auto job = recorded_job(32, 4);
     job.model.path = kFolder;
     job.model.init = "pretrained";
-    auto run = train::assemble(job, axis);
+    auto run = train::assemble(job, mesh);
     for (size_t step = 0; step < recorded["loss"].size(); ++step) {
       auto batches = train::micro_batches(run, run.train_loader, static_cast<int64_t>(step));
       for (auto& batch : batches) {

@@ -79,11 +79,11 @@ Recorded recorded(const std::string& size) {
 }
 
 TEST_P(LlamaTrainingTest, MicroEqualsTheRecordedRun) {
-  on_ranks(GetParam(), [](const mesh::Axis& axis) {
+  on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     auto job = recorded_job(64, 8);
     job.model.path = "tests/fixtures/llama_micro";
     job.model.init = "pretrained";
-    auto run = train::assemble(job, axis);
+    auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("micro"));
     const checkpoint::SafetensorsFile after(
         "tests/fixtures/llama_micro/model_after_20_steps.safetensors");
@@ -94,20 +94,20 @@ TEST_P(LlamaTrainingTest, MicroEqualsTheRecordedRun) {
 }
 
 TEST_P(LlamaTrainingTest, MicroBatchesChangeNothing) {
-  on_ranks(GetParam(), [](const mesh::Axis& axis) {
+  on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     auto job = recorded_job(64, 8);
     job.model.preset = "micro";
     job.train.micro_batch = 1;
-    auto run = train::assemble(job, axis);
+    auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("micro"));
   });
 }
 
 TEST_P(LlamaTrainingTest, TinyEqualsTheRecordedRun) {
-  on_ranks(GetParam(), [](const mesh::Axis& axis) {
+  on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     auto job = recorded_job(256, 8);
     job.model.preset = "tiny";
-    auto run = train::assemble(job, axis);
+    auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("tiny"));
   });
 }
@@ -118,10 +118,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LlamaTrainingTest, ::testing::Values(1, 2, 4));
 class LlamaUnevenTest : public RankTest {};
 
 TEST_P(LlamaUnevenTest, UnevenSharesChangeNothing) {
-  on_ranks(GetParam(), [](const mesh::Axis& axis) {
+  on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     auto job = recorded_job(64, 8);
     job.model.preset = "micro";
-    auto run = train::assemble(job, axis);
+    auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("micro"));
   });
 }

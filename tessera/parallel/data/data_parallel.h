@@ -1,74 +1,140 @@
-// Data parallelism over flat buffers: every rank of an axis holds the whole model and computes on
-// its own part of the batch.
+// Data parallelism in one engine: DDP, ZeRO 1 to 3, FSDP and HSDP are placements of the same flat
+// buffers.
 #pragma once
 
-#include <functional>
+#include <torch/nn/module.h>
+
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/parallel/data/flat_buffer.h"
+#include "tessera/parallel/data/options.h"
+#include "tessera/parallel/data/unit.h"
+#include "tessera/parallel/data/units.h"
 
 namespace tessera::parallel {
 
-/// Modules whose parameters share one flat buffer and one collective.
-struct UnitModules {
-  std::string name;
-  std::vector<nn::Hookable*> modules;
+struct GradientNorm {
+  double norm = 0;  ///< of the whole model's gradient, before clipping
+  /// The first unit, in the order of the backward, whose gradient holds NaN or infinity on any
+  /// rank; empty: none does.
+  std::string nonfinite_unit;
 };
 
-struct ReplicateOptions {
-  /// Which parameters the optimizer decays; by default those with two or more dimensions (norms and
-  /// biases not).
-  std::function<bool(const FlatBuffer::Named&)> decays = [](const auto& named) {
-    return named.second.dim() > 1;
-  };
-  /// Compare parameters over the ranks at the start (names, shapes, checksums): one pass and one
-  /// small gather.
-  bool check_parameters = true;
+/// Bytes on this rank.
+struct DataParallelMemory {
+  int64_t parameters = 0;      ///< slices
+  int64_t gathered = 0;        ///< whole parameters beside the slices, at the most so far
+  int64_t gradients = 0;       ///< whole gradients and their slices, at the most so far
+  int64_t gathered_units = 0;  ///< full_shard units in memory at once, at the most so far
 };
 
-/// The handle of a replicated model. Gradients are summed, not averaged: scale the loss by the
-/// reciprocal of the global number of valid tokens, so that the result is the same for any split of
-/// the batch.
-class Replicated {
+struct UnitWaits {
+  std::string unit;
+  UnitTimes times;  ///< communication that no work hid, since the start
+};
+
+/// The handle of a data-parallel model; copies are the same one. A step:
+///
+///     model.set_requires_gradient_sync(last)   // per micro-batch, if only the last one is to
+///     reduce loss.backward();  model.finish_backward(); optimizer step over model.slices(), or
+///     torch::optim over model.parameters() model.finish_step();
+class DataParallel {
  public:
-  /// While false, backward only accumulates; set it to true before the backward of the last
-  /// micro-batch.
+  /// While false, backward only accumulates (whole gradients stay in memory); set it to true before
+  /// the backward of the last micro-batch.
   void set_requires_gradient_sync(bool required);
 
-  /// Call after the last backward of a step: waits for the collectives, and starts those of units
+  /// While false, finish_backward leaves out the sum over replicas (HSDP); set it to true before
+  /// the last backward of a step.
+  void set_is_last_backward(bool last);
+
+  void set_gradient_divide_factor(double factor);
+
+  /// Call after each backward that reduces: waits for the collectives, and starts those of units
   /// that no backward reached. DistError (rank, axis, operation, seconds) if a peer is lost.
   void finish_backward();
 
-  /// After the optimizer's step.
-  void zero_gradients();
+  /// Call after the optimizer's step: gradients are zero or freed, whole parameters out of date.
+  void finish_step();
 
-  /// Buffers in the order of the units.
-  const std::vector<FlatBuffer>& buffers() const;
+  /// Gathers the whole model, which stays so until reshard() or finish_step(); for using parameters
+  /// outside of the modules' forward, and for many forwards without a step. Collective.
+  void unshard();
+  void reshard();
 
-  /// Names of parameters whose summed gradient is zero in every element: they took no part in the
-  /// loss on any rank. They are updated with a zero gradient (weight decay applies). Cost: one pass
-  /// over the gradients.
+  /// Collective; one pass over this rank's gradients. After finish_backward.
+  GradientNorm gradient_norm() const;
+
+  /// What this rank's optimizer updates: one slice per unit, kind and decay group; `decayed` says
+  /// which. Valid for life; gradients have memory between finish_backward and finish_step.
+  struct Slice {
+    torch::Tensor parameter, gradient;  ///< [n]
+    bool decayed = true;
+    int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
+  };
+  const std::vector<Slice>& slices() const;
+
+  /// The same as leaf tensors with grad(), for optimizers of LibTorch's.
+  std::vector<torch::Tensor> parameters() const;
+
+  /// Writes this rank's slices (of parameters that were on the meta device, or others). Cost: P/N.
+  /// If check_parameters, collective: ValueError names the first parameter whose values differ
+  /// between ranks that hold the same slice.
+  void fill(const FlatBuffer::Fill& set);
+
+  /// Names of parameters whose reduced gradient is zero in every element: they took no part in the
+  /// loss on any rank. They are updated with a zero gradient (weight decay applies). After
+  /// finish_backward. Collective; one pass over the gradients.
   std::vector<std::string> parameters_without_gradient() const;
 
+  /// While on, the first unit whose output holds NaN or infinity is noted (a pass over each).
+  void watch_outputs(bool on);
+
+  /// Since watching began, over all ranks the first in the order of the forward; empty: none.
+  /// Collective.
+  std::string first_nonfinite_output() const;
+
+  const std::vector<Unit>& units() const;
+  DataParallelMemory memory() const;
+  std::vector<UnitWaits> waits() const;
+
  private:
-  struct State;
-  friend Replicated replicate(torch::nn::Module&, std::vector<UnitModules>, const mesh::Axis&,
-                              const ReplicateOptions&);
-  std::shared_ptr<State> state_;
+  struct Engine;
+  friend DataParallel parallelise(torch::nn::Module&, std::vector<UnitModules>, const DataAxes&,
+                                  const DataParallelOptions&);
+  std::shared_ptr<Engine> engine_;
 };
 
-/// Makes `model` data parallel over `axis` (DDP; Li et al., VLDB 2020): its parameters become views
-/// of one flat buffer per unit. Each unit's gradients are all-reduced as soon as its backward has
-/// ended, while that of earlier units goes on; the launches have one order on every rank (units in
-/// reverse), whatever the order in which backwards end. Parameters of `model` in no unit:
-/// ValueError names the first. A tied parameter belongs to the first unit that has it. Collective
-/// when check_parameters is set: ValueError names the first parameter that differs from rank 0's.
-/// Memory: parameters and gradients. A rank sends 2 P (N-1)/N elements per step.
-Replicated replicate(torch::nn::Module& model, std::vector<UnitModules> units,
-                     const mesh::Axis& axis, const ReplicateOptions& options = {});
+/// Makes `model` data parallel: the parameters of each unit become views of flat buffers
+/// (flat_buffer.h); calling a unit's modules gathers them, their backward reduces gradients. The
+/// next unit is gathered while one computes; gradients are reduced while earlier units' backward
+/// goes on, all ranks in one order. Modules of a unit must be Hookable and called through their
+/// holder.
+///
+/// ValueError: a parameter of `model` in no unit; an override that matches no unit; an option that
+/// cannot take effect. Collective if check_parameters: ValueError names the first parameter or unit
+/// that differs from rank 0's.
+DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
+                         const DataAxes& axes, const DataParallelOptions& options = {});
+
+/// Shards `model` over the mesh's dp_shard and replicates over its dp_replicate (FSDP2's
+/// fully_shard; with both dimensions: HSDP). `rule`: which modules form units.
+DataParallel fully_shard(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+                         const DataParallelOptions& options = {}, const UnitRule& rule = {});
+
+/// DDP over all data ranks of the mesh.
+DataParallel replicate(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+                       DataParallelOptions options = {}, const UnitRule& rule = {});
 
 }  // namespace tessera::parallel
+
+namespace tessera {
+using parallel::fully_shard;
+using parallel::replicate;
+}  // namespace tessera

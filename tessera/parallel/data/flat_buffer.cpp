@@ -5,48 +5,118 @@
 namespace tessera::parallel {
 namespace {
 
-int64_t aligned(int64_t elements, int64_t element_bytes) {
-  const int64_t step = std::max<int64_t>(1, 64 / element_bytes);
-  return (elements + step - 1) / step * step;
+constexpr int64_t kAlignment = 32;  // elements: 64 bytes of bf16
+
+int64_t aligned(int64_t elements, int64_t step) { return (elements + step - 1) / step * step; }
+
+// In place: the module's member and its register hold this same tensor. set_data would do but for
+// parameters on the meta device.
+void become(const torch::Tensor& parameter, const torch::Tensor& view) {
+  if (parameter.is_meta()) {
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  } else {
+    parameter.set_data(view);
+  }
 }
 
 }  // namespace
 
-FlatBuffer::FlatBuffer(const std::vector<Named>& parameters,
-                       const std::function<bool(const Named&)>& decays) {
-  TORCH_INTERNAL_ASSERT(!parameters.empty());
-  const auto options = parameters.front().second.options().requires_grad(false);
-  for (const auto& [name, parameter] : parameters) {
-    TORCH_CHECK_VALUE(
-        parameter.scalar_type() == options.dtype() && parameter.device() == options.device(), name,
-        ": expected ", options.dtype(), " on ", options.device(),
-        " as the unit's first parameter (", parameters.front().first, "), got ",
-        parameter.scalar_type(), " on ", parameter.device());
-    entries_.push_back({.name = name, .parameter = parameter, .decays = decays({name, parameter})});
-  }
-  std::stable_partition(entries_.begin(), entries_.end(),
-                        [](const auto& entry) { return entry.decays; });
-  int64_t size = 0;
-  for (auto& entry : entries_) {
-    entry.offset = size;
-    size += aligned(entry.parameter.numel(), entry.parameter.element_size());
-    if (entry.decays) decayed_ = size;
-  }
-
+FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options)
+    : options_(std::move(options)) {
+  TORCH_INTERNAL_ASSERT(!parameters.empty() && options_.slice < options_.num_slices);
   const torch::NoGradGuard no_grad;
-  data_ = torch::empty({size}, options);
-  gradient_ = torch::zeros({size}, options);
-  int64_t end = 0;  // of the parameter before: what lies between is padding
-  for (auto& entry : entries_) {
-    auto& parameter = entry.parameter;
-    data_.slice(0, end, entry.offset).zero_();
-    end = entry.offset + parameter.numel();
-    const auto view = data_.slice(0, entry.offset, end).view(parameter.sizes());
-    view.copy_(parameter);
-    parameter.set_data(view);
-    parameter.mutable_grad() = gradient_.slice(0, entry.offset, end).view(parameter.sizes());
+  lay_out(parameters);
+  const auto& first = parameters.front().second;
+  const auto compute_dtype = options_.compute_dtype.value_or(first.scalar_type());
+  const auto slice_dtype = options_.slice_dtype.value_or(first.scalar_type());
+  const auto gradient_dtype = options_.gradient_dtype.value_or(compute_dtype);
+  const bool one_device = options_.device == options_.slice_device;
+  trained_ = first.requires_grad();
+
+  whole = Transient(size_, compute_dtype, options_.device);
+  if (options_.keeps_whole) whole.allocate();
+  slice_in_whole_ = options_.keeps_whole && slice_dtype == compute_dtype && one_device;
+  slice_ = slice_in_whole_ ? own_part(whole)
+                           : torch::empty({slice_size()},
+                                          torch::dtype(slice_dtype).device(options_.slice_device));
+  slice_.zero_();
+  for (auto& entry : entries_) adopt(entry);
+  options_.values = nullptr;
+  if (!trained_) return;
+
+  gradient = Transient(size_, gradient_dtype, options_.device);
+  const auto sum_dtype = torch::promote_types(slice_dtype, gradient_dtype);
+  gradient_slice_in_gradient_ =
+      options_.keeps_gradient && gradient_dtype == sum_dtype && one_device;
+  if (!gradient_slice_in_gradient_) {
+    gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device);
   }
-  data_.slice(0, end, size).zero_();
+  if (options_.keeps_gradient) begin_gradient();
+}
+
+void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
+  for (const auto& [name, parameter] : parameters) {
+    TORCH_INTERNAL_ASSERT(parameter.scalar_type() == parameters.front().second.scalar_type() &&
+                          parameter.requires_grad() == parameters.front().second.requires_grad());
+    entries_.push_back({.name = name,
+                        .parameter = parameter,
+                        .decays = !options_.decays || options_.decays(name, parameter)});
+  }
+  std::ranges::stable_partition(entries_, [](const auto& entry) { return entry.decays; });
+  for (auto& entry : entries_) {
+    entry.offset = size_;
+    size_ += aligned(entry.parameter.numel(), kAlignment);
+    if (entry.decays) decayed_ = size_;
+  }
+  content_size_ = size_;
+  size_ = aligned(size_, kAlignment * options_.num_slices);
+}
+
+void FlatBuffer::adopt(FlatEntry& entry) {
+  const auto parameter = entry.parameter;
+  if (options_.values || !parameter.is_meta()) {
+    const auto values =
+        (options_.values ? options_.values(parameter) : parameter).detach().reshape({-1});
+    const int64_t begin = std::max(slice_begin(), entry.offset);
+    const int64_t end = std::min(slice_begin() + slice_size(), entry.offset + values.numel());
+    if (begin < end) {
+      slice_.narrow(0, begin - slice_begin(), end - begin)
+          .copy_(values.narrow(0, begin - entry.offset, end - begin));
+    }
+  }
+  become(parameter,
+         whole.tensor().narrow(0, entry.offset, parameter.numel()).view(parameter.sizes()));
+}
+
+void FlatBuffer::fill(const Fill& set) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& entry : entries_) {
+    const int64_t begin = std::max(slice_begin(), entry.offset);
+    const int64_t end =
+        std::min(slice_begin() + slice_size(), entry.offset + entry.parameter.numel());
+    if (begin < end) {
+      set(entry.name, begin - entry.offset, slice_.narrow(0, begin - slice_begin(), end - begin));
+    }
+  }
+}
+
+void FlatBuffer::begin_gradient() {
+  if (!trained_) return;
+  if (!gradient.allocated()) gradient.allocate_zero();
+  for (auto& entry : entries_) {
+    if (entry.parameter.grad().defined()) continue;  // a view already, unless a user dropped it
+    entry.parameter.mutable_grad() = gradient.tensor()
+                                         .narrow(0, entry.offset, entry.parameter.numel())
+                                         .view(entry.parameter.sizes());
+  }
+}
+
+void FlatBuffer::free_whole() {
+  if (!options_.keeps_whole) whole.free();
+}
+
+void FlatBuffer::free_gradient() {
+  if (!options_.keeps_gradient) gradient.free();
 }
 
 }  // namespace tessera::parallel

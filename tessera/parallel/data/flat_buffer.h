@@ -1,4 +1,4 @@
-// A unit's parameters as views of one flat buffer: the second of the three mechanisms
+// Parameters as views of one flat buffer: the second of the three mechanisms
 // (docs/architecture.md).
 #pragma once
 
@@ -6,13 +6,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/parallel/data/transient.h"
+
 namespace tessera::parallel {
 
-/// One parameter's place in its unit's buffer.
+/// One parameter's place in its buffer.
 struct FlatEntry {
   std::string name;
   torch::Tensor parameter;  ///< the module's own; its data and gradient are views of the buffer
@@ -20,29 +23,89 @@ struct FlatEntry {
   bool decays = true;       ///< belongs to the optimizer group with weight decay
 };
 
-/// Moves parameters into one flat data buffer and makes them views of it, for life: no copy-in and
-/// no copy-out around collectives or the optimizer. Gradients are views of a second buffer, made at
-/// once and zero, into which autograd accumulates. Parameters with weight decay come first, so that
-/// each optimizer group is one range; each parameter starts at a multiple of 64 bytes. Memory: data
-/// and gradient, 2 x the padded size; the parameters' old storage is freed one by one.
+struct FlatOptions {
+  int num_slices = 1;                          ///< N ranks share the buffer
+  int slice = 0;                               ///< this rank's
+  std::optional<torch::Dtype> compute_dtype;   ///< of the whole buffer; none: the parameters' own
+  std::optional<torch::Dtype> slice_dtype;     ///< what the optimizer updates; none: likewise
+  std::optional<torch::Dtype> gradient_dtype;  ///< of the whole gradient; none: compute_dtype
+  torch::Device device = torch::kCPU;          ///< of the whole buffers
+  torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient (offload)
+  bool keeps_whole = true;                     ///< whole parameters stay in memory all the time
+  bool keeps_gradient = true;                  ///< so does the whole gradient
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
+  /// First values of a parameter; none: its own, or zero if it is on the meta device.
+  std::function<torch::Tensor(const torch::Tensor& parameter)> values;
+};
+
+/// Parameters of one kind (trained or frozen, one dtype) laid out one after the other in a flat
+/// buffer of P elements, of which this rank owns slice r: elements [r P/N, (r+1) P/N). The module's
+/// parameters become views of the whole buffer for life; only its memory comes and goes
+/// (transient.h). Nothing is copied in or out: collectives write into the buffer, gradients
+/// accumulate into it. A slice's boundary may fall inside a parameter.
+///
+/// Parameters with weight decay come first, so that each optimizer group is one range; each
+/// parameter starts at a multiple of 32 elements; P is a multiple of 32 N; padding is zero.
+///
+/// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
+/// gradient slice P/N while it is there. Where a slice has the dtype and device of a whole buffer
+/// that is kept, it is part of that and costs nothing.
 class FlatBuffer {
  public:
   using Named = std::pair<std::string, torch::Tensor>;
 
-  /// Parameters must share dtype and device: ValueError names the first that differs.
-  FlatBuffer(const std::vector<Named>& parameters, const std::function<bool(const Named&)>& decays);
+  /// Parameters must share dtype and requires_grad. Those on the meta device leave the slice zero
+  /// until fill(). Of others each rank copies its part; their old memory is freed one by one.
+  FlatBuffer(const std::vector<Named>& parameters, FlatOptions options);
 
   const std::vector<FlatEntry>& entries() const { return entries_; }
-  const torch::Tensor& data() const { return data_; }          ///< [P], padding zero
-  const torch::Tensor& gradient() const { return gradient_; }  ///< [P], padding zero
-  int64_t decayed() const {
-    return decayed_;
-  }  ///< elements [0, decayed()) decay, the rest does not
+  const FlatOptions& options() const { return options_; }
+  int64_t size() const { return size_; }                  ///< P
+  int64_t content_size() const { return content_size_; }  ///< P before it is padded for N slices
+  int64_t slice_size() const { return size_ / options_.num_slices; }  ///< P/N
+  int64_t slice_begin() const { return slice_size() * options_.slice; }
+  int64_t decayed() const { return decayed_; }  ///< elements [0, decayed()) of P decay
+  bool trained() const { return trained_; }
+
+  /// set(name, begin, part): write elements begin .. of the parameter `name` (row-major) into
+  /// `part` [n], a piece of this rank's slice.
+  using Fill =
+      std::function<void(const std::string& name, int64_t begin, const torch::Tensor& part)>;
+  void fill(const Fill& set);
+
+  Transient whole;                                       ///< [P] parameters, in the compute dtype
+  Transient gradient;                                    ///< [P]; frozen: none
+  const torch::Tensor& slice() const { return slice_; }  ///< [P/N] this rank's values
+  /// in the dtype of the slice or the gradient, whichever is wider
+  /// [P/N] in the dtype of slice or gradient, whichever is wider; none where it is part of the
+  /// gradient.
+  Transient gradient_slice;
+
+  bool slice_in_whole() const { return slice_in_whole_; }
+  bool gradient_slice_in_gradient() const { return gradient_slice_in_gradient_; }
+
+  torch::Tensor own_part(const Transient& buffer) const {  ///< [P/N] of `whole` or `gradient`
+    return buffer.tensor().narrow(0, slice_begin(), slice_size());
+  }
+  /// [P/N] the gradient that belongs to slice(): valid while its memory is there.
+  torch::Tensor gradient_of_slice() const {
+    return gradient_slice_in_gradient_ ? own_part(gradient) : gradient_slice.tensor();
+  }
+
+  void
+  begin_gradient();      ///< zero memory for `gradient` if there is none; every grad() a view of it
+  void free_whole();     ///< unless it is kept
+  void free_gradient();  ///< unless it is kept
 
  private:
+  void lay_out(const std::vector<Named>& parameters);
+  void adopt(FlatEntry& entry);
+
+  FlatOptions options_;
   std::vector<FlatEntry> entries_;
-  torch::Tensor data_, gradient_;
-  int64_t decayed_ = 0;
+  int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
+  bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
+  torch::Tensor slice_;
 };
 
 }  // namespace tessera::parallel

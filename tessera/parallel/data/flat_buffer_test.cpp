@@ -1,0 +1,85 @@
+#include "tessera/parallel/data/flat_buffer.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::parallel {
+namespace {
+
+std::vector<FlatBuffer::Named> norm_and_weight() {
+  return {{"norm", torch::ones({5}, torch::requires_grad())},
+          {"weight", torch::full({3, 7}, 2.f, torch::requires_grad())}};
+}
+
+bool has_two_dims(const std::string&, const torch::Tensor& parameter) {
+  return parameter.dim() > 1;
+}
+
+TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
+  const auto parameters = norm_and_weight();
+  FlatBuffer buffer(parameters, {.decays = has_two_dims});
+  EXPECT_EQ(buffer.entries()[0].name, "weight");
+  EXPECT_EQ(buffer.decayed(), 32);
+  EXPECT_EQ(buffer.size(), 64);
+  EXPECT_EQ(buffer.whole.tensor().sum().item<float>(), 5 + 42);
+  EXPECT_TRUE(buffer.slice_in_whole());
+  buffer.whole.tensor().fill_(3);
+  EXPECT_EQ(parameters[0].second.sum().item<float>(), 15);
+  parameters[1].second.square().sum().backward();
+  EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 21 * 6);
+}
+
+TEST(FlatBuffer, ViewsAndSavedTensorsOutliveTheMemory) {
+  const auto parameters = norm_and_weight();
+  FlatBuffer buffer(parameters, {.num_slices = 2,
+                                 .slice = 1,
+                                 .keeps_whole = false,
+                                 .keeps_gradient = false,
+                                 .decays = has_two_dims});
+  EXPECT_EQ(buffer.slice().sum().item<float>(), 5);  // the norm: elements 32 to 37
+  EXPECT_FALSE(buffer.whole.allocated());
+  EXPECT_ANY_THROW(parameters[1].second.sum());
+  buffer.whole.allocate();
+  buffer.whole.tensor().fill_(4);
+  const auto x = torch::ones({7}, torch::requires_grad());
+  const auto y = parameters[1].second.mv(x).sum();
+  buffer.free_whole();
+  buffer.whole.allocate();
+  buffer.whole.tensor().fill_(5);  // no version counter of a parameter moves
+  buffer.begin_gradient();
+  y.backward();
+  EXPECT_EQ(x.grad().sum().item<float>(), 7 * 3 * 5);
+  EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 21);
+}
+
+TEST(FlatBuffer, ASliceOfMetaParametersIsFilledPieceByPiece) {
+  const std::vector<FlatBuffer::Named> parameters{
+      {"a", torch::empty({40}, torch::device(torch::kMeta).requires_grad(true))},
+      {"b", torch::empty({2, 10}, torch::device(torch::kMeta).requires_grad(true))}};
+  const auto member = parameters[1].second;  // as a module's own handle
+  for (int rank = 0; rank < 2; ++rank) {
+    // 64 elements for a, 32 for b, padded to 128: b begins rank 1's slice.
+    FlatBuffer buffer(
+        {{"a", torch::empty({40}, torch::kMeta)}, {"b", torch::empty({20}, torch::kMeta)}},
+        {.num_slices = 2, .slice = rank, .keeps_whole = false});
+    buffer.fill([](const std::string& name, int64_t begin, const torch::Tensor& part) {
+      part.copy_(torch::arange(begin, begin + part.numel()) + (name == "b" ? 100 : 0));
+    });
+    EXPECT_EQ(buffer.slice().sum().item<float>(), rank == 0 ? 780 : 2190);
+  }
+  FlatBuffer buffer(parameters, {});
+  EXPECT_FALSE(member.is_meta());
+  EXPECT_TRUE(member.requires_grad());
+  EXPECT_EQ(member.sum().item<float>(), 0);
+  (member * 2).sum().backward();
+  EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 40);
+}
+
+TEST(FlatBuffer, FrozenParametersHaveNoGradient) {
+  FlatBuffer buffer({{"frozen", torch::ones({100})}}, {});
+  buffer.begin_gradient();
+  EXPECT_EQ(buffer.gradient.bytes(), 0);
+  EXPECT_FALSE(buffer.trained());
+}
+
+}  // namespace
+}  // namespace tessera::parallel

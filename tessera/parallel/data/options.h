@@ -1,0 +1,81 @@
+// What a user chooses about data parallelism. Names are FSDP2's; defaults are its, too.
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace tessera::parallel {
+
+/// What each of N ranks keeps of a unit's P parameters. Elements beside the optimizer's state:
+///                     parameters   gradients   optimizer   sent per rank and step
+///   replicate         P            P           P           2 P  (DDP; Li et al., VLDB 2020)
+///   shard_optimizer   P            P           P/N         2 P  (ZeRO-1; Rajbhandari et al., SC
+///   2020) shard_gradients   P            P/N         P/N         2 P  (ZeRO-2, FSDP's
+///   SHARD_GRAD_OP) full_shard        P/N          P/N         P/N         3 P  (ZeRO-3, FSDP)
+/// times (N-1)/N each. Whole parameters and gradients of single units come and go beside that.
+enum class Placement { replicate, shard_optimizer, shard_gradients, full_shard };
+
+/// When the next unit of a backward is gathered: before the gradients of the present one are
+/// computed (more overlap, one more unit in memory), after, or when it is needed.
+enum class BackwardPrefetch { none, pre, post };
+
+/// dtypes of a unit; none: as the parameters are stored.
+struct MixedPrecisionPolicy {
+  /// Parameters are gathered in it and computed with; the optimizer keeps an fp32 slice.
+  std::optional<torch::Dtype> param_dtype;
+  /// Gradients are accumulated and reduced in it; none: param_dtype. Sums of half precision are
+  /// taken in fp32 and rounded once.
+  std::optional<torch::Dtype> reduce_dtype;
+  std::optional<torch::Dtype> output_dtype;  ///< of the unit's modules' results; none: as they come
+  bool cast_forward_inputs = true;  ///< arguments that may carry a gradient are cast to param_dtype
+};
+
+/// What lives on the host instead of the device.
+struct OffloadPolicy {
+  bool offload_params = false;  ///< slices, their gradients and the optimizer's state and step
+};
+
+/// full_shard: whether a unit's whole parameters are freed between forward and backward; k: down to
+/// 1/k of them, shared by k neighbouring ranks.
+using ReshardAfterForward = std::variant<bool, int>;
+
+/// What units may differ in.
+struct UnitOptions {
+  Placement placement = Placement::full_shard;
+  ReshardAfterForward reshard_after_forward = true;
+  MixedPrecisionPolicy mixed_precision;
+};
+
+/// Other options for the units whose name matches `pattern` (`*`: anything).
+struct UnitOverride {
+  std::string pattern;
+  UnitOptions options;
+};
+
+struct DataParallelOptions {
+  UnitOptions unit;                     ///< of every unit
+  std::vector<UnitOverride> overrides;  ///< the last that matches counts
+  OffloadPolicy offload;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  bool forward_prefetch = true;
+  /// full_shard: no prefetch starts while so many units' whole parameters are in memory.
+  int max_gathered_units = 3;
+  /// Reduced gradients are divided by it; none: by the number of data ranks, which gives the mean.
+  std::optional<double> gradient_divide_factor;
+  /// Which parameters the optimizer decays; by default those with two or more dimensions (norms and
+  /// biases not).
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays =
+      [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() > 1; };
+  /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums
+  /// of values that are there. One pass and one small gather.
+  bool check_parameters = true;
+  /// The values of rank 0 count: others receive their slices.
+  bool sync_module_states = false;
+};
+
+}  // namespace tessera::parallel

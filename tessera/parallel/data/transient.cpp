@@ -1,0 +1,31 @@
+#include "tessera/parallel/data/transient.h"
+
+#include <c10/core/Allocator.h>
+
+namespace tessera::parallel {
+
+Transient::Transient(int64_t size, torch::Dtype dtype, torch::Device device) {
+  const auto bytes = size * static_cast<int64_t>(torch::elementSize(dtype));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device),
+      c10::GetAllocator(device.type()), /*resizable=*/false);
+  tensor_ = torch::empty({0}, torch::dtype(dtype).device(device));
+  tensor_.set_(c10::Storage(std::move(storage)), 0, {size}, {1});
+}
+
+void Transient::allocate() {
+  if (allocated()) return;
+  storage()->set_data_ptr_noswap(storage()->allocator()->allocate(storage()->nbytes()));
+}
+
+void Transient::allocate_zero() {
+  allocate();
+  tensor_.detach().zero_();
+}
+
+void Transient::free() {
+  if (!allocated()) return;
+  storage()->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor_.device()));
+}
+
+}  // namespace tessera::parallel

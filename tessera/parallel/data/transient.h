@@ -1,0 +1,34 @@
+// A tensor whose memory comes and goes.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+
+namespace tessera::parallel {
+
+/// A 1-D tensor whose storage object lives on while its memory is away. Views of it, and tensors
+/// that autograd saved of those, share the storage object: they are valid again as soon as there is
+/// memory, and version counters do not move. Using one in between is LibTorch's error "data is not
+/// allocated yet".
+class Transient {
+ public:
+  Transient() = default;
+  Transient(int64_t size, torch::Dtype dtype, torch::Device device);  ///< without memory
+
+  const torch::Tensor& tensor() const { return tensor_; }
+  int64_t size() const { return tensor_.defined() ? tensor_.numel() : 0; }
+  bool allocated() const { return tensor_.defined() && storage()->data() != nullptr; }
+  int64_t bytes() const { return allocated() ? static_cast<int64_t>(storage()->nbytes()) : 0; }
+
+  void allocate();       ///< contents undefined; nothing if there is memory
+  void allocate_zero();  ///< zero in any case
+  void free();           ///< nothing if there is no memory
+
+ private:
+  c10::StorageImpl* storage() const { return tensor_.storage().unsafeGetStorageImpl(); }
+
+  torch::Tensor tensor_;
+};
+
+}  // namespace tessera::parallel

@@ -1,0 +1,259 @@
+#include "tessera/parallel/data/unit.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tessera::parallel {
+namespace {
+
+/// Parameters of one dtype, trained or frozen, in the order of their first one.
+std::vector<std::vector<Unit::Named>> by_kind(const std::vector<Unit::Named>& parameters) {
+  std::vector<std::vector<Unit::Named>> kinds;
+  for (const auto& named : parameters) {
+    const auto same = [&](const auto& kind) {
+      const auto& other = kind.front().second;
+      return other.scalar_type() == named.second.scalar_type() &&
+             other.requires_grad() == named.second.requires_grad();
+    };
+    const auto found = std::ranges::find_if(kinds, same);
+    if (found == kinds.end()) {
+      kinds.push_back({named});
+    } else {
+      found->push_back(named);
+    }
+  }
+  return kinds;
+}
+
+FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all,
+                         const DataAxes& axes, const torch::Tensor& parameter,
+                         torch::Device device) {
+  FlatOptions options{.device = device,
+                      .slice_device = all.offload.offload_params ? torch::kCPU : device,
+                      .decays = all.decays};
+  if (unit.placement != Placement::replicate) {
+    options.num_slices = axes.gather.size();
+    options.slice = axes.gather.rank();
+  }
+  const auto& precision = unit.mixed_precision;
+  if (precision.param_dtype && parameter.is_floating_point()) {
+    options.compute_dtype = precision.param_dtype;
+    options.slice_dtype = parameter.requires_grad() ? torch::kFloat32 : *precision.param_dtype;
+  }
+  options.gradient_dtype = precision.reduce_dtype;
+  options.keeps_whole = unit.placement != Placement::full_shard || options.num_slices == 1;
+  options.keeps_gradient =
+      unit.placement == Placement::replicate || unit.placement == Placement::shard_optimizer;
+  if (all.sync_module_states) {
+    options.values = [&axes, device](const torch::Tensor& own) {
+      auto values = own.is_meta() ? torch::empty(own.sizes(), own.options().device(device))
+                                  : own.detach().contiguous();
+      axes.all.broadcast(values, 0).wait();
+      return values;
+    };
+  }
+  return options;
+}
+
+}  // namespace
+
+DataAxes DataAxes::of(const mesh::Axis& axis, bool sharded) {
+  const mesh::Axis none;
+  if (sharded)
+    return {.all = axis, .replicate = none, .gather = axis, .reduce = axis, .inner = none};
+  return {.all = axis, .replicate = axis, .gather = none, .reduce = none, .inner = none};
+}
+
+DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
+  DataAxes axes{.all = mesh.axis({"dp_replicate", "dp_shard"}),
+                .replicate = mesh.axis("dp_replicate"),
+                .gather = mesh.axis("dp_shard"),
+                .reduce = mesh.axis("dp_shard", {.channel = "reduce"}),
+                .inner = mesh::Axis()};
+  if (inner_size > 0) axes.inner = mesh.axis("dp_shard", {.split = inner_size});
+  return axes;
+}
+
+Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
+           const DataParallelOptions& all, const DataAxes& axes)
+    : name_(std::move(name)), options_(options), axes_(axes) {
+  for (const auto& kind : by_kind(parameters)) {
+    const auto& first = kind.front().second;
+    const auto device = first.is_meta() ? torch::Device(torch::kCPU) : first.device();
+    buffers_.emplace_back(kind, flat_options(options_, all, axes_, first, device));
+    num_slices_ = buffers_.back().options().num_slices;
+  }
+  earlier_.resize(buffers_.size());
+  straight_.resize(buffers_.size());
+  if (!gathers()) state_ = State::gathered;
+}
+
+bool Unit::gathers() const {
+  return sharded() ||
+         std::ranges::any_of(buffers_, [](const auto& buffer) { return !buffer.slice_in_whole(); });
+}
+
+void Unit::wait(std::vector<comm::Work>& works, double& seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  for (auto& work : works) work.wait();
+  works.clear();
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Unit::start_gather() {
+  if (state_ != State::sliced) return;
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    auto& buffer = buffers_[i];
+    buffer.whole.allocate();
+    const bool inner = !inner_parts_.empty();
+    const auto& axis = inner ? axes_.inner : axes_.gather;
+    auto own = buffer.own_part(buffer.whole);
+    if (inner) {
+      const int64_t size = buffer.size() / axis.size();
+      own = buffer.whole.tensor().narrow(0, axis.rank() * size, size);
+      own.copy_(inner_parts_[i]);
+    } else if (!buffer.slice_in_whole()) {
+      own.copy_(buffer.slice(), /*non_blocking=*/true);  // the cast, or the transfer
+    }
+    if (sharded()) gathers_.push_back(axis.all_gather(buffer.whole.tensor(), own));
+  }
+  inner_parts_.clear();
+  state_ = State::gathering;
+}
+
+void Unit::finish_gather() {
+  if (state_ == State::gathered) return;
+  start_gather();
+  wait(gathers_, times_.gather_wait_seconds);
+  state_ = State::gathered;
+}
+
+void Unit::reshard() {
+  if (!full_shard()) return;
+  if (state_ == State::gathering) finish_gather();  // prefetched, not used
+  for (auto& buffer : buffers_) buffer.free_whole();
+  inner_parts_.clear();
+  state_ = State::sliced;
+}
+
+void Unit::reshard_after_forward() {
+  if (!full_shard() || options_.reshard_after_forward == ReshardAfterForward(false)) return;
+  std::vector<torch::Tensor> parts;
+  if (std::holds_alternative<int>(options_.reshard_after_forward)) {
+    for (const auto& buffer : buffers_) {
+      const int64_t size = buffer.size() / axes_.inner.size();
+      parts.push_back(buffer.whole.tensor().narrow(0, axes_.inner.rank() * size, size).clone());
+    }
+  }
+  reshard();
+  inner_parts_ = std::move(parts);
+}
+
+void Unit::parameters_changed() {
+  if (!gathers()) return;
+  if (state_ == State::gathering) finish_gather();
+  reshard();
+  inner_parts_.clear();
+  state_ = State::sliced;
+}
+
+void Unit::begin_gradient() {
+  TORCH_CHECK_VALUE(!replicated_ || axes_.replicate.size() == 1 || !sharded(), "unit ", name_,
+                    ": expected finish_step() after the last backward of a step; call "
+                    "set_is_last_backward(false) before the backwards that come before it");
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    auto& buffer = buffers_[i];
+    // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
+    if (reduced_ && buffer.trained() && buffer.gradient_slice_in_gradient()) {
+      earlier_[i] = buffer.own_part(buffer.gradient).clone();
+      buffer.gradient.allocate_zero();
+    }
+    buffer.begin_gradient();
+  }
+  reduced_ = false;
+}
+
+void Unit::start_reduce() {
+  begin_gradient();
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    auto& buffer = buffers_[i];
+    if (!buffer.trained()) continue;
+    const auto& whole = buffer.gradient.tensor();
+    if (!sharded()) {
+      reduces_.push_back(axes_.all.all_reduce(whole));
+      continue;
+    }
+    const auto& slice = buffer.gradient_slice.tensor();
+    // The first sum of a step goes straight to its place.
+    const bool straight = slice.defined() && !buffer.gradient_slice.allocated() &&
+                          slice.dtype() == whole.dtype() && slice.device() == whole.device();
+    if (straight) buffer.gradient_slice.allocate();
+    reduces_.push_back(
+        axes_.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
+    straight_[i] = straight;
+  }
+  reducing_ = true;
+}
+
+bool Unit::reduce_done() const {
+  return std::ranges::all_of(reduces_, [](const auto& work) { return work.done(); });
+}
+
+void Unit::finish_reduce(double divide_factor) {
+  if (!reducing_) return;
+  wait(reduces_, times_.reduce_wait_seconds);
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].trained()) finish_sum(i, 1 / divide_factor);
+  }
+  reducing_ = false;
+  reduced_ = true;
+}
+
+/// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
+void Unit::finish_sum(size_t index, double factor) {
+  auto& buffer = buffers_[index];
+  const auto own = buffer.own_part(buffer.gradient);
+  auto slice = buffer.gradient_of_slice();
+  if (buffer.gradient_slice_in_gradient() || straight_[index]) {
+    if (factor != 1) slice.mul_(factor);
+    if (earlier_[index].defined()) slice.add_(earlier_[index]);
+    earlier_[index].reset();
+  } else if (buffer.gradient_slice.allocated()) {
+    slice.add_(own, factor);
+  } else {
+    buffer.gradient_slice.allocate();
+    slice.copy_(own);
+    if (factor != 1) slice.mul_(factor);
+  }
+  if (buffer.gradient_slice_in_gradient()) return;
+  if (buffer.options().keeps_gradient) buffer.gradient.allocate_zero();
+  buffer.free_gradient();
+}
+
+void Unit::start_replicate() {
+  if (!sharded() || axes_.replicate.size() == 1 || replicated_) return;
+  for (auto& buffer : buffers_) {
+    if (buffer.trained()) {
+      replicates_.push_back(axes_.replicate.all_reduce(buffer.gradient_of_slice()));
+    }
+  }
+  replicated_ = true;
+}
+
+void Unit::finish_replicate() { wait(replicates_, times_.reduce_wait_seconds); }
+
+void Unit::forget_gradients() {
+  for (auto& buffer : buffers_) {
+    if (!buffer.trained()) continue;
+    if (buffer.gradient.allocated()) buffer.gradient.allocate_zero();
+    buffer.free_gradient();
+    buffer.gradient_slice.free();
+  }
+  for (auto& tensor : earlier_) tensor.reset();
+  reduced_ = replicated_ = false;
+}
+
+}  // namespace tessera::parallel

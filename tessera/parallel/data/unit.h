@@ -1,0 +1,92 @@
+// One unit of a data-parallel model: its buffers, and how they are gathered, reduced and freed.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/mesh.h"
+#include "tessera/parallel/data/flat_buffer.h"
+#include "tessera/parallel/data/options.h"
+
+namespace tessera::parallel {
+
+/// The ranks among which data parallelism works.
+struct DataAxes {
+  mesh::Axis all;        ///< every data rank
+  mesh::Axis replicate;  ///< ranks that hold the same slices
+  mesh::Axis gather;     ///< ranks that hold different slices of one copy
+  mesh::Axis reduce;     ///< the same ranks, on a thread of their own
+  mesh::Axis inner;      ///< `reshard_after_forward` to k: this rank's k neighbours
+
+  /// Of one data axis, replicated (`sharded` false) or sharded.
+  static DataAxes of(const mesh::Axis& axis, bool sharded);
+  /// dp_replicate and dp_shard of a mesh, with channels for what shall not wait for each other.
+  /// `inner_size`: k, or 0.
+  static DataAxes of(const mesh::DeviceMesh& mesh, int inner_size = 0);
+};
+
+struct UnitTimes {
+  double gather_wait_seconds = 0;  ///< the caller stood still for parameters
+  double reduce_wait_seconds = 0;  ///< for gradients
+};
+
+/// Parameters that are gathered and reduced together. Frozen ones lie in a buffer of their own:
+/// they have neither gradient nor optimizer state, whatever they share a unit with.
+///
+/// Every method is collective in effect: all ranks call the same ones in the same order.
+class Unit {
+ public:
+  using Named = FlatBuffer::Named;
+  Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
+       const DataParallelOptions& all, const DataAxes& axes);
+
+  const std::string& name() const { return name_; }
+  const UnitOptions& options() const { return options_; }
+  std::vector<FlatBuffer>& buffers() { return buffers_; }
+  const std::vector<FlatBuffer>& buffers() const { return buffers_; }
+  const UnitTimes& times() const { return times_; }
+  bool sharded() const { return num_slices_ > 1; }
+  bool full_shard() const { return options_.placement == Placement::full_shard && sharded(); }
+
+  // Parameters.
+  bool has_whole() const { return state_ != State::sliced; }  ///< there, or on the way
+  void start_gather();           ///< nothing if they are there or on the way
+  void finish_gather();          ///< starts and waits as needed
+  void reshard();                ///< full_shard: frees the whole parameters; others: nothing
+  void reshard_after_forward();  ///< as the option says
+  void parameters_changed();     ///< the slices did: what was gathered is out of date
+
+  // Gradients of a step: begin, backward, start_reduce, finish_reduce, once per micro-batch or once
+  // for all; then start_replicate and finish_replicate; after the optimizer's step, forget.
+  void begin_gradient();
+  void start_reduce();  ///< zeros if no backward reached the unit
+  bool reducing() const { return reducing_; }
+  bool reduce_done() const;  ///< finish_reduce would not wait
+  void finish_reduce(double divide_factor);
+  void start_replicate();
+  void finish_replicate();
+  void forget_gradients();
+
+ private:
+  enum class State { sliced, gathering, gathered };
+
+  bool gathers() const;  ///< is there anything to do between slice and whole?
+  static void wait(std::vector<comm::Work>& works, double& seconds);
+  void finish_sum(size_t index, double factor);
+
+  std::string name_;
+  UnitOptions options_;
+  DataAxes axes_;
+  int num_slices_ = 1;
+  std::vector<FlatBuffer> buffers_;
+  State state_ = State::sliced;
+  std::vector<comm::Work> gathers_, reduces_, replicates_;
+  std::vector<torch::Tensor> inner_parts_;  // per buffer, while resharded to the inner axis
+  std::vector<torch::Tensor> earlier_;      // per buffer: sums of this step's earlier backwards
+  std::vector<char> straight_;              // per buffer: the sum under way goes to the slice
+  bool reducing_ = false, reduced_ = false, replicated_ = false;
+  UnitTimes times_;
+};
+
+}  // namespace tessera::parallel

@@ -1,0 +1,244 @@
+#include "tessera/parallel/data/units.h"
+
+#include <algorithm>
+#include <ranges>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+
+namespace tessera::parallel {
+namespace {
+
+using torch::nn::Module;
+
+struct Named {
+  std::string path;
+  std::shared_ptr<Module> module;
+  nn::Hookable* hookable;
+};
+
+/// Every module in the order of registration, each before what it contains.
+std::vector<Named> modules_of(Module& model) {
+  std::vector<Named> result;
+  result.push_back({"", nullptr, dynamic_cast<nn::Hookable*>(&model)});
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    result.push_back({item.key(), item.value(), dynamic_cast<nn::Hookable*>(item.value().get())});
+  }
+  return result;
+}
+
+bool inside(const std::string& path, const std::string& outer) {
+  return outer.empty() || path == outer || (path.starts_with(outer) && path[outer.size()] == '.');
+}
+
+/// "tessera::models::LlamaBlockImpl" -> "LlamaBlock"
+std::string class_name(const Module& module) {
+  std::string name = module.name();
+  const auto scope = name.rfind("::");
+  if (scope != std::string::npos) name.erase(0, scope + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+/// Paths of the outermost hookable modules of which `pick` says yes.
+template <typename Pick>
+std::vector<std::string> outermost(const std::vector<Named>& modules, const Pick& pick) {
+  std::vector<std::string> paths;
+  for (const auto& named : modules) {
+    const auto covers = [&](const std::string& path) { return inside(named.path, path); };
+    if (named.module && named.hookable && std::ranges::none_of(paths, covers) && pick(named)) {
+      paths.push_back(named.path);
+    }
+  }
+  return paths;
+}
+
+std::vector<std::string> by_class(const std::vector<Named>& modules, const UnitRule& rule) {
+  std::set<std::string> present;
+  for (const auto& named : modules) {
+    if (named.module && named.hookable) present.insert(class_name(*named.module));
+  }
+  for (const auto& name : rule.classes) {
+    if (!present.contains(name)) {
+      user_error("units by class: no module of class {} in the model{}", name,
+                 did_you_mean(name, std::vector(present.begin(), present.end())));
+    }
+  }
+  return outermost(modules, [&](const Named& named) {
+    return std::ranges::count(rule.classes, class_name(*named.module)) > 0;
+  });
+}
+
+std::vector<std::string> by_name(const std::vector<Named>& modules, const UnitRule& rule) {
+  std::vector<std::string> paths;
+  for (const auto& named : modules) paths.push_back(named.path);
+  for (const auto& pattern : rule.patterns) {
+    const auto fits = [&](const Named& named) {
+      return named.hookable && matches(pattern, named.path);
+    };
+    if (std::ranges::none_of(modules, fits)) {
+      user_error("units by name: {} matches no hookable module{}", pattern,
+                 did_you_mean(pattern, paths));
+    }
+  }
+  return outermost(modules, [&](const Named& named) {
+    return std::ranges::any_of(rule.patterns,
+                               [&](const auto& pattern) { return matches(pattern, named.path); });
+  });
+}
+
+std::vector<std::string> by_size(const std::vector<Named>& modules, const UnitRule& rule) {
+  std::vector<std::string> paths;
+  std::unordered_set<const void*> taken;
+  // Innermost first: in reverse order of registration every module comes after what it contains.
+  for (const auto& named : modules | std::views::reverse) {
+    if (!named.module || !named.hookable) continue;
+    int64_t count = 0;
+    const auto parameters = named.module->parameters();
+    for (const auto& parameter : parameters) {
+      if (!taken.contains(parameter.unsafeGetTensorImpl())) count += parameter.numel();
+    }
+    if (count < rule.min_num_params) continue;
+    for (const auto& parameter : parameters) taken.insert(parameter.unsafeGetTensorImpl());
+    paths.push_back(named.path);
+  }
+  return paths;
+}
+
+/// The innermost hookable module that `path` lies in.
+const Named& owner_of(const std::vector<Named>& modules, const std::string& path) {
+  const Named* owner = nullptr;
+  for (const auto& named : modules) {
+    if (named.hookable && inside(path, named.path)) owner = &named;
+  }
+  if (owner == nullptr) {
+    user_error("{}: expected its parameters in a tessera::nn::Hookable module; derive it from one",
+               path.empty() ? "the model" : path);
+  }
+  return *owner;
+}
+
+bool uses_parameters(const Named& named) {
+  if (named.module && !named.module->parameters(/*recurse=*/false).empty()) return true;
+  return named.hookable && (!named.hookable->parameters(/*recurse=*/false).empty() ||
+                            !named.hookable->borrowed_parameters().empty());
+}
+
+std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+/// Units in the order of registration: picked modules, and what lies between them.
+std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
+                                     const std::vector<std::string>& picked) {
+  std::vector<UnitModules> units;
+  std::set<const nn::Hookable*> seen;
+  bool open = false;  // may a leftover module join the last unit?
+  for (const auto& named : modules) {
+    if (std::ranges::count(picked, named.path) > 0) {
+      units.push_back({named.path, {named.hookable}});
+      open = false;
+      continue;
+    }
+    const auto covers = [&](const std::string& path) { return inside(named.path, path); };
+    if (std::ranges::any_of(picked, covers) || !uses_parameters(named)) continue;
+    const auto& owner = owner_of(modules, named.path);
+    if (!seen.insert(owner.hookable).second) continue;
+    if (!open) units.push_back({});
+    auto& name = units.back().name;
+    if (open) name += "+";
+    name += owner.path.empty() ? "root" : last_part(owner.path);
+    units.back().modules.push_back(owner.hookable);
+    open = true;
+  }
+  return units;
+}
+
+/// Units that share a parameter become one, in the place of the first.
+void merge_tied(std::vector<UnitModules>& units) {
+  const auto keys_of = [&](size_t index) {
+    std::set<const void*> keys;
+    for (const auto& parameter : parameters_of(units, index)) {
+      keys.insert(parameter.unsafeGetTensorImpl());
+    }
+    return keys;
+  };
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (size_t j = i + 1; j < units.size();) {
+      const auto here = keys_of(i);
+      const auto shared = [&](const void* key) { return here.contains(key); };
+      if (std::ranges::none_of(keys_of(j), shared)) {
+        ++j;
+        continue;
+      }
+      units[i].name += fmt::format("+{}", last_part(units[j].name));
+      units[i].modules.insert(units[i].modules.end(), units[j].modules.begin(),
+                              units[j].modules.end());
+      units.erase(units.begin() + static_cast<std::ptrdiff_t>(j));
+      j = i + 1;
+    }
+  }
+}
+
+void collect(const Module& module, const std::set<const Module*>& elsewhere,
+             std::unordered_set<const void*>& seen, std::vector<torch::Tensor>& parameters) {
+  const auto add = [&](const torch::Tensor& parameter) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
+  };
+  for (const auto& parameter : module.parameters(/*recurse=*/false)) add(parameter);
+  if (const auto* hookable = dynamic_cast<const nn::Hookable*>(&module)) {
+    for (const auto& parameter : hookable->borrowed_parameters()) add(parameter);
+  }
+  for (const auto& child : module.children()) {
+    if (!elsewhere.contains(child.get())) collect(*child, elsewhere, seen, parameters);
+  }
+}
+
+}  // namespace
+
+bool matches(const std::string& pattern, const std::string& text) {
+  const auto star = pattern.find('*');
+  if (star == std::string::npos) return pattern == text;
+  if (!text.starts_with(pattern.substr(0, star))) return false;
+  const auto rest = pattern.substr(star + 1);
+  for (size_t at = star; at <= text.size(); ++at) {
+    if (matches(rest, text.substr(at))) return true;
+  }
+  return false;
+}
+
+std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index) {
+  std::set<const Module*> elsewhere;
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (const auto* module : units[i].modules) elsewhere.insert(module);
+  }
+  std::vector<torch::Tensor> parameters;
+  std::unordered_set<const void*> seen;
+  for (const auto* module : units[index].modules) collect(*module, elsewhere, seen, parameters);
+  return parameters;
+}
+
+std::vector<UnitModules> make_units(Module& model, const UnitRule& rule) {
+  const auto modules = modules_of(model);
+  std::vector<std::string> picked;
+  switch (rule.kind) {
+    case UnitRuleKind::by_class:
+      picked = by_class(modules, rule);
+      break;
+    case UnitRuleKind::by_name:
+      picked = by_name(modules, rule);
+      break;
+    case UnitRuleKind::by_size:
+      picked = by_size(modules, rule);
+      break;
+    case UnitRuleKind::whole_model:
+      break;
+  }
+  auto units = draft_units(modules, picked);
+  merge_tied(units);
+  if (rule.kind == UnitRuleKind::whole_model && !units.empty()) units.front().name = "model";
+  return units;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,48 @@
+// Which modules form a unit.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/hooked.h"
+
+namespace tessera::parallel {
+
+/// Modules whose parameters are gathered and reduced together.
+struct UnitModules {
+  std::string name;
+  std::vector<nn::Hookable*> modules;
+};
+
+enum class UnitRuleKind {
+  by_class,  ///< modules whose class is one of `classes` ("LlamaBlock"; Impl and namespaces aside)
+  by_size,   ///< the innermost modules with at least min_num_params parameters not yet in a unit
+  by_name,   ///< modules whose path matches one of `patterns` ("model.layers.*")
+  whole_model
+};
+
+struct UnitRule {
+  UnitRuleKind kind = UnitRuleKind::by_size;
+  std::vector<std::string> classes, patterns;
+  int64_t min_num_params = 1'000'000;
+};
+
+/// The units of a model, in the order in which its modules are registered. Of modules inside each
+/// other the outermost that the rule picks is the unit (by_size: the innermost). Parameters that no
+/// picked module has form units of their own before, between and after: the innermost Hookable
+/// modules that own them. A parameter in several modules (tied) brings them into one unit.
+/// ValueError: a class or pattern that matches nothing, with the nearest that is there; a parameter
+/// whose module is not Hookable and lies in none.
+std::vector<UnitModules> make_units(torch::nn::Module& model, const UnitRule& rule);
+
+/// The parameters of units[index]: those of its modules and of what they contain, except where a
+/// contained module belongs to another unit; borrowed ones included. Each once, in order.
+std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index);
+
+/// Does `text` match `pattern`, in which `*` stands for any characters?
+bool matches(const std::string& pattern, const std::string& text);
+
+}  // namespace tessera::parallel

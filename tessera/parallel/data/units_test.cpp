@@ -1,0 +1,111 @@
+#include "tessera/parallel/data/units.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera::parallel {
+namespace {
+
+struct BlockImpl : nn::Hookable {
+  BlockImpl() {
+    register_module("in", in);
+    register_module("out", out);
+  }
+  nn::Linear in{8, 16, true}, out{16, 8};
+};
+using Block = nn::Hooked<BlockImpl>;
+
+struct Model : nn::Hookable {
+  explicit Model(bool tied)
+      : head(tied ? nn::LanguageModelHead(embed->weight) : nn::LanguageModelHead(8, 20)) {
+    register_module("embed", embed);
+    for (size_t i = 0; i < 3; ++i) register_module("block" + std::to_string(i), blocks[i]);
+    register_module("norm", norm);
+    register_module("head", head);
+  }
+  nn::Embedding embed{20, 8};
+  std::array<Block, 3> blocks;
+  nn::RMSNorm norm{8, 1e-5};
+  nn::LanguageModelHead head;
+};
+
+std::string names_of(torch::nn::Module& model, const UnitRule& rule) {
+  std::string names;
+  int64_t numel = 0;
+  const auto units = make_units(model, rule);
+  for (size_t i = 0; i < units.size(); ++i) {
+    names += (i == 0 ? "" : " ") + units[i].name;
+    for (const auto& parameter : parameters_of(units, i)) numel += parameter.numel();
+  }
+  int64_t expected = 0;
+  for (const auto& parameter : model.parameters()) expected += parameter.numel();
+  EXPECT_EQ(numel, expected) << names;  // every parameter in exactly one unit
+  return names;
+}
+
+TEST(Units, ByClassWithWhatLiesBetween) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_class, .classes = {"Block"}}),
+            "embed block0 block1 block2 norm+head");
+}
+
+TEST(Units, TiedWeightsLiveInOneUnit) {
+  Model model(/*tied=*/true);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_class, .classes = {"Block"}}),
+            "embed+norm+head block0 block1 block2");
+}
+
+TEST(Units, BySizeAreTheInnermostThatAreLargeEnough) {
+  Model model(/*tied=*/false);
+  // A linear has 144 or 128 parameters, a block 272, embedding and head 160.
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_size, .min_num_params = 200}),
+            "embed block0 block1 block2 norm+head");
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_size, .min_num_params = 130}),
+            "embed block0.in out block1.in out block2.in out+norm head");
+}
+
+TEST(Units, ByNameAndWhole) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_name, .patterns = {"*.out"}}),
+            "embed+in block0.out in block1.out in block2.out norm+head");
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::whole_model}), "model");
+}
+
+TEST(Units, WhatMatchesNothingIsAnError) {
+  Model model(/*tied=*/false);
+  try {
+    make_units(model, {.kind = UnitRuleKind::by_class, .classes = {"Blok"}});
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(),
+                 "units by class: no module of class Blok in the model; did you mean 'Block'?");
+  }
+  EXPECT_THROW(make_units(model, {.kind = UnitRuleKind::by_name, .patterns = {"layers.*"}}),
+               UserError);
+}
+
+TEST(Units, AParameterOutsideOfHookableModulesIsNamed) {
+  torch::nn::Module model;
+  auto child = std::make_shared<torch::nn::Module>();
+  child->register_parameter("weight", torch::ones({3}));
+  model.register_module("child", child);
+  try {
+    make_units(model, {.kind = UnitRuleKind::whole_model});
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("child: expected")) << error.what();
+  }
+}
+
+TEST(Units, Patterns) {
+  EXPECT_TRUE(matches("layers.*", "layers.3"));
+  EXPECT_TRUE(matches("*.mlp.*_proj", "layers.3.mlp.up_proj"));
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_FALSE(matches("layers.*", "model.layers.3"));
+  EXPECT_FALSE(matches("head", "heads"));
+}
+
+}  // namespace
+}  // namespace tessera::parallel
