@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <vector>
@@ -54,6 +55,27 @@ TEST_F(FileTest, MissingFileAndFolderAreUserErrors) {
   EXPECT_THROW(MappedFile{folder_}, UserError);
   write_file(folder_ / "empty", "");
   EXPECT_TRUE(MappedFile(folder_ / "empty").bytes().empty());
+}
+
+TEST_F(FileTest, ANamedPipeIsRefusedAtOnce) {
+  const auto pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  try {
+    read_file(pipe);
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.what(), pipe.string() + ": expected a regular file, got a named pipe");
+  }
+}
+
+TEST_F(FileTest, WhetherAFolderCanBeWritten) {
+  write_file(folder_ / "file", "");
+  EXPECT_EQ(why_not_writable(folder_), "");
+  EXPECT_EQ(why_not_writable(folder_ / "new" / "newer"), "");
+  EXPECT_EQ(why_not_writable(folder_ / "file"), "Not a directory");
+  EXPECT_EQ(why_not_writable(folder_ / "file" / "new"), "Not a directory");
+  EXPECT_NE(why_not_writable("/proc/new"), "");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
 
 }  // namespace

@@ -6,20 +6,31 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "tessera/base/error.h"
 
 namespace tessera {
+namespace {
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a named pipe";
+  return S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
+}  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: a named pipe would wait for somebody who writes.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) user_error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
-  struct stat status{};
+  struct stat status {};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(fd);
-    user_error("{}: expected a regular file", path.string());
+    user_error("{}: expected a regular file, got {}", path.string(), kind_of(status.st_mode));
   }
   size_ = static_cast<size_t>(status.st_size);
   if (size_ > 0) {
@@ -85,6 +96,19 @@ void write_file(const std::filesystem::path& path, std::string_view content) {
   AtomicFile file(path);
   file.write(content);
   file.commit();
+}
+
+std::string why_not_writable(const std::filesystem::path& folder) {
+  auto probe = std::filesystem::absolute(folder).lexically_normal();
+  std::error_code ignored;
+  while (!std::filesystem::exists(std::filesystem::symlink_status(probe, ignored)) &&
+         probe.has_relative_path()) {
+    probe = probe.parent_path();
+  }
+  auto name = (probe / ".tessera.XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) return std::strerror(errno);
+  ::rmdir(name.c_str());
+  return "";
 }
 
 std::string read_file(const std::filesystem::path& path) {

@@ -12,7 +12,8 @@ namespace tessera {
 /// A whole file mapped read-only. Move-only; unmapped when destroyed.
 class MappedFile {
  public:
-  /// Throws UserError if the file is missing, unreadable or not a regular file. An empty file maps to no bytes.
+  /// Throws UserError if the file is missing, unreadable or not a regular file. An empty file maps
+  /// to no bytes.
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -30,11 +31,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// A file that appears under its final name only at `commit()` (temporary file in the same folder, fsync, rename).
-/// Destroyed without commit, the temporary file is removed and the old content of `path` stays.
+/// A file that appears under its final name only at `commit()` (temporary file in the same folder,
+/// fsync, rename). Destroyed without commit, the temporary file is removed and the old content of
+/// `path` stays.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);  ///< throws SystemError if the folder cannot be written
+  explicit AtomicFile(
+      std::filesystem::path path);  ///< throws SystemError if the folder cannot be written
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -49,6 +52,10 @@ class AtomicFile {
 
 /// `content` under `path`, by AtomicFile.
 void write_file(const std::filesystem::path& path, std::string_view content);
+
+/// Why no file could be made in `folder`, or "" if one could. Where it does not exist yet, the
+/// nearest folder above it is asked. Leaves nothing behind.
+std::string why_not_writable(const std::filesystem::path& folder);
 
 /// The whole content; UserError if it cannot be read.
 std::string read_file(const std::filesystem::path& path);

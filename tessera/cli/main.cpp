@@ -4,7 +4,22 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
 #include "tessera/cli/commands.h"
+
+namespace {
+
+/// What CLI11 found wrong; it does not name a word that is no command.
+std::string describe(const CLI::App& app, const CLI::ParseError& error) {
+  const auto unknown = app.remaining();
+  if (unknown.empty() || !app.get_subcommands().empty()) return error.what();
+  std::vector<std::string> commands;
+  for (const auto* command : app.get_subcommands(nullptr)) commands.push_back(command->get_name());
+  return fmt::format("unknown command or option '{}'{}", unknown.front(),
+                     tessera::did_you_mean(unknown.front(), commands));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Scale model training from one device to many, without Python.", "tessera");
@@ -22,7 +37,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::CallForVersion& version) {
     return app.exit(version);
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "tessera: %s; see tessera --help\n", error.what());
+    std::fprintf(stderr, "tessera: %s; see tessera --help\n", describe(app, error).c_str());
     return tessera::kUserErrorExit;
   } catch (const tessera::UserError& error) {
     std::fprintf(stderr, "tessera: %s\n", error.what());

@@ -38,6 +38,26 @@ auto blame(const RankEnd& rank) {
                     !WIFSIGNALED(rank.wait_status), rank.time);
 }
 
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{} ({})", name, signal)
+                         : fmt::format("signal {}", signal);
+}
+
+const RankEnd* rank_0(const AttemptEnd& attempt) {
+  const auto found = std::find_if(attempt.ranks.begin(), attempt.ranks.end(),
+                                  [](const RankEnd& rank) { return rank.rank == 0; });
+  return found == attempt.ranks.end() ? nullptr : &*found;
+}
+
+/// A rank 0 that a signal ended may have left its progress line open on the terminal.
+std::string line_end(const AttemptEnd& attempt, OutputMode output) {
+  const auto* rank = rank_0(attempt);
+  const bool open = output == OutputMode::plain && rank != nullptr &&
+                    WIFSIGNALED(rank->wait_status) && ::isatty(1) == 1;
+  return open ? "\n" : "";
+}
+
 }  // namespace
 
 const RankEnd* first_cause(const AttemptEnd& attempt) {
@@ -50,10 +70,7 @@ const RankEnd* first_cause(const AttemptEnd& attempt) {
 std::string describe(const RankEnd& rank) {
   std::string text = fmt::format("rank {} (pid {}) ", rank.rank, rank.pid);
   if (WIFSIGNALED(rank.wait_status)) {
-    const int signal = WTERMSIG(rank.wait_status);
-    const char* name = ::sigabbrev_np(signal);
-    text += name != nullptr ? fmt::format("was killed by SIG{} ({})", name, signal)
-                            : fmt::format("was killed by signal {}", signal);
+    text += "was killed by " + signal_name(WTERMSIG(rank.wait_status));
   } else {
     text += fmt::format("exited with code {}", WEXITSTATUS(rank.wait_status));
   }
@@ -70,21 +87,28 @@ int exit_code(const RankEnd& rank) {
 void report_failure(const RankEnd& cause, const AttemptEnd& attempt, OutputMode output) {
   const bool plain = output == OutputMode::plain;
   const bool users_error = plain && exit_code(cause) == kUserErrorExit;
-  const auto rank_0 = std::find_if(attempt.ranks.begin(), attempt.ranks.end(),
-                                   [](const RankEnd& rank) { return rank.rank == 0; });
+  const auto* first = rank_0(attempt);
   const bool colours = ::isatty(2) == 1 && std::getenv("NO_COLOR") == nullptr && !users_error;
-  std::string text;
-  if (!users_error) text = fmt::format("tessera launch: {}\n", describe(cause));
+  std::string text = line_end(attempt, output);
+  if (!users_error) text += fmt::format("tessera launch: {}\n", describe(cause));
   for (const auto& line : cause.last_lines) {
-    const bool shown = plain && rank_0 != attempt.ranks.end() &&
-                       std::find(rank_0->last_lines.begin(), rank_0->last_lines.end(), line) !=
-                           rank_0->last_lines.end();
+    const bool shown = plain && first != nullptr &&
+                       std::find(first->last_lines.begin(), first->last_lines.end(), line) !=
+                           first->last_lines.end();
     if (shown) continue;
     text += users_error ? line + "\n"
                         : fmt::format("  {}{}{}\n", colours ? "\x1b[2m" : "", line,
                                       colours ? "\x1b[0m" : "");
   }
   write_all(2, text);
+}
+
+void report_signal(const AttemptEnd& attempt, OutputMode output) {
+  const auto* rank = attempt.ranks.empty() ? nullptr : &attempt.ranks.front();
+  write_all(
+      2, fmt::format("{}tessera launch: stopped by {}{}\n", line_end(attempt, output),
+                     signal_name(attempt.signal),
+                     rank != nullptr && rank->step ? fmt::format(" at step {}", *rank->step) : ""));
 }
 
 }  // namespace tessera::launch

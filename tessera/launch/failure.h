@@ -22,4 +22,7 @@ int exit_code(const RankEnd& rank);
 /// mode only what was not shown yet.
 void report_failure(const RankEnd& cause, const AttemptEnd& attempt, OutputMode output);
 
+/// Tells on stderr that the user's own signal ended the attempt, and at which step.
+void report_signal(const AttemptEnd& attempt, OutputMode output);
+
 }  // namespace tessera::launch

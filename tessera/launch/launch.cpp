@@ -202,7 +202,10 @@ int Launch::run() {
     const AttemptEnd end = run_attempt(
         options_, program_, starts(make_rendezvous(options_), attempt, state.steps), state);
     const RankEnd* cause = first_cause(end);
-    if (end.signal != 0 && (cause == nullptr || cause->stopped_by_us)) return 128 + end.signal;
+    if (end.signal != 0 && (cause == nullptr || cause->stopped_by_us)) {
+      report_signal(end, options_.output);
+      return 128 + end.signal;
+    }
     if (cause == nullptr) return 0;
     report_failure(*cause, end, options_.output);
     if (attempt == options_.max_restarts || end.signal != 0) return exit_code(*cause);

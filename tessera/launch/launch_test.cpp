@@ -247,6 +247,9 @@ TEST_F(LaunchTest, SignalsArePassedOnToDescendants) {
     const auto outcome = finish();
     EXPECT_EQ(outcome.exit_code, 128 + signal) << outcome.err;
     EXPECT_EQ(outcome.out, "[0]: got\n");
+    EXPECT_THAT(outcome.err,
+                testing::EndsWith(signal == SIGINT ? "tessera launch: stopped by SIGINT (2)\n"
+                                                   : "tessera launch: stopped by SIGTERM (15)\n"));
     EXPECT_TRUE(std::filesystem::exists(path("deep")));
     EXPECT_THAT(survivors(), testing::IsEmpty());
     EXPECT_LT(outcome.seconds.count(), 5);

@@ -109,6 +109,7 @@ RankEnvironment from_torchrun(const Variables& variables) {
   found.local_rank = variables.number("LOCAL_RANK").value_or(found.rank % found.local_world_size);
   found.node_rank = variables.number("GROUP_RANK").value_or(found.rank / found.local_world_size);
   find_master(variables, "", one_machine, found);
+  found.agent_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const auto fd = variables.number("TESSERA_LISTEN_FD");
   // A child of rank 0 inherits the variable, but not the socket.
   if (fd && found.rank == 0 && is_listening(*fd)) found.listen_fd = fd;

@@ -16,6 +16,7 @@ struct RankEnvironment {
   int master_port = 0;
   std::optional<int> listen_fd;  ///< rank 0 only: a socket that listens there already
                                  ///< (LaunchOptions::pass_listen_socket)
+  bool agent_store = false;      ///< torchrun's agent serves a store there: no rank listens
   std::string source;            ///< "torchrun", "Open MPI", "PMI" or "Slurm"
 };
 

@@ -74,6 +74,12 @@ TEST(RankEnvironment, Torchrun) {
   EXPECT_EQ(found->source, "torchrun");
 }
 
+TEST(RankEnvironment, TorchrunsAgentMayServeTheStore) {
+  EXPECT_FALSE(of(kTorchrun)->agent_store);
+  EXPECT_FALSE(of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}))->agent_store);
+  EXPECT_TRUE(of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))->agent_store);
+}
+
 TEST(RankEnvironment, OpenMpiOnOneMachineMeetsOnLoopback) {
   const auto found = of(kOpenMpi), other = of(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}}));
   ASSERT_TRUE(found && other);

@@ -92,25 +92,33 @@ std::string mfu_line(const RunSummary& summary) {
 
 }  // namespace
 
-void summarise_steps(std::span<const StepRecord> steps, RunSummary& summary) {
-  if (steps.empty()) return;
-  summary.steps = static_cast<int64_t>(steps.size());
-  summary.first_loss = steps.front().loss;
-  summary.last_loss = steps.back().loss;
-  std::vector<double> step_seconds;
-  double seconds = 0, tokens = 0, waited = 0, mfu_seconds = 0, mfu_sum = 0;
-  for (const auto& record : steps.subspan(steps.size() > 1 ? 1 : 0)) {
-    step_seconds.push_back(record.step_seconds);
-    seconds += record.step_seconds;
-    tokens += record.tokens_per_second * record.step_seconds;
-    waited += record.communication_wait_seconds;
-    if (record.mfu >= 0)
-      mfu_seconds += record.step_seconds, mfu_sum += record.mfu * record.step_seconds;
-  }
-  summary.median_step_seconds = median(std::move(step_seconds));
-  if (seconds > 0) summary.tokens_per_second = tokens / seconds;
-  if (seconds > 0) summary.communication_wait_share = waited / seconds;
-  if (mfu_seconds > 0) summary.mfu = mfu_sum / mfu_seconds;
+void StepTotals::Sums::add(const StepRecord& record) {
+  seconds += record.step_seconds;
+  tokens += record.tokens_per_second * record.step_seconds;
+  waited += record.communication_wait_seconds;
+  if (record.mfu < 0) return;
+  mfu_seconds += record.step_seconds;
+  mfu += record.mfu * record.step_seconds;
+}
+
+void StepTotals::add(const StepRecord& record) {
+  (losses_.empty() ? first_ : later_).add(record);
+  losses_.emplace_back(record.step, record.loss);
+  step_seconds_.push_back(record.step_seconds);
+}
+
+void StepTotals::fill(RunSummary& summary) const {
+  if (losses_.empty()) return;
+  summary.steps = static_cast<int64_t>(losses_.size());
+  summary.first_loss = losses_.front().second;
+  summary.last_loss = losses_.back().second;
+  const bool only_one = losses_.size() == 1;
+  summary.median_step_seconds =
+      median({step_seconds_.begin() + (only_one ? 0 : 1), step_seconds_.end()});
+  const Sums& sums = only_one ? first_ : later_;
+  if (sums.seconds > 0) summary.tokens_per_second = sums.tokens / sums.seconds;
+  if (sums.seconds > 0) summary.communication_wait_share = sums.waited / sums.seconds;
+  if (sums.mfu_seconds > 0) summary.mfu = sums.mfu / sums.mfu_seconds;
 }
 
 std::string format_summary(const RunSummary& summary) {
@@ -126,6 +134,10 @@ std::string format_summary(const RunSummary& summary) {
       {"MFU", mfu_line(summary)},
       {"waiting", fmt::format("{:.1f} % of step time for communication",
                               100 * summary.communication_wait_share)}};
+  if (summary.skipped_steps > 0) {
+    lines.emplace_back("skipped", fmt::format("{} steps with NaN or infinity",
+                                              with_commas(summary.skipped_steps)));
+  }
   if (!summary.peak_memory_bytes.empty()) {
     lines.emplace_back("peak memory", memory_line(summary.peak_memory_bytes));
   }
@@ -154,6 +166,7 @@ std::string to_json(const RunSummary& summary) {
       {"matmul_peak_flops", known(summary.matmul_peak_flops, summary.matmul_peak_flops > 0)},
       {"matmul_peak_note", summary.matmul_peak_note},
       {"communication_wait_share", summary.communication_wait_share},
+      {"skipped_steps", summary.skipped_steps},
       {"first_loss", summary.first_loss},
       {"last_loss", summary.last_loss},
       {"validation_loss", summary.validation_loss ? Json(*summary.validation_loss) : Json()},

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +24,7 @@ struct RunSummary {
       0;  ///< floating-point operations per second of all ranks, to which mfu relates; 0: unknown
   std::string matmul_peak_note;         ///< where the peak is from, such as "measured, fp32"
   double communication_wait_share = 0;  ///< of the step time
+  int64_t skipped_steps = 0;  ///< NaN or infinity: no update
   double first_loss = 0;
   double last_loss = 0;
   std::optional<double> validation_loss;
@@ -32,10 +32,28 @@ struct RunSummary {
   std::optional<std::string> sample;       ///< generated text; any bytes
 };
 
-/// Fills in steps, median_step_seconds, tokens_per_second, mfu, communication_wait_share,
-/// first_loss and last_loss. Times leave out the first step, which holds all warm-up, unless it is
-/// the only one; speed and mfu weigh by time. No step: unchanged.
-void summarise_steps(std::span<const StepRecord> steps, RunSummary& summary);
+/// What a summary and a loss curve need of the steps of a run: 24 bytes a step.
+class StepTotals {
+ public:
+  void add(const StepRecord& record);
+
+  /// Fills in steps, median_step_seconds, tokens_per_second, mfu, communication_wait_share,
+  /// first_loss and last_loss. Times leave out the first step, which holds all warm-up, unless it
+  /// is the only one; speed and mfu weigh by time. No step: unchanged.
+  void fill(RunSummary& summary) const;
+
+  const std::vector<StepValue>& losses() const { return losses_; }
+
+ private:
+  struct Sums {
+    double seconds = 0, tokens = 0, waited = 0, mfu_seconds = 0, mfu = 0;  ///< mfu: times seconds
+    void add(const StepRecord& record);
+  };
+
+  std::vector<StepValue> losses_;
+  std::vector<double> step_seconds_;
+  Sums first_, later_;
+};
 
 /// A block of aligned lines for the end of a run, ending with a line feed. The sample comes last;
 /// control characters and bytes that are not UTF-8 are shown as \xNN, so that generated text cannot

@@ -84,7 +84,7 @@ TEST(SummaryJson, HoldsTheSame) {
   EXPECT_TRUE(empty["validation_loss"].is_null());
 }
 
-TEST(SummariseSteps, LeavesOutTheFirstAndWeighsByTime) {
+TEST(StepTotals, LeavesOutTheFirstAndWeighsByTime) {
   const std::vector<StepRecord> steps{
       {.step = 1, .loss = 8, .step_seconds = 100, .tokens_per_second = 1, .mfu = 0.01},
       {.step = 2,
@@ -99,8 +99,10 @@ TEST(SummariseSteps, LeavesOutTheFirstAndWeighsByTime) {
        .tokens_per_second = 200,
        .mfu = 0.2,
        .communication_wait_seconds = 0.75}};
+  StepTotals totals;
+  for (const auto& record : steps) totals.add(record);
   RunSummary summary;
-  summarise_steps(steps, summary);
+  totals.fill(summary);
   EXPECT_EQ(summary.steps, 3);
   EXPECT_EQ(summary.first_loss, 8);
   EXPECT_EQ(summary.last_loss, 6);
@@ -109,8 +111,13 @@ TEST(SummariseSteps, LeavesOutTheFirstAndWeighsByTime) {
   EXPECT_DOUBLE_EQ(summary.mfu, 0.25);
   EXPECT_EQ(summary.communication_wait_share, 0.25);
 
+  const std::vector<StepValue> losses{{1, 8}, {2, 7}, {3, 6}};
+  EXPECT_EQ(totals.losses(), losses);
+
+  StepTotals one;
+  one.add(steps.front());
   RunSummary single;
-  summarise_steps({steps.data(), 1}, single);
+  one.fill(single);
   EXPECT_EQ(single.median_step_seconds, 100);
 }
 

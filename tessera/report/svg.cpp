@@ -133,19 +133,22 @@ std::string grid(const Axes& axes) {
   return out;
 }
 
-/// The curve through the finite points, broken where one is not.
+/// The curve through the finite points, broken where one is not. A point without neighbours becomes
+/// a line of no length, which its round ends show as a dot.
 std::string curve(std::string_view css_class, const Axes& axes,
                   const std::vector<StepValue>& points) {
   std::string data;
-  bool pen_down = false;
-  for (const auto& [step, value] : points) {
+  size_t connected = 0;
+  for (size_t i = 0; i < points.size(); ++i) {
+    const auto& [step, value] = points[i];
     if (!std::isfinite(value)) {
-      pen_down = false;
+      connected = 0;
       continue;
     }
-    data += fmt::format("{}{:.1f} {:.1f}", pen_down ? 'L' : 'M', axes.x(static_cast<double>(step)),
-                        axes.y(value));
-    pen_down = true;
+    data += fmt::format("{}{:.1f} {:.1f}", connected++ == 0 ? 'M' : 'L',
+                        axes.x(static_cast<double>(step)), axes.y(value));
+    const bool last = i + 1 == points.size() || !std::isfinite(points[i + 1].second);
+    if (last && connected == 1) data += "h0";
   }
   if (data.empty()) return "";
   return fmt::format(R"(<path class="{}" stroke-linejoin="round" stroke-linecap="round" d="{}"/>)"

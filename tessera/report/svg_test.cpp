@@ -97,6 +97,12 @@ TEST(LossCurve, ManagesWithLittleOrNothing) {
   }
 }
 
+TEST(LossCurve, APointWithoutNeighboursIsADot) {
+  EXPECT_EQ(count(loss_curve_svg({{1, 2.0}}, {}), "h0\""), 1);
+  EXPECT_EQ(count(loss_curve_svg({{1, 2.0}, {2, 1.0}}, {}), "h0\""), 0);
+  EXPECT_EQ(count(loss_curve_svg({{1, 2.0}, {2, kNaN}, {3, 1.0}, {4, 1.0}}, {}), "h0M"), 1);
+}
+
 TEST(MovingAverage, EqualsTheDefinition) {
   EXPECT_EQ(moving_average({8, 4, 6, 2, 4}, 0), (std::vector<double>{8, 4, 6, 2, 4}));
   EXPECT_EQ(moving_average({8, 4, 6, 2, 4}, 1), (std::vector<double>{8, 6, 4, 4, 3}));

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Kills one of two ranks in the middle of a run: the run must end within 5 s with a non-zero exit code and a message
 # that names rank, signal and step, and leave no process behind.
-# Usage: tests/integration/kill_rank.sh [BUILD_DIR]   (default build/release)
+# Usage: kill_rank.sh   (BUILD=build/release)
 set -eu
-
-build=${1:-build/release}
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build/release}
 folder=$(mktemp -d)
 run_dir=$folder/run
 output=$folder/output
@@ -45,7 +45,7 @@ fail() {
   exit 1
 }
 
-"$build/bin/tessera" train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=100000 \
+"$build/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=1000000 \
   "--train.run_dir=$run_dir" >"$output" 2>&1 &
 launcher=$!
 

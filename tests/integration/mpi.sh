@@ -1,6 +1,7 @@
 #!/bin/sh
 # Ranks started by a real Open MPI (Debian: openmpi-bin): mpi.sh [PROGRAM ARGS..]
-# Without PROGRAM: tessera_rank_probe from BUILD (build/release), and its answer is checked. Exit code 77: no mpirun.
+# Without PROGRAM: tessera_rank_probe from BUILD (build/release), whose answer is checked, then a tiny job of tessera train.
+# Exit code 77: no mpirun.
 set -eu
 cd "$(dirname "$0")/../.."
 if ! mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
@@ -25,4 +26,8 @@ if [ -z "$port" ] || [ "$answer" != "$expected" ]; then
   printf 'mpi.sh: expected\n%s\ngot\n%s\n' "$expected" "$answer" >&2
   exit 1
 fi
+. tests/integration/tiny_job.sh
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+train_tiny_job "$folder"
 echo "mpi.sh: passed"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Ranks started by a real Slurm on this machine (Debian: slurmctld slurmd slurm-client munge): slurm.sh [PROGRAM ARGS..]
 # Starts munged, slurmctld and slurmd on loopback with files in a temporary folder, runs 2 tasks, stops them again.
-# Without PROGRAM: tessera_rank_probe from BUILD (build/release), and its answers in a step of two tasks, in a step of
-# one and in a batch script are checked. Exit code 77: no Slurm, or not root (slurmd must be).
+# Without PROGRAM: tessera_rank_probe from BUILD (build/release), whose answers in a step of two tasks, in a step of one
+# and in a batch script are checked, then a tiny job of tessera train. Exit code 77: no Slurm, or not root (slurmd must be).
 set -eu
 cd "$(dirname "$0")/../.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -91,8 +91,9 @@ pids="$! $pids"
 node_is_idle() { sinfo --noheader --format=%t | grep -q '^idle$'; }
 wait_for 60 slurmd node_is_idle
 
+run() { srun --ntasks=2 --overcommit "$@"; }
 if [ $# -gt 0 ]; then
-  srun --ntasks=2 --overcommit "$@"
+  run "$@"
   exit
 fi
 probe=${BUILD:-build/release}/bin/tessera_rank_probe
@@ -102,11 +103,13 @@ check() {  # what, expected, answer
     exit 1
   fi
 }
-answer=$(srun --ntasks=2 --overcommit "$probe" | sort)
+answer=$(run "$probe" | sort)
 port=$(echo "$answer" | sed -n '1s/.*127\.0\.0\.1:\([0-9]*\),.*/\1/p')
 check 'a step of two tasks' "rank 0 of 2, local 0 of 2, node 0, master 127.0.0.1:$port, by Slurm
 rank 1 of 2, local 1 of 2, node 0, master 127.0.0.1:$port, by Slurm" "$answer"
 check 'a step of one task' 'no ranks: started as an ordinary program' "$(srun --ntasks=1 "$probe")"
 sbatch --wait --quiet --ntasks=2 --overcommit --output="$dir/batch.out" --wrap="$probe" >/dev/null
 check 'a batch script' 'no ranks: started as an ordinary program' "$(cat "$dir/batch.out")"
+. tests/integration/tiny_job.sh
+train_tiny_job "$dir"
 echo "slurm.sh: passed"

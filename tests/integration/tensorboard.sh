@@ -1,10 +1,9 @@
 #!/bin/sh
 # Gives the event files that Tessera writes to the real TensorBoard: its data reader and its hyper-parameter plugin.
-# Usage: tests/integration/tensorboard.sh [BUILD_DIR]   (default build/release)
-# PYTHON names the interpreter that has TensorBoard (default python3). Exit code 77: there is none.
+# Usage: tensorboard.sh   (BUILD=build/release, PYTHON=python3 of the TensorBoard to use). Exit code 77: there is none.
 set -eu
-
-build=${1:-build/release}
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build/release}
 python=${PYTHON:-python3}
 
 if ! "$python" -c 'import tensorboard' 2>/dev/null; then

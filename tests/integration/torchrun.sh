@@ -1,6 +1,7 @@
 #!/bin/sh
 # Ranks started by the real torchrun: torchrun.sh [PROGRAM ARGS..]   (PYTHON=python3 of the PyTorch to use)
-# Without PROGRAM: tessera_rank_probe from BUILD (build/release), and its answer is checked. Exit code 77: no torchrun.
+# Without PROGRAM: tessera_rank_probe from BUILD (build/release), whose answer is checked, then a tiny job of tessera train.
+# Exit code 77: no torchrun.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -24,4 +25,8 @@ if [ "$answer" != "$expected" ]; then
   printf 'torchrun.sh: expected\n%s\ngot\n%s\n' "$expected" "$answer" >&2
   exit 1
 fi
+. tests/integration/tiny_job.sh
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+train_tiny_job "$folder"
 echo "torchrun.sh: passed"

@@ -1,0 +1,79 @@
+#include "tests/program/program.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/launch/process.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A file in memory that a child writes and we read afterwards: it never waits for a reader.
+class Capture {
+ public:
+  Capture() : fd_(::memfd_create("capture", MFD_CLOEXEC)) {
+    if (!fd_.is_open()) system_error("memfd_create");
+  }
+  int fd() const { return fd_.get(); }
+
+  std::string text() const {
+    std::string text(static_cast<size_t>(::lseek(fd_.get(), 0, SEEK_END)), '\0');
+    const auto got = ::pread(fd_.get(), text.data(), text.size(), 0);
+    if (got != static_cast<ssize_t>(text.size())) system_error("capture");
+    return text;
+  }
+
+ private:
+  launch::FileDescriptor fd_;
+};
+
+std::vector<std::string> environment_of(const ProgramOptions& options) {
+  auto variables = options.environment;
+  for (const char* name : {"PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "ASAN_OPTIONS",
+                           "LSAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"}) {
+    if (const char* value = ::getenv(name)) variables.emplace(name, value);
+  }
+  variables.emplace("OMP_NUM_THREADS", "1");
+  std::vector<std::string> result;
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+}  // namespace
+
+ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramOptions& options) {
+  const Capture out, error;
+  const launch::FileDescriptor null_fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  std::vector<std::string> command{"tessera"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  const pid_t pid = launch::spawn({.program = TESSERA_PROGRAM,
+                                   .arguments = std::move(command),
+                                   .environment = environment_of(options),
+                                   .stdin_fd = null_fd.get(),
+                                   .stdout_fd = out.fd(),
+                                   .stderr_fd = error.fd()});
+  ProgramEnd end;
+  int status = 0;
+  const auto give_up = Clock::now() + options.deadline;
+  while (::waitpid(pid, &status, end.in_time ? WNOHANG : 0) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (Clock::now() < give_up) continue;
+    end.in_time = false;
+    ::kill(-pid, SIGKILL);
+  }
+  end.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  end.out = out.text();
+  end.error = error.text();
+  return end;
+}
+
+}  // namespace tessera

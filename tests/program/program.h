@@ -1,0 +1,27 @@
+// Runs the built `tessera` as a user would.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct ProgramOptions {
+  std::map<std::string, std::string> environment;  ///< beside PATH and the like: no rank's
+  std::chrono::seconds deadline{60};
+};
+
+struct ProgramEnd {
+  int exit_code = -1;  ///< 128 + signal if it was killed
+  bool in_time = true;
+  std::string out, error;
+};
+
+/// `tessera ARGUMENTS..` in the current folder, standard input from /dev/null. Killed at the
+/// deadline.
+ProgramEnd run_tessera(const std::vector<std::string>& arguments,
+                       const ProgramOptions& options = {});
+
+}  // namespace tessera
