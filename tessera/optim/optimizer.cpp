@@ -111,4 +111,14 @@ void Optimizer::step_sgd(size_t index, double learning_rate, double gradient_sca
   }
 }
 
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& state : states_) {
+    for (const auto* tensor : {&state.exp_avg, &state.exp_avg_sq}) {
+      if (tensor->defined()) bytes += static_cast<int64_t>(tensor->nbytes());
+    }
+  }
+  return bytes;
+}
+
 }  // namespace tessera::optim

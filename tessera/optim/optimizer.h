@@ -49,6 +49,7 @@ class Optimizer {
   void step(double learning_rate, double gradient_scale = 1);
 
   const std::vector<Slice>& slices() const { return slices_; }
+  int64_t state_bytes() const;  ///< of what it keeps
 
  private:
   struct State {

@@ -73,6 +73,17 @@ std::string memory_line(const std::vector<int64_t>& peaks) {
                      format_bytes(*largest), largest - peaks.begin());
 }
 
+/// The units that cost the most waiting: "head 1.2 ms, layers.3 0.4 ms a step".
+std::string unit_waits_line(std::vector<UnitWait> waits) {
+  std::ranges::stable_sort(waits, std::greater(), &UnitWait::seconds);
+  std::string line;
+  for (size_t i = 0; i < std::min<size_t>(3, waits.size()) && waits[i].seconds > 0; ++i) {
+    line +=
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", waits[i].unit, format_seconds(waits[i].seconds));
+  }
+  return line.empty() ? line : line + " a step";
+}
+
 std::string loss_line(const RunSummary& summary) {
   std::string line = fmt::format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss);
   if (summary.validation_loss) {
@@ -134,6 +145,9 @@ std::string format_summary(const RunSummary& summary) {
       {"MFU", mfu_line(summary)},
       {"waiting", fmt::format("{:.1f} % of step time for communication",
                               100 * summary.communication_wait_share)}};
+  if (const auto waits = unit_waits_line(summary.unit_waits); !waits.empty()) {
+    lines.emplace_back("  by unit", waits);
+  }
   if (summary.skipped_steps > 0) {
     lines.emplace_back("skipped", fmt::format("{} steps with NaN or infinity",
                                               with_commas(summary.skipped_steps)));
@@ -141,18 +155,32 @@ std::string format_summary(const RunSummary& summary) {
   if (!summary.peak_memory_bytes.empty()) {
     lines.emplace_back("peak memory", memory_line(summary.peak_memory_bytes));
   }
+  for (const auto& part : summary.memory) {
+    lines.emplace_back("  " + part.name,
+                       fmt::format("{}{}", format_bytes(part.measured),
+                                   part.predicted < 0 ? ""
+                                                      : fmt::format(" (predicted {})",
+                                                                    format_bytes(part.predicted))));
+  }
   lines.emplace_back("files", summary.run_dir);
-  constexpr size_t kKeyWidth = 11, kIndent = 2 + kKeyWidth + 2;
-  if (summary.sample) lines.emplace_back("sample", printable(*summary.sample, kIndent));
+  size_t width = 0;
+  for (const auto& [key, value] : lines) width = std::max(width, key.size());
+  if (summary.sample) lines.emplace_back("sample", printable(*summary.sample, 2 + width + 2));
   std::string out;
-  for (const auto& [key, value] : lines)
-    out += fmt::format("  {:<{}}  {}\n", key, kKeyWidth, value);
+  for (const auto& [key, value] : lines) out += fmt::format("  {:<{}}  {}\n", key, width, value);
   return out;
 }
 
 std::string to_json(const RunSummary& summary) {
   using Json = nlohmann::ordered_json;
   const auto known = [](double value, bool is_known) { return is_known ? Json(value) : Json(); };
+  Json unit_waits = Json::object(), memory = Json::object();
+  for (const auto& [unit, seconds] : summary.unit_waits) unit_waits[unit] = seconds;
+  for (const auto& part : summary.memory) {
+    memory[part.name] = {
+        {"predicted", known(static_cast<double>(part.predicted), part.predicted >= 0)},
+        {"measured", part.measured}};
+  }
   const Json json{
       {"run_dir", summary.run_dir},
       {"world_size", summary.world_size},
@@ -166,6 +194,8 @@ std::string to_json(const RunSummary& summary) {
       {"matmul_peak_flops", known(summary.matmul_peak_flops, summary.matmul_peak_flops > 0)},
       {"matmul_peak_note", summary.matmul_peak_note},
       {"communication_wait_share", summary.communication_wait_share},
+      {"unit_waits", unit_waits},
+      {"memory", memory},
       {"skipped_steps", summary.skipped_steps},
       {"first_loss", summary.first_loss},
       {"last_loss", summary.last_loss},

@@ -10,6 +10,18 @@
 
 namespace tessera::report {
 
+/// Bytes of one rank for one purpose, at the most; below 0: not predicted.
+struct MemoryPart {
+  std::string name;
+  int64_t predicted = -1, measured = 0;
+};
+
+/// Seconds a step that a rank stood still for one unit's parameters and gradients.
+struct UnitWait {
+  std::string unit;
+  double seconds = 0;
+};
+
 struct RunSummary {
   std::string run_dir;
   int64_t world_size = 1;
@@ -24,7 +36,9 @@ struct RunSummary {
       0;  ///< floating-point operations per second of all ranks, to which mfu relates; 0: unknown
   std::string matmul_peak_note;         ///< where the peak is from, such as "measured, fp32"
   double communication_wait_share = 0;  ///< of the step time
-  int64_t skipped_steps = 0;  ///< NaN or infinity: no update
+  std::vector<UnitWait> unit_waits;     ///< of rank 0
+  std::vector<MemoryPart> memory;       ///< of rank 0
+  int64_t skipped_steps = 0;            ///< NaN or infinity: no update
   double first_loss = 0;
   double last_loss = 0;
   std::optional<double> validation_loss;

@@ -10,7 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/pretrained.h"
+#include "tessera/comm/device.h"
 #include "tessera/memory/checkpoint.h"
+#include "tessera/train/memory_account.h"
 
 namespace tessera::train {
 namespace {
@@ -27,9 +29,13 @@ void set_threads(const config::ParallelSection& parallel,
 
 mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            const launch::RankEnvironment& environment) {
-  if (parallel.backend == "nccl") {
-    user_error("parallel.backend: expected auto or gloo, got nccl: this build has no CUDA");
-  }
+  static const std::map<std::string, comm::BackendChoice> kBackends{
+      {"auto", comm::BackendChoice::automatic},
+      {"gloo", comm::BackendChoice::gloo},
+      {"nccl", comm::BackendChoice::nccl}};
+  const auto choice = comm::choose_device(kBackends.at(parallel.backend), environment.local_rank,
+                                          environment.local_world_size);
+  if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
   const auto sizes = config::data_mesh(parallel, environment.world_size);
@@ -45,7 +51,8 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            .master_port = environment.master_port,
                            .listen_fd = environment.listen_fd,
                            .served = environment.agent_store,
-                           .timeout = timeout});
+                           .timeout = timeout},
+                          /*transport=*/{}, choice.device);
 }
 
 data::Datasets open_data(const config::DataSection& section, int64_t vocab_size) {
@@ -66,11 +73,12 @@ torch::Dtype dtype_named(const std::string& name) {
 /// On the meta device: each rank later fills its slices only. But where rank 0's values count, it
 /// holds them whole.
 std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config,
-                                                  const config::ModelShape& shape, int rank) {
+                                                  const config::ModelShape& shape, int rank,
+                                                  torch::Device device) {
   const auto options = torch::dtype(dtype_named(config.precision.parameters));
   const bool whole = config.parallel.sync_module_states && rank == 0;
-  auto model =
-      models::make_language_model(shape, options.device(whole ? torch::kCPU : torch::kMeta));
+  auto model = models::make_language_model(
+      shape, options.device(whole ? device : torch::Device(torch::kMeta)));
   if (whole) checkpoint::load_pretrained(*model, config.model.path);
   return model;
 }
@@ -233,12 +241,13 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     loading.past_end = data::PastEnd::ignore;
     validation_loader.emplace(std::move(*datasets.validation), loading);
   }
-  auto model = make_model(config, shape, data_axis.rank());
+  auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   checkpoint_activations(*model, config.memory);
   auto parallel = make_data_parallel(*model, config, mesh);
   auto optimizer = make_optimizer(parallel, config);
   Run run{.config = config,
           .data_axis = data_axis,
+          .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),
           .validation_loader = std::move(validation_loader),
@@ -246,8 +255,15 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .parallel = std::move(parallel),
           .optimizer = std::move(optimizer),
           .schedule = make_schedule(config),
+          .predicted_activations = 0,
+          .peak_activations = 0,
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
+  const auto rows = run.train_loader.rows().size();
+  run.predicted_activations = predicted_activation_bytes(
+      config, shape,
+      config.data.seq_len *
+          (config.train.micro_batch > 0 ? std::min(config.train.micro_batch, rows) : rows));
   if (config.precision.autocast) run.autocast = dtype_named(config.precision.compute);
   if (config.precision.compute == "fp16") run.loss_scaler.emplace();
   return run;

@@ -20,7 +20,8 @@ namespace tessera::train {
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
-  mesh::Axis data_axis;  ///< ranks that take different rows of a batch
+  mesh::Axis data_axis;          ///< ranks that take different rows of a batch
+  torch::Device device;          ///< what this rank computes on
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
@@ -28,6 +29,9 @@ struct Run {
   parallel::DataParallel parallel;
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;
+  /// Bytes that a micro-batch keeps between forward and backward: predicted (0: no formula), and
+  /// measured at the most so far (CPU).
+  int64_t predicted_activations = 0, peak_activations = 0;
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
 };

@@ -20,9 +20,11 @@ std::string generate(models::LanguageModel& model, const std::string& prompt,
   std::string text = prompt;
   for (int64_t i = 0; i < options.num_tokens; ++i) {
     const int64_t length = std::min(static_cast<int64_t>(tokens.size()), model.shape().max_seq_len);
-    const auto ids =
-        torch::tensor(std::vector<int64_t>(tokens.end() - length, tokens.end())).unsqueeze(0);
-    const auto logits = model.logits(ids).select(1, length - 1).squeeze(0).to(torch::kFloat32);
+    const auto ids = torch::tensor(std::vector<int64_t>(tokens.end() - length, tokens.end()))
+                         .unsqueeze(0)
+                         .to(model.parameters().front().device());
+    const auto logits =
+        model.logits(ids).select(1, length - 1).squeeze(0).to(torch::kFloat32).cpu();
     const auto token =
         at::multinomial(at::softmax(logits / options.temperature, 0), 1, false, generator)
             .item<int64_t>();

@@ -23,6 +23,7 @@
 #include "tessera/report/tensorboard.h"
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
+#include "tessera/train/memory_account.h"
 #include "tessera/train/step.h"
 
 namespace tessera::train {
@@ -130,6 +131,24 @@ std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
   return peaks;
 }
 
+/// What the matrix products of a run are compared with.
+torch::TensorOptions peak_options(const Run& run) {
+  const auto& compute = run.config.precision.compute;
+  return torch::device(run.device)
+      .dtype(compute == "bf16"   ? torch::kBFloat16
+             : compute == "fp16" ? torch::kHalf
+                                 : torch::kFloat32);
+}
+
+std::vector<report::UnitWait> unit_waits(const Run& run) {
+  std::vector<report::UnitWait> waits;
+  for (const auto& [unit, times] : run.parallel.waits()) {
+    waits.push_back({unit, (times.gather_wait_seconds + times.reduce_wait_seconds) /
+                               static_cast<double>(std::max<int64_t>(1, run.config.train.steps))});
+  }
+  return waits;
+}
+
 /// Seconds that this rank has stood still for communication.
 double wait_seconds(const Run& run) {
   double seconds = 0;
@@ -159,8 +178,7 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
     const double seconds = seconds_since(start);
     if (step == 1) {
       summary.seconds_to_first_step = report::seconds_since_launch();
-      summary.matmul_peak_flops =
-          matmul_peak(run.config.precision.compute == "bf16") * environment.world_size;
+      summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
     }
     if (result.skipped && !run.loss_scaler && train.nonfinite == "stop") {
       user_error(
@@ -195,6 +213,8 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
     if (watch) watch->step(record);
   }
   summary.peak_memory_bytes = peak_memory_by_rank(run.data_axis);
+  summary.memory = memory_account(run);
+  summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
     summary.sample = generate(*run.model, train.sample_prompt, {.num_tokens = train.sample_tokens});
   }

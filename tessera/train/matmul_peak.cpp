@@ -1,26 +1,25 @@
 #include "tessera/train/matmul_peak.h"
 
-#include <torch/types.h>
-
 #include <algorithm>
 #include <chrono>
 
 namespace tessera::train {
 
-double matmul_peak(bool bf16) {
-  constexpr int64_t kSize = 1024;
-  const auto dtype = bf16 ? torch::kBFloat16 : torch::kFloat32;
-  const auto a = torch::ones({kSize, kSize}, dtype), b = torch::ones({kSize, kSize}, dtype);
-  auto c = torch::empty({kSize, kSize}, dtype);
+double matmul_peak(const torch::TensorOptions& options) {
+  const int64_t size = options.device().is_cpu() ? 1024 : 8192;
+  const auto a = torch::ones({size, size}, options), b = torch::ones({size, size}, options);
+  auto c = torch::empty({size, size}, options);
   double best_seconds = 1e9;
   for (int i = 0; i < 12; ++i) {
     const auto start = std::chrono::steady_clock::now();
     at::mm_out(c, a, b);
+    c[0][0].item();  // a GPU is done only then
     best_seconds =
         std::min(best_seconds,
                  std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  return 2.0 * kSize * kSize * kSize / best_seconds;
+  const auto n = static_cast<double>(size);
+  return 2 * n * n * n / best_seconds;
 }
 
 }  // namespace tessera::train

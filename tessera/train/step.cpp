@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/cpu/memory.h"
 #include "tessera/precision/autocast.h"
 
 namespace tessera::train {
@@ -29,6 +30,12 @@ std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batch
   return unit.empty() ? norm.nonfinite_unit : unit;
 }
 
+/// Bytes in tensors of this process, but for what the engine accounts for itself.
+int64_t held_bytes(const Run& run) {
+  const auto memory = run.parallel.memory();
+  return kernels::allocator_stats().allocated_bytes - memory.gathered - memory.gradients;
+}
+
 /// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.
 bool reduces_each(const config::ParallelSection& parallel) {
   return parallel.placement == "shard_gradients" || parallel.placement == "full_shard";
@@ -42,7 +49,9 @@ std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loade
       run.config.train.micro_batch > 0 ? run.config.train.micro_batch : rows.size();
   std::vector<data::Batch> batches;
   for (int64_t row = rows.begin; row < rows.end; row += size) {
-    batches.push_back(loader.batch(step, row, std::min(row + size, rows.end)));
+    auto batch = loader.batch(step, row, std::min(row + size, rows.end));
+    batch.inputs = batch.inputs.to(run.device), batch.targets = batch.targets.to(run.device);
+    batches.push_back(std::move(batch));
   }
   return batches;
 }
@@ -62,12 +71,14 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   double local_loss = 0;
   {
     std::optional<precision::Autocast> autocast;
-    if (run.autocast) autocast.emplace(*run.autocast);
+    if (run.autocast) autocast.emplace(*run.autocast, run.device.type());
     for (const auto& batch : batches) {
       const bool last = &batch == &batches.back();
       run.parallel.set_requires_gradient_sync(last || reduces_each(run.config.parallel));
       run.parallel.set_is_last_backward(last);
+      const auto before = held_bytes(run);
       const auto loss = run.model->loss(batch.inputs, batch.targets, loss_scale / num_tokens);
+      run.peak_activations = std::max(run.peak_activations, held_bytes(run) - before);
       loss.backward();
       run.parallel.finish_backward();
       local_loss += loss.item<double>() / loss_scale;

@@ -241,17 +241,18 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
 }
 
 void DataParallel::Engine::note_memory() const {
-  int64_t gathered = 0, gradients = 0;
+  memory.gathered = memory.gradients = 0;
   for (const auto& unit : units) {
     for (const auto& buffer : unit.buffers()) {
-      gathered += buffer.whole.bytes() -
-                  (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
-      gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
+      memory.gathered +=
+          buffer.whole.bytes() -
+          (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
+      memory.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
     }
   }
-  memory.gathered = std::max(memory.gathered, gathered);
-  memory.gradients = std::max(memory.gradients, gradients);
-  memory.gathered_units = std::max(memory.gathered_units, gathered_units());
+  memory.peak_gathered = std::max(memory.peak_gathered, memory.gathered);
+  memory.peak_gradients = std::max(memory.peak_gradients, memory.gradients);
+  memory.peak_gathered_units = std::max(memory.peak_gathered_units, gathered_units());
 }
 
 // All ranks launch in one order, whatever the order in which backwards end: collectives match by
@@ -422,9 +423,9 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
   for (auto& unit : engine_->units) {
     auto& checked = (unit.sharded() ? sliced : whole).emplace_back(unit.name());
     for (auto& buffer : unit.buffers()) {
-      buffer.fill([&](const std::string& name, int64_t, const torch::Tensor& part) {
-        checked.parameters.emplace_back(name, part);
-      });
+      for (const auto& piece : buffer.pieces()) {
+        checked.parameters.emplace_back(piece.name, piece.part);
+      }
     }
   }
   const auto& axes = engine_->axes;
@@ -461,7 +462,10 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
 
 const std::vector<Unit>& DataParallel::units() const { return engine_->units; }
 
-DataParallelMemory DataParallel::memory() const { return engine_->memory; }
+DataParallelMemory DataParallel::memory() const {
+  engine_->note_memory();
+  return engine_->memory;
+}
 
 std::vector<UnitWaits> DataParallel::waits() const {
   std::vector<UnitWaits> result;

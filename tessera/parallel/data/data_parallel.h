@@ -26,12 +26,12 @@ struct GradientNorm {
   std::string nonfinite_unit;
 };
 
-/// Bytes on this rank.
+/// Bytes on this rank, now and at the most so far.
 struct DataParallelMemory {
-  int64_t parameters = 0;      ///< slices
-  int64_t gathered = 0;        ///< whole parameters beside the slices, at the most so far
-  int64_t gradients = 0;       ///< whole gradients and their slices, at the most so far
-  int64_t gathered_units = 0;  ///< full_shard units in memory at once, at the most so far
+  int64_t parameters = 0;                     ///< slices
+  int64_t gathered = 0, peak_gathered = 0;    ///< whole parameters beside the slices
+  int64_t gradients = 0, peak_gradients = 0;  ///< whole gradients and their slices
+  int64_t peak_gathered_units = 0;            ///< full_shard units in memory at once
 };
 
 struct UnitWaits {

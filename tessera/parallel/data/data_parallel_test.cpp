@@ -124,7 +124,7 @@ TEST_P(PlacementsTest, StepsEqualThoseOfTheWholeBatch) {
       const auto rows = uneven_rows(axis);
       train(net, model, rows, reduce_each);
       expect_result(net, model, rows.all);
-      EXPECT_LE(model.memory().gathered_units, 3);
+      EXPECT_LE(model.memory().peak_gathered_units, 3);
     }
   });
 }
@@ -220,9 +220,9 @@ TEST(FullShard, StatesShrinkWithTheRanksAndGatheredMemoryIsBounded) {
     const auto rows = uneven_rows(mesh.axis("dp_shard"));
     train(net, model, rows, true);
     EXPECT_EQ(model.memory().parameters, whole / 3);
-    EXPECT_LE(model.memory().gathered_units, 2);
-    EXPECT_LE(model.memory().gathered, 2 * largest);
-    EXPECT_LE(model.memory().gradients, 2 * largest + whole / 3);
+    EXPECT_LE(model.memory().peak_gathered_units, 2);
+    EXPECT_LE(model.memory().peak_gathered, 2 * largest);
+    EXPECT_LE(model.memory().peak_gradients, 2 * largest + whole / 3);
   });
 }
 
@@ -269,7 +269,7 @@ TEST(FrozenParameters, CostNeitherGradientNorState) {
       int64_t trained = 0;
       for (const auto& slice : model.slices()) trained += slice.parameter.numel();
       EXPECT_LE(trained, 64 + 64 + 64 + 32 + 3 * 32) << name;  // biases, third and unused, padded
-      EXPECT_LE(model.memory().gradients, (64 + 32 + 64 + 32 + 32) * 4 * 2) << name;
+      EXPECT_LE(model.memory().peak_gradients, (64 + 32 + 64 + 32 + 32) * 4 * 2) << name;
       model.unshard();
       EXPECT_TRUE(torch::equal(net.second->weight, before)) << name;
       EXPECT_FALSE(net.second->weight.grad().defined()) << name;

@@ -19,6 +19,17 @@ void become(const torch::Tensor& parameter, const torch::Tensor& view) {
   }
 }
 
+/// As large as `whole`; whoever reads or writes it gets an error instead of a crash.
+c10::Storage unreadable_storage(const c10::StorageImpl& whole) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), whole.nbytes(), c10::DataPtr(nullptr, whole.device()),
+      /*allocator=*/nullptr, /*resizable=*/false);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "this parameter is sharded: it is whole only while the modules of its unit run; call "
+      "unshard() to use it elsewhere");
+  return storage;
+}
+
 }  // namespace
 
 FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options)
@@ -42,6 +53,10 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   slice_.zero_();
   for (auto& entry : entries_) adopt(entry);
   options_.values = nullptr;
+  if (!options_.keeps_whole) {
+    unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
+    point_parameters_to(unreadable_);
+  }
   if (!trained_) return;
 
   gradient = Transient(size_, gradient_dtype, options_.device);
@@ -88,14 +103,28 @@ void FlatBuffer::adopt(FlatEntry& entry) {
          whole.tensor().narrow(0, entry.offset, parameter.numel()).view(parameter.sizes()));
 }
 
-void FlatBuffer::fill(const Fill& set) {
-  const torch::NoGradGuard no_grad;
+std::vector<FlatBuffer::Piece> FlatBuffer::pieces() const {
+  std::vector<Piece> pieces;
   for (const auto& entry : entries_) {
     const int64_t begin = std::max(slice_begin(), entry.offset);
     const int64_t end =
         std::min(slice_begin() + slice_size(), entry.offset + entry.parameter.numel());
-    if (begin < end) {
-      set(entry.name, begin - entry.offset, slice_.narrow(0, begin - slice_begin(), end - begin));
+    if (begin >= end) continue;
+    pieces.push_back(
+        {entry.name, begin - entry.offset, slice_.narrow(0, begin - slice_begin(), end - begin)});
+  }
+  return pieces;
+}
+
+void FlatBuffer::fill(const Fill& set) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, begin, part] : pieces()) {
+    if (part.is_cpu()) {
+      set(name, begin, part);
+    } else {
+      const auto host = torch::empty(part.sizes(), part.options().device(torch::kCPU));
+      set(name, begin, host);
+      part.copy_(host);
     }
   }
 }
@@ -111,8 +140,22 @@ void FlatBuffer::begin_gradient() {
   }
 }
 
+void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
+  for (const auto& entry : entries_) {
+    entry.parameter.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  }
+}
+
+void FlatBuffer::allocate_whole() {
+  if (whole.allocated()) return;
+  whole.allocate();
+  point_parameters_to(whole.tensor().storage());
+}
+
 void FlatBuffer::free_whole() {
-  if (!options_.keeps_whole) whole.free();
+  if (options_.keeps_whole || !whole.allocated()) return;
+  whole.free();
+  point_parameters_to(unreadable_);
 }
 
 void FlatBuffer::free_gradient() {

@@ -67,24 +67,34 @@ class FlatBuffer {
   int64_t decayed() const { return decayed_; }  ///< elements [0, decayed()) of P decay
   bool trained() const { return trained_; }
 
-  /// set(name, begin, part): write elements begin .. of the parameter `name` (row-major) into
-  /// `part` [n], a piece of this rank's slice.
+  /// A part of a parameter that lies in this rank's slice.
+  struct Piece {
+    std::string name;
+    int64_t begin = 0;   ///< its first element in the parameter, row-major
+    torch::Tensor part;  ///< [n], of the slice
+  };
+  std::vector<Piece> pieces() const;
+
+  /// set(name, begin, part): write elements begin .. of the parameter `name` into `part` [n], on
+  /// the host; called for each piece.
   using Fill =
       std::function<void(const std::string& name, int64_t begin, const torch::Tensor& part)>;
   void fill(const Fill& set);
 
-  Transient whole;                                       ///< [P] parameters, in the compute dtype
-  Transient gradient;                                    ///< [P]; frozen: none
-  const torch::Tensor& slice() const { return slice_; }  ///< [P/N] this rank's values
-  /// in the dtype of the slice or the gradient, whichever is wider
-  /// [P/N] in the dtype of slice or gradient, whichever is wider; none where it is part of the
-  /// gradient.
+  /// [P/N] this rank's values.
+  const torch::Tensor& slice() const { return slice_; }
+
+  Transient whole;     ///< [P] parameters, in the compute dtype
+  Transient gradient;  ///< [P]; frozen parameters have none
+  /// [P/N] in the dtype of slice or gradient, whichever is wider; none where it is part of
+  /// `gradient`.
   Transient gradient_slice;
 
   bool slice_in_whole() const { return slice_in_whole_; }
   bool gradient_slice_in_gradient() const { return gradient_slice_in_gradient_; }
 
-  torch::Tensor own_part(const Transient& buffer) const {  ///< [P/N] of `whole` or `gradient`
+  /// [P/N] of `whole` or `gradient`.
+  torch::Tensor own_part(const Transient& buffer) const {
     return buffer.tensor().narrow(0, slice_begin(), slice_size());
   }
   /// [P/N] the gradient that belongs to slice(): valid while its memory is there.
@@ -92,20 +102,22 @@ class FlatBuffer {
     return gradient_slice_in_gradient_ ? own_part(gradient) : gradient_slice.tensor();
   }
 
-  void
-  begin_gradient();      ///< zero memory for `gradient` if there is none; every grad() a view of it
-  void free_whole();     ///< unless it is kept
-  void free_gradient();  ///< unless it is kept
+  void allocate_whole();  ///< contents undefined; the parameters may be used again
+  void free_whole();      ///< unless it is kept; using a parameter is an error then
+  void begin_gradient();  ///< zero if there was none; every grad() is a view of it
+  void free_gradient();   ///< unless it is kept
 
  private:
   void lay_out(const std::vector<Named>& parameters);
   void adopt(FlatEntry& entry);
+  void point_parameters_to(const c10::Storage& storage);
 
   FlatOptions options_;
   std::vector<FlatEntry> entries_;
   int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
   bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
   torch::Tensor slice_;
+  c10::Storage unreadable_;  ///< of parameters whose memory is away
 };
 
 }  // namespace tessera::parallel

@@ -9,8 +9,8 @@ namespace tessera::parallel {
 
 /// A 1-D tensor whose storage object lives on while its memory is away. Views of it, and tensors
 /// that autograd saved of those, share the storage object: they are valid again as soon as there is
-/// memory, and version counters do not move. Using one in between is LibTorch's error "data is not
-/// allocated yet".
+/// memory, and version counters do not move.
+/// Nothing may use one in between.
 class Transient {
  public:
   Transient() = default;

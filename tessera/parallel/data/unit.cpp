@@ -70,7 +70,8 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
                 .replicate = mesh.axis("dp_replicate"),
                 .gather = mesh.axis("dp_shard"),
                 .reduce = mesh.axis("dp_shard", {.channel = "reduce"}),
-                .inner = mesh::Axis()};
+                .inner = mesh::Axis(),
+                .device = mesh.device()};
   if (inner_size > 0) axes.inner = mesh.axis("dp_shard", {.split = inner_size});
   return axes;
 }
@@ -80,7 +81,7 @@ Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOpt
     : name_(std::move(name)), options_(options), axes_(axes) {
   for (const auto& kind : by_kind(parameters)) {
     const auto& first = kind.front().second;
-    const auto device = first.is_meta() ? torch::Device(torch::kCPU) : first.device();
+    const auto device = first.is_meta() ? axes.device : first.device();
     buffers_.emplace_back(kind, flat_options(options_, all, axes_, first, device));
     num_slices_ = buffers_.back().options().num_slices;
   }
@@ -106,7 +107,7 @@ void Unit::start_gather() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
-    buffer.whole.allocate();
+    buffer.allocate_whole();
     const bool inner = !inner_parts_.empty();
     const auto& axis = inner ? axes_.inner : axes_.gather;
     auto own = buffer.own_part(buffer.whole);

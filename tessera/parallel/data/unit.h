@@ -13,11 +13,12 @@ namespace tessera::parallel {
 
 /// The ranks among which data parallelism works.
 struct DataAxes {
-  mesh::Axis all;        ///< every data rank
-  mesh::Axis replicate;  ///< ranks that hold the same slices
-  mesh::Axis gather;     ///< ranks that hold different slices of one copy
-  mesh::Axis reduce;     ///< the same ranks, on a thread of their own
-  mesh::Axis inner;      ///< `reshard_after_forward` to k: this rank's k neighbours
+  mesh::Axis all;                      ///< every data rank
+  mesh::Axis replicate;                ///< ranks that hold the same slices
+  mesh::Axis gather;                   ///< ranks that hold different slices of one copy
+  mesh::Axis reduce;                   ///< the same ranks, on a thread of their own
+  mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
+  torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 
   /// Of one data axis, replicated (`sharded` false) or sharded.
   static DataAxes of(const mesh::Axis& axis, bool sharded);
