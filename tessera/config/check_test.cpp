@@ -29,6 +29,16 @@ TEST(CheckTest, DefaultsWithDataAreGood) {
             "--data.train=PATH");
 }
 
+TEST(CheckTest, OnlyGpt2Drops) {
+  auto config = good();
+  config.model.dropout = 0.1;
+  EXPECT_EQ(error_of(config, {{"model.dropout", "job.yaml:3"}}),
+            "job.yaml:3: model.dropout: a llama drops nothing, got 0.1; remove it, or take a gpt2");
+  config.model.preset = "gpt2";
+  EXPECT_EQ(error_of(config), "no error");
+  EXPECT_EQ(resolve_model_shape(config.model).dropout, 0.1);
+}
+
 TEST(CheckTest, ErrorsSayWhereTheValueWasWritten) {
   auto config = good();
   config.parallel.num_ranks = 3;

@@ -71,6 +71,10 @@ Section model_section() {
       .add("tie_embeddings", &S::tie_embeddings,
            "instead of the shape's choice: head and embedding share one table",
            {.aliases = {"tie_word_embeddings"}})
+      .add("dropout", &S::dropout,
+           "gpt2: probability with which numbers of the embeddings and of each block's two results "
+           "are dropped in training",
+           {.range = below(0, 1), .aliases = {"resid_pdrop", "embd_pdrop", "dropout_rate"}})
       .build();
 }
 

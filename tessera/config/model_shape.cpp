@@ -159,6 +159,11 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
         "head_dim",
         fmt::format("expected an even number for rotary positions, got {}", s.head_dim)};
   }
+  if (s.family == ModelFamily::llama && s.dropout != 0) {
+    return ShapeProblem{
+        "dropout",
+        fmt::format("a llama drops nothing, got {}; remove it, or take a gpt2", s.dropout)};
+  }
   if (s.family == ModelFamily::gpt2 && s.num_kv_heads != s.num_heads) {
     return ShapeProblem{
         "num_kv_heads",
@@ -203,6 +208,7 @@ std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape
   shape.num_kv_heads =
       model.num_kv_heads.value_or(all_heads_keyed ? shape.num_heads : shape.num_kv_heads);
   shape.tie_embeddings = model.tie_embeddings.value_or(shape.tie_embeddings);
+  shape.dropout = model.dropout;
   if (auto problem = size_problem(shape)) return problem;  // before dividing and multiplying
   shape.ffn_dim = model.ffn_dim.value_or(ffn_follows_dim ? 4 * shape.dim : shape.ffn_dim);
   // A head width of the model's own (not dim / heads) stays as long as neither of the two changes.

@@ -36,6 +36,7 @@ struct ModelShape {
   std::optional<RopeScaling> rope_scaling;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
+  double dropout = 0;  ///< gpt2: of the embeddings and of each block's two results
 
   bool operator==(const ModelShape&) const = default;
 };
@@ -47,7 +48,7 @@ std::vector<std::string> model_preset_names();
 
 /// Reads a Hugging Face config.json of the families above; UserError names file, key and what was
 /// expected, and refuses by name what these families do not do here (other rotary scalings, biases,
-/// other activations). Dropout is not read: nothing here drops.
+/// other activations). Dropout is not read: it is training's matter.
 ModelShape read_model_shape(const std::filesystem::path& config_json);
 
 /// What is wrong with a shape: the first field at fault (a name as above) and what was expected of

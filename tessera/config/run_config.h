@@ -25,6 +25,7 @@ struct ModelSection {
   std::optional<int64_t> num_layers;
   std::optional<int64_t> dim, ffn_dim, num_heads, num_kv_heads;
   std::optional<bool> tie_embeddings;
+  double dropout = 0;  ///< gpt2: probability, of the embeddings and of each block's two results
 
   bool operator==(const ModelSection&) const = default;
 };

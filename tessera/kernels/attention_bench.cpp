@@ -6,6 +6,8 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
+#include <optional>
+
 #include "tessera/kernels/attention.h"
 
 namespace tessera::kernels {
@@ -16,18 +18,18 @@ enum class Peer { ours, libtorch };
 at::Tensor run(Peer peer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (peer == Peer::ours) return attention(q, k, v);
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                          {}, 0.0, true)
+                                          {}, 0.0, true, std::nullopt, q.size(2) != k.size(2))
       .transpose(1, 2);
 }
 
 void bench(benchmark::State& state, Peer peer, bool backward, at::ScalarType dtype) {
   at::set_num_threads(1);
-  const int64_t batch = state.range(0), heads = state.range(1), tokens = state.range(2);
-  const int64_t dim = state.range(3);
-  const auto make = [&] {
-    return at::randn({batch, tokens, heads, dim}, at::dtype(dtype)).requires_grad_(backward);
+  const int64_t batch = state.range(0), tokens = state.range(1), heads = state.range(2);
+  const int64_t key_heads = state.range(3), dim = state.range(4);
+  const auto make = [&](int64_t of_heads) {
+    return at::randn({batch, tokens, of_heads, dim}, at::dtype(dtype)).requires_grad_(backward);
   };
-  auto q = make(), k = make(), v = make();
+  auto q = make(heads), k = make(key_heads), v = make(key_heads);
   const auto grad_out = at::randn({batch, tokens, heads, dim}, at::dtype(dtype));
   for (auto _ : state) {
     auto out = run(peer, q, k, v);
@@ -41,9 +43,9 @@ void bench(benchmark::State& state, Peer peer, bool backward, at::ScalarType dty
 }
 
 void shapes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"B", "H", "T", "D"})->Unit(benchmark::kMillisecond)->MinWarmUpTime(0.05);
-  benchmark->Args({2, 8, 512, 64})->Args({4, 4, 256, 32});
-  benchmark->Args({1, 4, 1024, 64})->Args({1, 2, 4096, 64})->Args({1, 2, 2048, 128});
+  benchmark->ArgNames({"B", "T", "H", "KV", "D"})->Unit(benchmark::kMillisecond);
+  benchmark->MinWarmUpTime(0.05)->Args({2, 512, 8, 8, 64})->Args({8, 256, 8, 4, 32});
+  benchmark->Args({1, 2048, 16, 16, 64})->Args({1, 4096, 32, 8, 64})->Args({1, 2048, 2, 2, 128});
 }
 
 BENCHMARK_CAPTURE(bench, ours_fp32_forward, Peer::ours, false, at::kFloat)->Apply(shapes);

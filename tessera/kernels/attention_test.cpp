@@ -92,6 +92,7 @@ const Shape kShapes[] = {
     {1, 66, 66, 2, 2, 1},         {1, 300, 300, 2, 1, 64},       {2, 1, 77, 4, 2, 64},
     {1, 7, 130, 2, 2, 32},        {1, 64, 67, 2, 2, 16},         {2, 100, 100, 4, 2, 48, false},
     {1, 130, 3, 2, 2, 64, false}, {1, 17, 129, 2, 1, 32, false}, {1, 90, 93, 2, 2, 144},
+    {1, 75, 138, 4, 2, 40},       {1, 67, 65, 2, 1, 33, false},  {1, 129, 191, 3, 1, 64},
 };
 
 class AttentionShapes : public ::testing::TestWithParam<Shape> {};
@@ -128,11 +129,68 @@ TEST(AttentionTest, ReadsViewsIntoAFusedProductInPlace) {
 }
 
 TEST(AttentionTest, ScaleIsUsed) {
-  const auto in = inputs_of({1, 40, 40, 2, 2, 16});
-  const AttentionOptions options{.scale = 0.7};
-  const auto actual = results_of(attention, in, options, at::kFloat);
-  const auto expected = results_of(attention_reference, in, options, at::kDouble);
-  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 4e-6) << i;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto in = inputs_of({1, 70, 70, 2, 2, 16}, dtype);
+    for (const double scale : {0.7, 0.0, -0.3}) {
+      const AttentionOptions options{.scale = scale};
+      const auto expected = results_of(attention_reference, in, options, at::kDouble);
+      for (const Isa isa : sets_of_this_processor()) {
+        const IsaScope scope(isa);
+        const auto actual = results_of(attention, in, options, dtype);
+        for (int i = 0; i < 4; ++i) {
+          EXPECT_LT(relative_error(actual[i], expected[i]), dtype == at::kFloat ? 4e-6 : 2e-2)
+              << i << ", " << dtype << ", scale " << scale << ", " << name_of(isa);
+        }
+      }
+    }
+  }
+}
+
+/// The root of the mean square error over that of `expected`.
+double mean_error(const at::Tensor& actual, const at::Tensor& expected) {
+  return ((actual - expected).norm() / expected.norm()).item<double>();
+}
+
+at::Tensor attention_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const AttentionOptions& options) {
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                          {}, 0.0, options.causal, options.scale)
+      .transpose(1, 2);
+}
+
+TEST(AttentionTest, Bfloat16IsAsExactAsLibTorchsKernel) {
+  for (const Shape& shape : {Shape{1, 512, 512, 2, 2, 64}, Shape{2, 300, 300, 2, 2, 32, false}}) {
+    const auto in = inputs_of(shape, at::kBFloat16);
+    const AttentionOptions options{.causal = shape.causal};
+    const auto expected = results_of(attention_reference, in, options, at::kDouble);
+    const auto theirs = results_of(attention_of_libtorch, in, options, at::kBFloat16);
+    for (const Isa isa : sets_of_this_processor()) {
+      const IsaScope scope(isa);
+      const auto ours = results_of(attention, in, options, at::kBFloat16);
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_LT(mean_error(ours[i], expected[i]), 1.05 * mean_error(theirs[i], expected[i]))
+            << i << ", " << name_of(isa) << ", " << shape;
+      }
+    }
+  }
+}
+
+/// Scores that rise from block to block: the sums are rescaled, and by small and large factors.
+TEST(AttentionTest, RisingScoresRescaleTheSums) {
+  for (const double rise : {0.01, 0.05, 0.5}) {
+    auto in = inputs_of({1, 260, 260, 1, 1, 16});
+    in.q = in.q.abs() * 0.1 + 1;
+    in.k += at::arange(260, at::kFloat).view({1, 260, 1, 1}) * rise;
+    const auto expected = results_of(attention_reference, in, {}, at::kDouble);
+    for (const Isa isa : sets_of_this_processor()) {
+      const IsaScope scope(isa);
+      const auto actual = results_of(attention, in, {}, at::kFloat);
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_LT(relative_error(actual[i], expected[i]), 1e-4)
+            << i << ", rise " << rise << ", " << name_of(isa);
+      }
+    }
+  }
 }
 
 TEST(AttentionTest, LargeScoresDoNotOverflow) {

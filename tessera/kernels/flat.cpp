@@ -34,7 +34,7 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-RoundingBits bits_of(const StochasticRounding& rounding) {
+RandomBits bits_of(const StochasticRounding& rounding) {
   const uint64_t key = mixed(mixed(rounding.seed) ^ static_cast<uint64_t>(rounding.step));
   return {.key = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
           .first = rounding.first_position};
@@ -80,10 +80,34 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding) {
   TORCH_INTERNAL_ASSERT(index_of(from, to.numel()) == 0 && index_of(to, from.numel()) == 1);
-  const RoundingBits bits = bits_of(rounding);
+  const RandomBits bits = bits_of(rounding);
   at::parallel_for(0, to.numel(), kGrain, [&](int64_t begin, int64_t end) {
     table().round_stochastically(from.const_data_ptr<float>(), to.data_ptr(), bits, begin, end);
   });
+}
+
+uint32_t drop_threshold(double probability) {
+  return static_cast<uint32_t>(std::min(std::round(probability * 0x1p32), 0x1p32 - 1));
+}
+
+std::array<uint32_t, 2> random_key(const DropoutKey& key) {
+  const uint64_t mixed_key =
+      mixed(mixed(mixed(key.seed) ^ static_cast<uint64_t>(key.step)) ^ key.layer);
+  return {static_cast<uint32_t>(mixed_key), static_cast<uint32_t>(mixed_key >> 32)};
+}
+
+void drop(const at::Tensor& from, const at::Tensor& to, double probability, const DropoutKey& key) {
+  TORCH_INTERNAL_ASSERT(from.scalar_type() == to.scalar_type());
+  const auto run = table().drop[index_of(from, to.numel())];
+  TORCH_INTERNAL_ASSERT(index_of(to, from.numel()) >= 0);
+  const auto halves = random_key(key);
+  const DropArgs args{.x = from.const_data_ptr(),
+                      .y = to.data_ptr(),
+                      .threshold = drop_threshold(probability),
+                      .scale = static_cast<float>(1 / (1 - probability)),
+                      .bits = {.key = {halves[0], halves[1]}, .first = key.first_position}};
+  at::parallel_for(0, to.numel(), kGrain,
+                   [&](int64_t begin, int64_t end) { run(args, begin, end); });
 }
 
 double sum_of_squares(const at::Tensor& values) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -35,6 +36,24 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
 /// to [n] bfloat16 = from [n] float32, both contiguous, on the CPU.
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding);
+
+/// Which numbers a dropout draws: a function of these and of the position of an element alone.
+struct DropoutKey {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  uint64_t layer = 0;
+  int64_t first_position = 0;  ///< of element 0
+};
+
+/// Probabilities are kept in 32 bits: an element stays if its random bits are at least this.
+uint32_t drop_threshold(double probability);
+
+/// The two halves of what a key and a position are mixed to random bits with.
+std::array<uint32_t, 2> random_key(const DropoutKey& key);
+
+/// to [n] = from [n] / (1 - probability), or 0 for the elements that are drawn. Both contiguous, on
+/// the CPU, float32 or bfloat16 alike.
+void drop(const at::Tensor& from, const at::Tensor& to, double probability, const DropoutKey& key);
 
 /// The sum of squares of a contiguous float32, bfloat16 or float16 tensor on the CPU: in double,
 /// over blocks of 4096 elements that are added in order. The same bits for any number of threads

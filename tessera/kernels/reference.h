@@ -6,6 +6,8 @@
 
 #include <tuple>
 
+#include "tessera/kernels/flat.h"
+
 namespace tessera::kernels {
 
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -15,6 +17,7 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
 at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
 at::Tensor gelu_tanh_reference(const at::Tensor& x);
+at::Tensor dropout_reference(const at::Tensor& x, double probability, const DropoutKey& key);
 
 /// All logits at once, as torch.nn.functional.cross_entropy(reduction='sum') in float32 (float64
 /// stays).

@@ -13,6 +13,7 @@
 
 #include "tessera/kernels/recompute.h"
 #include "tessera/memory/forward_state.h"
+#include "tessera/nn/dropout.h"
 
 namespace tessera::memory {
 namespace {
@@ -32,7 +33,8 @@ struct Record : torch::CustomClassHolder {
   CheckpointOptions options;
   AutocastState autocast;
   std::optional<RandomState> random;  ///< before the forward, if that drew numbers
-  std::vector<at::Device> devices;    ///< of the tensors saved
+  std::optional<nn::RandomContext> context = nn::RandomScope::current();
+  std::vector<at::Device> devices;  ///< of the tensors saved
 };
 
 /// A copy in pinned memory. Later uses of `tensor` and of the copy come after it on the stream.
@@ -89,6 +91,7 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   const AutocastGuard autocast(record.autocast);
   std::optional<RandomGuard> random;
   if (record.random) random.emplace(*record.random);
+  const nn::RandomScope context(record.context);
   std::optional<TapeGuard> guard;
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];

@@ -1,5 +1,7 @@
 #include "tessera/models/gpt2.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "tessera/kernels/activation.h"
@@ -11,7 +13,7 @@ using config::ModelShape;
 using torch::Tensor;
 using torch::TensorOptions;
 
-Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, const TensorOptions& options)
+Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const TensorOptions& options)
     : num_heads_(shape.num_heads),
       head_dim_(shape.head_dim),
       ln_1_(shape.dim, shape.norm_eps, options),
@@ -19,15 +21,19 @@ Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, const TensorOptions& optio
       c_attn_(shape.dim, 3 * shape.dim, options),
       attn_c_proj_(shape.dim, shape.dim, options),
       c_fc_(shape.dim, shape.ffn_dim, options),
-      mlp_c_proj_(shape.ffn_dim, shape.dim, options) {
+      mlp_c_proj_(shape.ffn_dim, shape.dim, options),
+      attn_dropout_(fmt::format("transformer.h.{}.attn.resid_dropout", index), shape.dropout),
+      mlp_dropout_(fmt::format("transformer.h.{}.mlp.dropout", index), shape.dropout) {
   register_module("ln_1", ln_1_);
   auto attention = register_module("attn", std::make_shared<torch::nn::Module>());
   attention->register_module("c_attn", c_attn_);
   attention->register_module("c_proj", attn_c_proj_);
+  attention->register_module("resid_dropout", attn_dropout_);
   register_module("ln_2", ln_2_);
   auto mlp = register_module("mlp", std::make_shared<torch::nn::Module>());
   mlp->register_module("c_fc", c_fc_);
   mlp->register_module("c_proj", mlp_c_proj_);
+  mlp->register_module("dropout", mlp_dropout_);
 }
 
 Tensor Gpt2BlockImpl::attend(const Tensor& x) {
@@ -38,22 +44,24 @@ Tensor Gpt2BlockImpl::attend(const Tensor& x) {
 }
 
 Tensor Gpt2BlockImpl::forward(const Tensor& x) {
-  const auto attended = x + attend(ln_1_(x));
-  return attended + mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended))));
+  const auto attended = x + attn_dropout_(attend(ln_1_(x)));
+  return attended + mlp_dropout_(mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended)))));
 }
 
 Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
     : LanguageModel(shape),
       wte_(shape.vocab_size, shape.dim, options),
       wpe_(shape.max_seq_len, shape.dim, options),
+      drop_("transformer.drop", shape.dropout),
       ln_f_(shape.dim, shape.norm_eps, options),
       lm_head_(nullptr) {
   auto transformer = register_module("transformer", std::make_shared<torch::nn::Module>());
   transformer->register_module("wte", wte_);
   transformer->register_module("wpe", wpe_);
+  transformer->register_module("drop", drop_);
   auto list = transformer->register_module("h", std::make_shared<torch::nn::Module>());
   for (int64_t i = 0; i < shape.num_layers; ++i) {
-    blocks_.emplace_back(shape, options);
+    blocks_.emplace_back(shape, i, options);
     list->register_module(std::to_string(i), blocks_.back());
   }
   transformer->register_module("ln_f", ln_f_);
@@ -69,7 +77,7 @@ Tensor Gpt2::hidden(const Tensor& ids) {
   const auto seq_len = ids.size(1);
   TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ",
                     shape().max_seq_len, " positions of this GPT-2, got ", seq_len);
-  auto x = wte_(ids) + wpe_(torch::arange(seq_len, ids.options()));
+  auto x = drop_(wte_(ids) + wpe_(torch::arange(seq_len, ids.options())));
   for (auto& block : blocks_) x = block(x);
   return ln_f_(x);
 }

@@ -3,13 +3,16 @@
 #pragma once
 
 #include "tessera/models/language_model.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::models {
 
 class Gpt2BlockImpl : public nn::Hookable {
  public:
-  Gpt2BlockImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  /// `index`: of the block, which names what it drops.
+  Gpt2BlockImpl(const config::ModelShape& shape, int64_t index,
+                const torch::TensorOptions& options);
   torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
 
  private:
@@ -18,6 +21,7 @@ class Gpt2BlockImpl : public nn::Hookable {
   int64_t num_heads_, head_dim_;
   nn::LayerNorm ln_1_, ln_2_;
   nn::Conv1D c_attn_, attn_c_proj_, c_fc_, mlp_c_proj_;
+  nn::Dropout attn_dropout_, mlp_dropout_;
 };
 using Gpt2Block = nn::Hooked<Gpt2BlockImpl>;
 
@@ -34,6 +38,7 @@ class Gpt2 : public LanguageModel {
   torch::Tensor hidden(const torch::Tensor& ids);
 
   nn::Embedding wte_, wpe_;
+  nn::Dropout drop_;
   std::vector<Gpt2Block> blocks_;
   nn::LayerNorm ln_f_;
   nn::LanguageModelHead lm_head_;

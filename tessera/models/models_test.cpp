@@ -5,6 +5,7 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/models/language_model.h"
+#include "tessera/nn/dropout.h"
 
 namespace tessera::models {
 namespace {
@@ -69,6 +70,40 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& preset) {
 }
 INSTANTIATE_TEST_SUITE_P(All, PresetTest, ::testing::ValuesIn(config::model_preset_names()),
                          test_name);
+
+/// Loss and gradients of GPT-2 with dropout on 6 sequences, in micro-batches that end at `ends`.
+std::vector<torch::Tensor> dropping_step(double dropout, const std::vector<int64_t>& ends) {
+  auto shape = config::model_preset("gpt2");
+  shape.num_layers = 2, shape.dim = 32, shape.num_heads = 4, shape.num_kv_heads = 4;
+  shape.head_dim = 8, shape.ffn_dim = 128, shape.vocab_size = 50, shape.dropout = dropout;
+  const auto model = make_language_model(shape);
+  initialise(*model, /*seed=*/1, /*std=*/0.1);
+  const auto ids = torch::arange(6 * 9, torch::kInt64).mul(7).remainder(50).view({6, 9});
+  auto sum = torch::zeros({});
+  int64_t row = 0;
+  for (const int64_t end : ends) {
+    const nn::RandomScope scope(nn::RandomContext{.seed = 3, .step = 1, .first_row = row});
+    const auto part = ids.slice(0, row, end);
+    const auto loss = model->loss(part, part, 1.0);
+    loss.backward();
+    sum += loss.detach();
+    row = end;
+  }
+  std::vector<torch::Tensor> results{sum};
+  for (const auto& parameter : model->parameters()) results.push_back(parameter.grad());
+  return results;
+}
+
+TEST(Gpt2, DropsTheSameHoweverABatchIsDivided) {
+  const auto whole = dropping_step(0.2, {6});
+  EXPECT_FALSE(whole[0].allclose(dropping_step(0, {6})[0], 1e-3));
+  for (const auto& ends : std::vector<std::vector<int64_t>>{{3, 6}, {1, 2, 3, 4, 5, 6}, {5, 6}}) {
+    const auto divided = dropping_step(0.2, ends);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_TRUE(whole[i].allclose(divided[i], 1e-4, 1e-4)) << "result " << i;
+    }
+  }
+}
 
 TEST(LanguageModel, LogitsOfEveryFamily) {
   auto gpt2 = config::model_preset("gpt2");

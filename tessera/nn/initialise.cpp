@@ -7,19 +7,19 @@ namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
-uint64_t fnv1a64(std::string_view text) {
+}  // namespace
+
+uint64_t name_key(std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;
-  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001B3;
+  for (const unsigned char byte : name) hash = (hash ^ byte) * 0x100000001B3;
   return hash;
 }
-
-}  // namespace
 
 void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std,
                    int64_t begin) {
   TORCH_INTERNAL_ASSERT(out.is_contiguous() && out.scalar_type() == torch::kFloat32 &&
                         out.is_cpu());
-  const uint64_t key = fnv1a64(name) ^ (static_cast<uint64_t>(seed) * kGolden);
+  const uint64_t key = name_key(name) ^ (static_cast<uint64_t>(seed) * kGolden);
   const double step = std * std::sqrt(3.0) / static_cast<double>(1 << 23);
   float* const values = out.mutable_data_ptr<float>();
   const int64_t count = out.numel();

@@ -9,6 +9,10 @@
 
 namespace tessera::nn {
 
+/// FNV-1a (Fowler, Noll and Vo) of a name, 64 bits: what tells one parameter's or layer's numbers
+/// from another's.
+uint64_t name_key(std::string_view name);
+
 /// Fills elements [begin, begin + out.numel()) of the parameter `name` (row-major) into contiguous
 /// fp32 `out`: uniform with standard deviation `std`, element i from splitmix64 (Steele et al.,
 /// OOPSLA 2014) at position i + 1 of the stream keyed by FNV-1a(name) and `seed`. Any slice can be

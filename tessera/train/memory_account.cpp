@@ -1,6 +1,7 @@
 #include "tessera/train/memory_account.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::train {
 namespace {
@@ -38,12 +39,27 @@ Prediction predict(const parallel::FlatBuffer& buffer, const config::RunConfig& 
   return result;
 }
 
-/// The largest `count` of several numbers, together.
-double largest(std::vector<double> values, size_t count) {
-  std::ranges::sort(values, std::greater());
-  double sum = 0;
-  for (size_t i = 0; i < std::min(count, values.size()); ++i) sum += values[i];
-  return sum;
+/// The largest sum of `count` neighbours: units come and go in order.
+double largest_neighbours(const std::vector<double>& values, size_t count) {
+  double largest = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto end =
+        values.begin() + static_cast<std::ptrdiff_t>(std::min(i + count, values.size()));
+    largest = std::max(largest,
+                       std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(i), end, 0.0));
+  }
+  return largest;
+}
+
+/// Gradients at the most: backward comes to the units in reverse; one unit's whole gradient is
+/// computed while that of the one after it is reduced, and the slices of all that came before stay.
+double peak_of_backward(const std::vector<double>& whole, const std::vector<double>& slices) {
+  double peak = 0, slices_so_far = 0;
+  for (size_t i = whole.size(); i-- > 0;) {
+    slices_so_far += slices[i];
+    peak = std::max(peak, whole[i] + (i + 1 < whole.size() ? whole[i + 1] : 0) + slices_so_far);
+  }
+  return peak;
 }
 
 }  // namespace
@@ -65,28 +81,29 @@ int64_t predicted_activation_bytes(const config::RunConfig& config, const config
 }
 
 std::vector<report::MemoryPart> memory_account(const Run& run) {
-  double parameters = 0, kept_whole = 0, kept_gradients = 0, gradient_slices = 0, states = 0;
-  std::vector<double> passing_whole, passing_gradients;
+  double parameters = 0, kept_whole = 0, kept_gradients = 0, states = 0;
+  std::vector<double> passing_whole, passing_gradients, gradient_slices;
   for (const auto& unit : run.parallel.units()) {
-    double whole = 0, gradients = 0;
+    double whole = 0, gradients = 0, slice = 0;
     for (const auto& buffer : unit.buffers()) {
       const auto prediction = predict(buffer, run.config);
       parameters += prediction.parameters;
-      gradient_slices += prediction.gradient_slice;
+      slice += prediction.gradient_slice;
       states += prediction.states;
       (buffer.options().keeps_whole ? kept_whole : whole) += prediction.whole;
       (buffer.options().keeps_gradient ? kept_gradients : gradients) += prediction.gradients;
     }
     passing_whole.push_back(whole);
     passing_gradients.push_back(gradients);
+    gradient_slices.push_back(slice);
   }
   // The unit at work and the one that is on the way.
   const auto& section = run.config.parallel;
   const bool prefetches = section.forward_prefetch || section.backward_prefetch != "none";
   const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
-  const auto gathered = kept_whole + largest(passing_whole, static_cast<size_t>(in_flight));
-  // One unit's whole gradient is computed while the one before is reduced.
-  const auto gradients = kept_gradients + largest(passing_gradients, 2) + gradient_slices;
+  const auto gathered =
+      kept_whole + largest_neighbours(passing_whole, static_cast<size_t>(in_flight));
+  const auto gradients = kept_gradients + peak_of_backward(passing_gradients, gradient_slices);
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();

@@ -1,7 +1,10 @@
 // Attention over tiles of kBlock queries and kBlock keys (Dao, FlashAttention-2, 2023, algorithms 1
-// and 2). Every product is a tile's rows (broadcast element by element) times rows of vectors, so
-// only K and V need transposing. Q is packed times scale * log2(e): the tiles hold base-2
-// logarithms and exp is 2^x.
+// and 2). Every product is a tile's rows (broadcast step by step) times rows of vectors. The tiles
+// hold base-2 logarithms and exp is 2^x.
+//
+// T is the tensors' element, F what is multiplied (attention_tiles.h). With bfloat16 factors the
+// weights and their gradients are rounded to bfloat16 before they are multiplied; scores, sums, the
+// running maximum and the log-sum-exp are floats.
 #pragma once
 
 #include "tessera/kernels/cpu/attention_kernel.h"
@@ -12,130 +15,186 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kSlack = 8;
 constexpr float kInfinity = __builtin_inff();
 
 /// Query i sees keys 0 .. i + shift; with no mask every key is within the shift.
 int64_t shift_of(const AttentionProblem& p) {
   return p.causal ? p.num_keys - p.num_queries : p.num_keys;
 }
-int64_t padded_dim(const AttentionProblem& p) { return round_up(p.head_dim, 16); }
+
+/// The head dimension as packed: whole vectors of steps.
+template <typename F>
+int64_t padded_dim(const AttentionProblem& p) {
+  return round_up(p.head_dim, 16 * kDepth<F>);
+}
+
+/// Where scale * log2(e) is applied. Float queries are packed with it. Bfloat16 would round again,
+/// so its queries take the sign only, which keeps the maximum of the scores the maximum.
+struct Scaling {
+  float queries;    // times the queries as they are packed
+  float scores;     // times the products of packed queries and keys: base-2 logarithms
+  float grad_keys;  // times the sums that packed queries gave: scale / queries
+};
+template <typename F>
+Scaling scaling_of(const AttentionProblem& p) {
+  if (kDepth<F> == 1) return {p.scale * kLog2E, 1.0f, kLn2};
+  if (p.scale == 0) return {0.0f, 1.0f, 0.0f};  // scores of zero, not of 0 * -infinity
+  const float size = __builtin_fabsf(p.scale);
+  return {p.scale / size, size * kLog2E, size};
+}
 
 template <typename T>
 T* head_of(const AttentionView& view, int64_t batch, int64_t head) {
   return static_cast<T*>(view.data) + batch * view.batch_stride + head * view.head_stride;
 }
+template <typename T>
+Rows<T> rows_of(const AttentionProblem& p, const AttentionView& view, int64_t tokens, int64_t batch,
+                int64_t head) {
+  return {head_of<T>(view, batch, head), tokens, view.token_stride, p.head_dim};
+}
+template <typename T>
+Rows<T> queries_of(const AttentionProblem& p, const AttentionView& view, int64_t batch,
+                   int64_t head) {
+  return rows_of<T>(p, view, p.num_queries, batch, head);
+}
+template <typename T>
+Rows<T> keys_of(const AttentionProblem& p, const AttentionView& view, int64_t batch, int64_t head) {
+  return rows_of<T>(p, view, p.num_keys, batch, head);
+}
 
 /// Hands out 64-byte aligned pieces of the worker's buffer; with no buffer it only counts.
 struct Arena {
   float* base;
-  int64_t used = 0;
-  float* take(int64_t floats) {
+  int64_t used = 0;  // floats
+  template <typename E = float>
+  E* take(int64_t count) {
     float* piece = base == nullptr ? nullptr : base + used;
-    used += round_up(floats, 16);
-    return piece;
+    used += round_up(count * static_cast<int64_t>(sizeof(E)), 64) / 4;
+    return reinterpret_cast<E*>(piece);
+  }
+  /// A place for the paired copy of `plain`, which itself is one if steps are single elements.
+  template <typename F>
+  F* take_paired(F* plain, int64_t count) {
+    return kDepth<F> == 1 ? plain : take<F>(count);
   }
 };
 
 // --- Forward.
 
+template <typename F>
 struct ForwardBuffers {
-  float *keys, *values;   // K transposed [S / kBlock, D, kBlock]; V [S, D]
-  float *queries, *sums;  // [kBlock, D]
+  F *keys, *values;  // K transposed [S / kBlock, D, kBlock] and V [S, D], paired
+  F* queries;        // [kBlock, D]
+  float* sums;       // [kBlock, D]
   float *tops,
-      *totals;    // running maximum [kBlock]; running sum of each vector lane [kBlock, kWidth]
+      *totals;  // running top [kBlock], near the maximum; running sum of each vector lane [kBlock,
+                // kWidth]
   float* scores;  // [kStrip, kBlock]
+  F* weights;     // the same, as factors; a float's place is its score's
+  Scaling scaling;
 };
 
-int64_t place(const AttentionProblem& p, float* workspace, ForwardBuffers& b) {
+template <typename F>
+int64_t place(const AttentionProblem& p, float* workspace, ForwardBuffers<F>& b) {
   Arena arena{workspace};
-  const int64_t dim = padded_dim(p), keys = round_up(p.num_keys, kBlock);
-  b.keys = arena.take(keys * dim);
-  b.values = arena.take(keys * dim);
-  b.queries = arena.take(kBlock * dim);
+  const int64_t dim = padded_dim<F>(p), keys = round_up(p.num_keys, kBlock);
+  b.keys = arena.take<F>(keys * dim);
+  b.values = arena.take<F>(keys * dim);
+  b.queries = arena.take<F>(kBlock * dim);
   b.sums = arena.take(kBlock * dim);
   b.tops = arena.take(kBlock);
   b.totals = arena.take(kBlock * kWidth);
   b.scores = arena.take(kStrip * kBlock);
+  b.weights = kDepth<F> == 1 ? reinterpret_cast<F*>(b.scores) : arena.take<F>(kStrip * kBlock);
+  b.scaling = scaling_of<F>(p);
   return arena.used;
 }
 
-template <typename T>
+template <typename T, typename F>
 void pack_keys_and_values(const AttentionProblem& p, int64_t batch, int64_t key_head,
-                          const ForwardBuffers& b) {
-  const int64_t dim = padded_dim(p);
-  const T* k = head_of<T>(p.k, batch, key_head);
-  const T* v = head_of<T>(p.v, batch, key_head);
+                          const ForwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p);
+  const auto k = keys_of<T>(p, p.k, batch, key_head), v = keys_of<T>(p, p.v, batch, key_head);
   for (int64_t begin = 0; begin < p.num_keys; begin += kBlock) {
     const int64_t rows = min_of(kBlock, p.num_keys - begin);
     // The values' place holds the keys' rows until they are transposed.
-    pack_rows(k, p.k.token_stride, begin, rows, p.head_dim, 1.0f, b.values + begin * dim, dim);
+    pack_rows(k, begin, rows, 1.0f, b.values + begin * dim, dim);
     transpose_block(b.values + begin * dim, dim, b.keys + begin * dim);
-    pack_rows(v, p.v.token_stride, begin, rows, p.head_dim, 1.0f, b.values + begin * dim, dim);
+    pack_paired(v, begin, rows, 1.0f, b.values + begin * dim, dim);
   }
 }
 
-/// Turns one row of scores into 2^(score - maximum), and rescales the row's sums if the maximum
-/// rose.
-TESSERA_INLINE void soften_row(float* scores, int64_t vectors, float* top, float* total,
-                               float* sums, int64_t dim) {
+/// Turns one row of scores into weights 2^(scale * score - top), and rescales the row's sums where
+/// the top moves: to the maximum, but only if that is more than kSlack above. The weights so stay
+/// below 2^kSlack, and after the first tiles no branch is mispredicted.
+template <typename F>
+TESSERA_INLINE void soften_row(const float* scores, F* weights, int64_t vectors, float scale,
+                               float* top, float* total, float* sums, int64_t dim) {
   Vec highest = load(scores);
   for (int64_t j = 1; j < vectors; ++j) highest = max(load(scores + j * kWidth), highest);
-  const float candidate = max_of(highest);
+  const float candidate = highest_of(highest) * scale;
   Vec lanes = load(total);
-  if (candidate > *top) {
+  if (candidate > *top + kSlack) {
     const Vec decay = exp2_of(splat(*top - candidate));
     lanes *= decay;
     for (int64_t d = 0; d < dim; d += kWidth) store(sums + d, load(sums + d) * decay);
     *top = candidate;
   }
   const Vec base = splat(*top);
-  for (int64_t j = 0; j < vectors; ++j) {
-    const Vec weight = exp2_of(load(scores + j * kWidth) - base);
-    store(scores + j * kWidth, weight);
-    lanes += weight;
+  for (int64_t j = 0; j < vectors * kWidth; j += kWidth * kDepth<F>) {
+    Vec piece[kDepth<F>];
+    for (int64_t i = 0; i < kDepth<F>; ++i) {
+      piece[i] = exp2_of(load(scores + j + i * kWidth) * scale - base);
+    }
+    lanes = store_and_add(weights + j, piece, lanes);
   }
   store(total, lanes);
 }
 
 /// One block of queries, from row `first`, against the keys of block `key_begin`.
+template <typename F>
 void forward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
-                  const ForwardBuffers& b) {
-  const int64_t dim = padded_dim(p), shift = shift_of(p);
+                  const ForwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p), shift = shift_of(p);
   const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
   for (int64_t r = 0; r < rows; r += kStrip) {
     const int64_t seen = first + r + shift - key_begin + 1;  // keys of the block that row r sees
     const int64_t columns = min_of(keys, seen + kStrip - 1);
     if (columns <= 0) continue;
-    const int64_t vectors = round_up(columns, kWidth) / kWidth;
-    multiply<false>({b.queries + r * dim, dim, 1}, dim, b.keys + key_begin * dim, kBlock, b.scores,
-                    kBlock, vectors);
+    const int64_t vectors = round_up(columns, kWidth * kDepth<F>) / kWidth;
+    multiply<false>(Left<F>{b.queries + r * dim, dim, kDepth<F>}, dim, b.keys + key_begin * dim,
+                    kBlock, b.scores, kBlock, vectors);
     for (int64_t i = 0; i < kStrip; ++i) {
       float* scores = b.scores + i * kBlock;
+      F* weights = b.weights + i * kBlock;
       for (int64_t j = max_of(0, min_of(keys, seen + i)); j < vectors * kWidth; ++j) {
         scores[j] = -kInfinity;
       }
       if (seen + i <= 0) {  // a later row of the strip sees a key, this one none: weights of zero
-        for (int64_t j = 0; j < vectors; ++j) store(scores + j * kWidth, Vec{});
+        for (int64_t j = 0; j < vectors; ++j) store(weights + j * kWidth, Vec{});
         continue;
       }
       const int64_t row = r + i;
-      soften_row(scores, vectors, b.tops + row, b.totals + row * kWidth, b.sums + row * dim, dim);
+      soften_row(scores, weights, vectors, b.scaling.scores, b.tops + row, b.totals + row * kWidth,
+                 b.sums + row * dim, dim);
     }
-    multiply<true>({b.scores, kBlock, 1}, columns, b.values + key_begin * dim, dim,
+    multiply<true>(Left<F>{b.weights, kBlock, kDepth<F>}, columns, b.values + key_begin * dim, dim,
                    b.sums + r * dim, dim, dim / kWidth);
   }
 }
 
-template <typename T>
-void forward_head(const AttentionProblem& p, int64_t batch, int64_t head, const ForwardBuffers& b) {
-  const int64_t dim = padded_dim(p);
-  const T* q = head_of<T>(p.q, batch, head);
+template <typename T, typename F>
+void forward_head(const AttentionProblem& p, int64_t batch, int64_t head,
+                  const ForwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p);
+  const auto q = queries_of<T>(p, p.q, batch, head);
   T* out = head_of<T>(p.out, batch, head);
   float* log_sum_exp = p.log_sum_exp + (batch * p.heads + head) * p.num_queries;
   for (int64_t first = 0; first < p.num_queries; first += kBlock) {
     const int64_t rows = min_of(kBlock, p.num_queries - first);
-    pack_rows(q, p.q.token_stride, first, rows, p.head_dim, p.scale * kLog2E, b.queries, dim);
+    pack_rows(q, first, rows, b.scaling.queries, b.queries, dim);
     for (int64_t i = 0; i < kBlock * dim; i += kWidth) store(b.sums + i, Vec{});
     for (int64_t i = 0; i < kBlock; ++i) {
       b.tops[i] = -kInfinity;
@@ -154,7 +213,7 @@ void forward_head(const AttentionProblem& p, int64_t batch, int64_t head, const 
 
 template <typename T>
 void forward_range(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
-  ForwardBuffers buffers;
+  ForwardBuffers<Factor<T>> buffers;
   place(p, workspace, buffers);
   const int64_t group = p.heads / p.key_heads;
   for (int64_t index = begin; index < end; ++index) {
@@ -168,94 +227,112 @@ void forward_range(const AttentionProblem& p, int64_t begin, int64_t end, float*
 
 // --- Backward.
 
+template <typename F>
 struct BackwardBuffers {
-  float *queries, *grad_outs, *grad_queries;  // [T, D]
-  float *log_sums, *deltas;        // [T]: log2 of the sum of 2^score; sum of grad_out * out
-  float *grad_keys, *grad_values;  // [S, D]
-  float *keys, *keys_across, *values_across;  // [kBlock, D] and two [D, kBlock]
-  float *weights, *grad_scores;               // [kBlock, kBlock]
+  F *queries, *grad_outs;                  // [T, D]
+  F *queries_paired, *grad_outs_paired;    // the same
+  float* grad_queries;                     // [T, D]
+  float *log_sums, *deltas;                // [T]: log2 of the sum of 2^score; sum of grad_out * out
+  float *grad_keys, *grad_values;          // [S, D]
+  F* keys;                                 // [kBlock, D], plain until transposed, then paired
+  F *keys_across, *values_across;          // [D, kBlock], paired
+  float *scores, *grad_weights;            // [kStrip, kBlock]
+  F* grad_scores;                          // [kBlock, kBlock]
+  F *weights_paired, *grad_scores_paired;  // [kBlock, kBlock]
+  Scaling scaling;
 };
 
-int64_t place(const AttentionProblem& p, float* workspace, BackwardBuffers& b) {
+template <typename F>
+int64_t place(const AttentionProblem& p, float* workspace, BackwardBuffers<F>& b) {
   Arena arena{workspace};
-  const int64_t dim = padded_dim(p);
+  const int64_t dim = padded_dim<F>(p);
   const int64_t queries = round_up(p.num_queries, kBlock), keys = round_up(p.num_keys, kBlock);
-  b.queries = arena.take(queries * dim);
-  b.grad_outs = arena.take(queries * dim);
+  b.queries = arena.take<F>(queries * dim);
+  b.grad_outs = arena.take<F>(queries * dim);
+  b.queries_paired = arena.take_paired(b.queries, queries * dim);
+  b.grad_outs_paired = arena.take_paired(b.grad_outs, queries * dim);
   b.grad_queries = arena.take(queries * dim);
   b.log_sums = arena.take(queries);
   b.deltas = arena.take(queries);
   b.grad_keys = arena.take(keys * dim);
   b.grad_values = arena.take(keys * dim);
-  b.keys = arena.take(kBlock * dim);
-  b.keys_across = arena.take(kBlock * dim);
-  b.values_across = arena.take(kBlock * dim);
-  b.weights = arena.take(kBlock * kBlock);
-  b.grad_scores = arena.take(kBlock * kBlock);
+  b.keys = arena.take<F>(kBlock * dim);
+  b.keys_across = arena.take<F>(kBlock * dim);
+  b.values_across = arena.take<F>(kBlock * dim);
+  b.scores = arena.take(kStrip * kBlock);
+  b.grad_weights = arena.take(kStrip * kBlock);
+  b.grad_scores = arena.take<F>(kBlock * kBlock);
+  b.grad_scores_paired = arena.take_paired(b.grad_scores, kBlock * kBlock);
+  b.weights_paired = arena.take<F>(kBlock * kBlock);
+  b.scaling = scaling_of<F>(p);
   return arena.used;
 }
 
 /// Packs one head's queries and output gradients and finds deltas; rows past the last get a weight
 /// of 2^-inf.
-template <typename T>
+template <typename T, typename F>
 void pack_queries(const AttentionProblem& p, int64_t batch, int64_t head,
-                  const BackwardBuffers& b) {
-  const int64_t dim = padded_dim(p), padded = round_up(p.num_queries, kBlock);
-  const T* grad_out = head_of<T>(p.grad_out, batch, head);
-  const T* out = head_of<T>(p.out, batch, head);
+                  const BackwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p), padded = round_up(p.num_queries, kBlock);
+  const auto q = queries_of<T>(p, p.q, batch, head), out = queries_of<T>(p, p.out, batch, head);
+  const auto grad_out = queries_of<T>(p, p.grad_out, batch, head);
   const float* log_sum_exp = p.log_sum_exp + (batch * p.heads + head) * p.num_queries;
-  pack_rows(head_of<T>(p.q, batch, head), p.q.token_stride, 0, p.num_queries, p.head_dim,
-            p.scale * kLog2E, b.queries, dim);
-  pack_rows(grad_out, p.grad_out.token_stride, 0, p.num_queries, p.head_dim, 1.0f, b.grad_outs,
-            dim);
+  pack_rows(q, 0, p.num_queries, b.scaling.queries, b.queries, dim);
+  pack_rows(grad_out, 0, p.num_queries, 1.0f, b.grad_outs, dim);
+  if (kDepth < F >> 1) {
+    pack_paired(q, 0, p.num_queries, b.scaling.queries, b.queries_paired, dim);
+    pack_paired(grad_out, 0, p.num_queries, 1.0f, b.grad_outs_paired, dim);
+  }
   for (int64_t i = 0; i < padded * dim; i += kWidth) store(b.grad_queries + i, Vec{});
   for (int64_t t = 0; t < padded; ++t) {
     b.log_sums[t] = t < p.num_queries ? log_sum_exp[t] * kLog2E : kInfinity;
-    b.deltas[t] = 0;
-    if (t >= p.num_queries) continue;
-    float* row =
-        b.weights;  // not yet in use; but a head may be wider than a tile: take it piece by piece
-    Vec sum{};
-    for (int64_t d = 0; d < p.head_dim; d += kBlock) {
-      const int64_t piece = min_of(kBlock, p.head_dim - d);
-      pack_row(out + t * p.out.token_stride + d, piece, 1.0f, row, round_up(piece, kWidth));
-      for (int64_t i = 0; i < piece; i += kWidth) {
-        sum += load(row + i) * load(b.grad_outs + t * dim + d + i);
-      }
+    Vec delta{};
+    for (int64_t d = 0; t < p.num_queries && d < p.head_dim; d += kWidth) {
+      delta += load_row(out, t, d) * load_row(grad_out, t, d);
     }
-    b.deltas[t] = sum_of(sum);
+    b.deltas[t] = sum_of(delta);
   }
 }
 
 /// Weights and score gradients of the strip from row `r` of a tile: columns past a row's last key
-/// are zero.
+/// are zero, as far as the products of backward_tile reach.
+template <typename F>
 void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t seen, int64_t keys,
-                    const BackwardBuffers& b) {
-  const int64_t dim = padded_dim(p);
+                    const BackwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p);
   const int64_t columns = min_of(keys, seen + kStrip - 1);
   const int64_t vectors = round_up(columns, kWidth) / kWidth;
-  float* weights = b.weights + r * kBlock;
-  float* grads = b.grad_scores + r * kBlock;
-  multiply<false>({b.queries + (first + r) * dim, dim, 1}, dim, b.keys_across, kBlock, weights,
-                  kBlock, vectors);
-  multiply<false>({b.grad_outs + (first + r) * dim, dim, 1}, dim, b.values_across, kBlock, grads,
-                  kBlock, vectors);
-  for (int64_t i = 0; i < kStrip; ++i, weights += kBlock, grads += kBlock) {
-    const Vec log_sum = splat(b.log_sums[first + r + i]);
-    const Vec delta = splat(b.deltas[first + r + i]);
-    for (int64_t j = 0; j < vectors * kWidth; j += kWidth) {
-      const Vec weight = exp2_of(load(weights + j) - log_sum);
-      store(weights + j, weight);
-      store(grads + j, weight * (load(grads + j) - delta));
+  multiply<false>(Left<F>{b.queries + (first + r) * dim, dim, kDepth<F>}, dim, b.keys_across,
+                  kBlock, b.scores, kBlock, vectors);
+  multiply<false>(Left<F>{b.grad_outs + (first + r) * dim, dim, kDepth<F>}, dim, b.values_across,
+                  kBlock, b.grad_weights, kBlock, vectors);
+  const int64_t end = min_of(kBlock, round_up(columns + kStrip, kWidth));
+  for (int64_t row = 0; row < kStrip; row += kDepth<F>) {
+    for (int64_t j = 0; j < end; j += kWidth) {
+      Vec weights[kDepth<F>], grads[kDepth<F>];
+      for (int64_t i = 0; i < kDepth<F>; ++i) {
+        const int64_t t = first + r + row + i, at = (row + i) * kBlock + j;
+        const int64_t visible = min_of(keys, seen + row + i) - j;
+        weights[i] = exp2_of(load(b.scores + at) * b.scaling.scores - b.log_sums[t]);
+        grads[i] = weights[i] * (load(b.grad_weights + at) - b.deltas[t]);
+        if (visible < kWidth) {
+          weights[i] = first_of(weights[i], visible);
+          grads[i] = first_of(grads[i], visible);
+        }
+        store(b.grad_scores + r * kBlock + at, grads[i]);
+      }
+      const int64_t step = (r + row) * kBlock + j * kDepth<F>;
+      store_paired(b.weights_paired + step, weights);
+      if (kDepth < F >> 1) store_paired(b.grad_scores_paired + step, grads);
     }
-    for (int64_t j = max_of(0, min_of(keys, seen + i)); j < kBlock; ++j) weights[j] = grads[j] = 0;
   }
 }
 
 /// One tile: adds to grad_queries of its rows, grad_keys and grad_values of its columns.
+template <typename F>
 void backward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
-                   const BackwardBuffers& b) {
-  const int64_t dim = padded_dim(p), vectors = dim / kWidth;
+                   const BackwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p), vectors = dim / kWidth;
   const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
   const int64_t distance =
@@ -265,33 +342,35 @@ void backward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
     const int64_t columns = min_of(keys, seen + kStrip - 1);
     if (columns <= 0) continue;
     backward_strip(p, first, r, seen, keys, b);
-    multiply<true>({b.grad_scores + r * kBlock, kBlock, 1}, columns, b.keys, dim,
+    multiply<true>(Left<F>{b.grad_scores + r * kBlock, kBlock, kDepth<F>}, columns, b.keys, dim,
                    b.grad_queries + (first + r) * dim, dim, vectors);
   }
   for (int64_t j = 0; j < keys; j += kStrip) {
-    const int64_t from = max_of(0, j - distance);  // the first row that sees key j
-    const int64_t depth = rows - from, at = from * kBlock + j;
+    // The first row that sees key j, or the one before it: a step is taken whole.
+    const int64_t from = max_of(0, j - distance) / kDepth<F> * kDepth<F>;
+    const int64_t depth = rows - from, at = from * kBlock + j * kDepth<F>;
     if (depth <= 0) break;
-    multiply<true>({b.weights + at, 1, kBlock}, depth, b.grad_outs + (first + from) * dim, dim,
-                   b.grad_values + (key_begin + j) * dim, dim, vectors);
-    multiply<true>({b.grad_scores + at, 1, kBlock}, depth, b.queries + (first + from) * dim, dim,
-                   b.grad_keys + (key_begin + j) * dim, dim, vectors);
+    const int64_t down = kBlock * kDepth<F>, row = (first + from) * dim, key = key_begin + j;
+    multiply<true>(Left<F>{b.weights_paired + at, kDepth<F>, down}, depth, b.grad_outs_paired + row,
+                   dim, b.grad_values + key * dim, dim, vectors);
+    multiply<true>(Left<F>{b.grad_scores_paired + at, kDepth<F>, down}, depth,
+                   b.queries_paired + row, dim, b.grad_keys + key * dim, dim, vectors);
   }
 }
 
-template <typename T>
+template <typename T, typename F>
 void backward_head(const AttentionProblem& p, int64_t batch, int64_t head,
-                   const BackwardBuffers& b) {
-  const int64_t dim = padded_dim(p), key_head = head / (p.heads / p.key_heads);
-  const T* k = head_of<T>(p.k, batch, key_head);
-  const T* v = head_of<T>(p.v, batch, key_head);
+                   const BackwardBuffers<F>& b) {
+  const int64_t dim = padded_dim<F>(p), key_head = head / (p.heads / p.key_heads);
+  const auto k = keys_of<T>(p, p.k, batch, key_head), v = keys_of<T>(p, p.v, batch, key_head);
   pack_queries<T>(p, batch, head, b);
   for (int64_t begin = 0; begin < p.num_keys; begin += kBlock) {
     const int64_t keys = min_of(kBlock, p.num_keys - begin);
-    pack_rows(v, p.v.token_stride, begin, keys, p.head_dim, 1.0f, b.keys, dim);
+    pack_rows(v, begin, keys, 1.0f, b.keys, dim);
     transpose_block(b.keys, dim, b.values_across);
-    pack_rows(k, p.k.token_stride, begin, keys, p.head_dim, 1.0f, b.keys, dim);
+    pack_rows(k, begin, keys, 1.0f, b.keys, dim);
     transpose_block(b.keys, dim, b.keys_across);
+    if (kDepth < F >> 1) pack_paired(k, begin, keys, 1.0f, b.keys, dim);
     const int64_t first_query = max_of(0, begin - shift_of(p)) / kBlock * kBlock;
     for (int64_t first = first_query; first < p.num_queries; first += kBlock) {
       backward_tile(p, first, begin, b);
@@ -305,9 +384,9 @@ void backward_head(const AttentionProblem& p, int64_t batch, int64_t head,
 
 template <typename T>
 void backward_range(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
-  BackwardBuffers b;
+  BackwardBuffers<Factor<T>> b;
   place(p, workspace, b);
-  const int64_t dim = padded_dim(p), group = p.heads / p.key_heads;
+  const int64_t dim = padded_dim<Factor<T>>(p), group = p.heads / p.key_heads;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t batch = index / p.key_heads, key_head = index % p.key_heads;
     for (int64_t i = 0; i < round_up(p.num_keys, kBlock) * dim; i += kWidth) {
@@ -318,20 +397,20 @@ void backward_range(const AttentionProblem& p, int64_t begin, int64_t end, float
     T* grad_k = head_of<T>(p.grad_k, batch, key_head);
     T* grad_v = head_of<T>(p.grad_v, batch, key_head);
     for (int64_t s = 0; s < p.num_keys; ++s) {
-      // The packed queries carry scale * log2(e); the keys' gradient wants scale alone.
-      unpack_row(b.grad_keys + s * dim, p.head_dim, kLn2, grad_k + s * p.grad_k.token_stride);
+      unpack_row(b.grad_keys + s * dim, p.head_dim, b.scaling.grad_keys,
+                 grad_k + s * p.grad_k.token_stride);
       unpack_row(b.grad_values + s * dim, p.head_dim, 1.0f, grad_v + s * p.grad_v.token_stride);
     }
   }
 }
 
 int64_t forward_workspace(const AttentionProblem& p) {
-  ForwardBuffers buffers;
-  return place(p, nullptr, buffers);
+  const auto count = [&](auto buffers) { return place(p, nullptr, buffers); };
+  return p.bfloat16 ? count(ForwardBuffers<Factor<Bf16>>{}) : count(ForwardBuffers<float>{});
 }
 int64_t backward_workspace(const AttentionProblem& p) {
-  BackwardBuffers buffers;
-  return place(p, nullptr, buffers);
+  const auto count = [&](auto buffers) { return place(p, nullptr, buffers); };
+  return p.bfloat16 ? count(BackwardBuffers<Factor<Bf16>>{}) : count(BackwardBuffers<float>{});
 }
 void forward(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
   (p.bfloat16 ? forward_range<Bf16> : forward_range<float>)(p, begin, end, workspace);

@@ -1,5 +1,11 @@
 // The pieces of cpu/attention_impl.h: a small matrix product held in registers, packing,
 // transposing, 2^x. Include it only from files compiled by tessera_isa_sources (cpu/isa.cmake).
+//
+// A product's factors are floats or, where the processor multiplies them (AVX512-BF16), bfloat16;
+// its sums are floats. It advances along the depth by steps of 32 bits: one float, or two
+// neighbouring bfloat16 whose products one instruction adds to a sum. Hence two layouts of a matrix
+// [depth, columns]: plain rows, and `paired`, [depth / kDepth, columns, kDepth], in which the
+// elements of a step are neighbours. For floats they are the same.
 #pragma once
 
 #include "tessera/kernels/cpu/vec_math.h"
@@ -14,13 +20,27 @@ TESSERA_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TESSERA_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 TESSERA_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+/// The largest element.
+TESSERA_INLINE float highest_of(Vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);  // in registers, where max_of goes through memory
+#else
+  return max_of(x);
+#endif
+}
+
 /// 2^x for x <= 0 and a little above: zero below -126; NaN gives NaN. Within 2 units in the last
 /// place (Cephes exp2f).
 TESSERA_INLINE Vec exp2_of(Vec x) {
+#if defined(__AVX512F__)
+  const Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
   constexpr float kMagic =
       12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   const Vec shifted = x + kMagic;
-  const Vec r = x - (shifted - kMagic);
+  const Vec whole = shifted - kMagic;
+#endif
+  const Vec r = x - whole;
   Vec p = splat(1.535336188319500e-4f);
   p = p * r + 1.339887440266574e-3f;
   p = p * r + 9.618437357674640e-3f;
@@ -28,21 +48,111 @@ TESSERA_INLINE Vec exp2_of(Vec x) {
   p = p * r + 2.402264791363012e-1f;
   p = p * r + 6.931472028550421e-1f;
   p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
+#else
   const IntVec exponent = ((IntVec)shifted - (IntVec)splat(kMagic) + 127) << 23;
   return x < -126.0f ? splat(0.0f) : p * (Vec)exponent;
+#endif
 }
 
-/// Where the left factor of a product lies: element (row, step) at data[row * row_stride + step *
-/// step_stride].
+/// The first `count` elements of x, zeros after them.
+TESSERA_INLINE Vec first_of(Vec x, int64_t count) {
+#if defined(__AVX512F__)
+  const auto kept = count <= 0 ? 0u : 0xffffu >> (kWidth - min_of(count, kWidth));
+  return (Vec)_mm512_maskz_mov_ps(static_cast<__mmask16>(kept), (__m512)x);
+#else
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int64_t i = max_of(count, 0); i < kWidth; ++i) lanes[i] = 0;
+  return load(lanes);
+#endif
+}
+
+// --- Factors.
+
+/// What the elements T of a tensor are multiplied as.
+template <typename T>
+struct FactorOf {
+  using Type = float;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct FactorOf<Bf16> {
+  using Type = Bf16;
+};
+#endif
+template <typename T>
+using Factor = typename FactorOf<T>::Type;
+
+/// Elements of a step.
+template <typename F>
+inline constexpr int64_t kDepth = sizeof(float) / sizeof(F);
+
+template <typename F>
+TESSERA_INLINE Vec load_steps(const F* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <typename F>
+TESSERA_INLINE void store_steps(F* p, Vec steps) {
+  __builtin_memcpy(p, &steps, sizeof steps);
+}
+template <typename F>
+TESSERA_INLINE Vec splat_step(const F* p) {
+  int32_t step;
+  __builtin_memcpy(&step, p, sizeof step);
+  return (Vec)splat_int(step);
+}
+
+/// sum + left * right, the products of each step added.
+TESSERA_INLINE Vec add_products(Vec sum, Vec left, Vec right, const float*) {
+  return sum + left * right;
+}
+
+/// Stores kDepth vectors one after the other and adds them to sums [kWidth] as they are stored:
+/// rounded weights over the sum of rounded weights have no error in common.
+TESSERA_INLINE Vec store_and_add(float* to, const Vec (&row)[1], Vec sums) {
+  store(to, row[0]);
+  return sums + row[0];
+}
+
+/// Stores kDepth rows of one vector each in the paired layout.
+TESSERA_INLINE void store_paired(float* to, const Vec (&rows)[1]) { store(to, rows[0]); }
+
+#if defined(__AVX512BF16__)
+TESSERA_INLINE Vec add_products(Vec sum, Vec left, Vec right, const Bf16*) {
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+}
+TESSERA_INLINE Vec store_and_add(Bf16* to, const Vec (&row)[2], Vec sums) {
+  const auto joined = _mm512_cvtne2ps_pbh((__m512)row[1], (__m512)row[0]);
+  _mm512_storeu_si512(to, (__m512i)joined);
+  const auto ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+  return (Vec)_mm512_dpbf16_ps((__m512)sums, joined, ones);
+}
+TESSERA_INLINE void store_paired(Bf16* to, const Vec (&rows)[2]) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto joined = (__m512i)_mm512_cvtne2ps_pbh((__m512)rows[1], (__m512)rows[0]);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), joined));
+}
+#endif
+
+/// Where the left factor of a product lies: step `step` of row `row` at data[row * row_stride +
+/// step * step_stride].
+template <typename F>
 struct Left {
-  const float* data;
+  const F* data;
   int64_t row_stride;
   int64_t step_stride;
 };
 
-/// c [kStrip, N vectors] (+)= a [kStrip, depth] * b [depth, N vectors], the sums held in registers.
-template <int N, bool kAccumulate>
-[[gnu::noinline]] void multiply_tile(Left a, int64_t depth, const float* b, int64_t b_stride,
+/// c [kStrip, N vectors] (+)= a [kStrip, steps] * b [steps, N vectors], the sums held in registers.
+template <typename F, int N, bool kAccumulate>
+[[gnu::noinline]] void multiply_tile(Left<F> a, int64_t steps, const F* b, int64_t b_stride,
                                      float* c, int64_t c_stride) {
   Vec sums[kStrip][N];
 #pragma GCC unroll 8
@@ -52,15 +162,17 @@ template <int N, bool kAccumulate>
       sums[i][j] = kAccumulate ? load(c + i * c_stride + j * kWidth) : Vec{};
     }
   }
-  for (int64_t step = 0; step < depth; ++step) {
+  for (int64_t step = 0; step < steps; ++step) {
     Vec right[N];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) right[j] = load(b + step * b_stride + j * kWidth);
+    for (int j = 0; j < N; ++j) {
+      right[j] = load_steps(b + step * b_stride + j * kWidth * kDepth<F>);
+    }
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kStrip; ++i) {
-      const Vec left = splat(a.data[i * a.row_stride + step * a.step_stride]);
+      const Vec left = splat_step(a.data + i * a.row_stride + step * a.step_stride);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) sums[i][j] += left * right[j];
+      for (int j = 0; j < N; ++j) sums[i][j] = add_products(sums[i][j], left, right[j], b);
     }
   }
 #pragma GCC unroll 8
@@ -70,41 +182,59 @@ template <int N, bool kAccumulate>
   }
 }
 
-/// c [kStrip, vectors] (+)= a [kStrip, depth] * b [depth, vectors]; `vectors` counts registers of
-/// kWidth columns.
-template <bool kAccumulate>
-void multiply(Left a, int64_t depth, const float* b, int64_t b_stride, float* c, int64_t c_stride,
+/// c [kStrip, vectors] (+)= a [kStrip, depth] * b [depth, vectors], b paired and its rows of
+/// `columns` elements; `vectors` counts registers of kWidth columns. An odd depth reads one more.
+template <bool kAccumulate, typename F>
+void multiply(Left<F> a, int64_t depth, const F* b, int64_t columns, float* c, int64_t c_stride,
               int64_t vectors) {
+  const int64_t steps = (depth + kDepth<F> - 1) / kDepth<F>, stride = columns * kDepth<F>;
   while (vectors > 0) {
     int64_t taken = 1;
     if (vectors == 3 || vectors > 4) {
       taken = 3;
-      multiply_tile<3, kAccumulate>(a, depth, b, b_stride, c, c_stride);
+      multiply_tile<F, 3, kAccumulate>(a, steps, b, stride, c, c_stride);
     } else if (vectors > 1) {
       taken = 2;
-      multiply_tile<2, kAccumulate>(a, depth, b, b_stride, c, c_stride);
+      multiply_tile<F, 2, kAccumulate>(a, steps, b, stride, c, c_stride);
     } else {
-      multiply_tile<1, kAccumulate>(a, depth, b, b_stride, c, c_stride);
+      multiply_tile<F, 1, kAccumulate>(a, steps, b, stride, c, c_stride);
     }
     vectors -= taken;
-    b += taken * kWidth;
+    b += taken * kWidth * kDepth<F>;
     c += taken * kWidth;
   }
 }
 
-/// One row of `dim` elements times `factor` into floats, zeros after them up to `padded`.
+// --- Packing.
+
+/// `count` rows of one head of a tensor: `dim` elements each, `stride` apart.
 template <typename T>
-TESSERA_INLINE void pack_row(const T* from, int64_t dim, float factor, float* to, int64_t padded) {
-  int64_t d = 0;
-  for (; d + kWidth <= dim; d += kWidth) store(to + d, load(from + d) * factor);
-  if (d < dim) {
-    store(to + d, load_partial(from + d, dim - d) * factor);
-    d += kWidth;
-  }
-  for (; d < padded; d += kWidth) store(to + d, Vec{});
+struct Rows {
+  const T* data;
+  int64_t count;
+  int64_t stride;
+  int64_t dim;
+};
+
+/// The elements d .. d + kWidth of row `row`, zeros past the row's end.
+template <typename T>
+TESSERA_INLINE Vec load_row(const Rows<T>& from, int64_t row, int64_t d) {
+  const T* p = from.data + row * from.stride + d;
+  if (d + kWidth <= from.dim) return load(p);
+  return d < from.dim ? load_partial(p, from.dim - d) : Vec{};
 }
 
-/// The reverse of pack_row.
+/// Asks for a row that packing will come to: a head's rows lie as far apart as the heads together
+/// are wide, where the processor does not look ahead by itself.
+template <typename T>
+TESSERA_INLINE void prefetch_row(const Rows<T>& from, int64_t row) {
+  constexpr int64_t kLine = 64 / sizeof(T), kAhead = 16;
+  if (row + kAhead >= from.count) return;
+  const T* p = from.data + (row + kAhead) * from.stride;
+  for (int64_t d = 0; d < from.dim; d += kLine) __builtin_prefetch(p + d);
+}
+
+/// One row of floats times `factor` into a tensor's row.
 template <typename T>
 TESSERA_INLINE void unpack_row(const float* from, int64_t dim, float factor, T* to) {
   int64_t d = 0;
@@ -112,32 +242,51 @@ TESSERA_INLINE void unpack_row(const float* from, int64_t dim, float factor, T* 
   if (d < dim) store_partial(to + d, load(from + d) * factor, dim - d);
 }
 
-/// The rows [begin, begin + rows) of one head into to [rows rounded up to kBlock, padded], zeros
-/// below.
-template <typename T>
-void pack_rows(const T* head, int64_t token_stride, int64_t begin, int64_t rows, int64_t dim,
-               float factor, float* to, int64_t padded) {
-  for (int64_t r = 0; r < rows; ++r) {
-    pack_row(head + (begin + r) * token_stride, dim, factor, to + r * padded, padded);
-  }
-  for (int64_t i = rows * padded; i < round_up(rows, kBlock) * padded; i += kWidth) {
-    store(to + i, Vec{});
+/// The rows [begin, begin + rows) times `factor` into to [rows rounded up to kBlock, padded], zeros
+/// around.
+template <typename T, typename F>
+void pack_rows(const Rows<T>& from, int64_t begin, int64_t rows, float factor, F* to,
+               int64_t padded) {
+  for (int64_t r = 0; r < round_up(rows, kBlock); ++r) {
+    prefetch_row(from, begin + r);
+    for (int64_t d = 0; d < padded; d += kWidth) {
+      store(to + r * padded + d, r < rows ? load_row(from, begin + r, d) * factor : Vec{});
+    }
   }
 }
 
-/// from [kBlock, padded] to its transpose [padded, kBlock], kWidth x kWidth at a time in registers:
-/// log2(kWidth) perfect shuffles of the rows' concatenation are a transpose.
-[[gnu::noinline]] inline void transpose_block(const float* from, int64_t padded, float* to) {
+/// The same in the paired layout.
+template <typename T, typename F>
+void pack_paired(const Rows<T>& from, int64_t begin, int64_t rows, float factor, F* to,
+                 int64_t padded) {
+  for (int64_t r = 0; r < round_up(rows, kBlock); r += kDepth<F>) {
+    for (int64_t i = 0; i < kDepth<F>; ++i) prefetch_row(from, begin + r + i);
+    for (int64_t d = 0; d < padded; d += kWidth) {
+      Vec step[kDepth<F>] = {};
+      for (int64_t i = 0; i < kDepth<F> && r + i < rows; ++i) {
+        step[i] = load_row(from, begin + r + i, d) * factor;
+      }
+      store_paired(to + r * padded + d * kDepth<F>, step);
+    }
+  }
+}
+
+/// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired: steps change places,
+/// kWidth x kWidth at a time in registers. log2(kWidth) perfect shuffles of the rows' concatenation
+/// are a transpose.
+template <typename F>
+[[gnu::noinline]] void transpose_block(const F* from, int64_t padded, F* to) {
+  constexpr int64_t kStep = kDepth<F>;
   IntVec low{}, high{};
   for (int i = 0; i < kWidth; ++i) {
     low[i] = i / 2 + (i % 2) * kWidth;
     high[i] = low[i] + kWidth / 2;
   }
   for (int64_t r = 0; r < kBlock; r += kWidth) {
-    for (int64_t d = 0; d < padded; d += kWidth) {
+    for (int64_t d = 0; d < padded; d += kWidth * kStep) {
       Vec rows[kWidth], mixed[kWidth];
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i) rows[i] = load(from + (r + i) * padded + d);
+      for (int i = 0; i < kWidth; ++i) rows[i] = load_steps(from + (r + i) * padded + d);
 #pragma GCC unroll 4
       for (int stage = 1; stage < kWidth; stage *= 2) {
 #pragma GCC unroll 8
@@ -149,7 +298,8 @@ void pack_rows(const T* head, int64_t token_stride, int64_t begin, int64_t rows,
         for (int i = 0; i < kWidth; ++i) rows[i] = mixed[i];
       }
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i) store(to + (d + i) * kBlock + r, rows[i]);
+      for (int i = 0; i < kWidth; ++i)
+        store_steps(to + (d + i * kStep) * kBlock + r * kStep, rows[i]);
     }
   }
 }

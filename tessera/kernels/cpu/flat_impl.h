@@ -1,5 +1,5 @@
-// AdamW, stochastic rounding and sums of squares in vector types. Included once per instruction
-// set; see flat_kernel.h for what each computes.
+// AdamW, stochastic rounding, dropout and sums of squares in vector types. Included once per
+// instruction set; see flat_kernel.h for what each computes.
 #pragma once
 
 #include "tessera/kernels/cpu/flat_kernel.h"
@@ -22,7 +22,7 @@ TESSERA_INLINE BitsVec mixed(BitsVec x) {
 }
 
 /// 32 bits for each of the elements i, i + 1, ..
-TESSERA_INLINE BitsVec bits_at(const RoundingBits& bits, int64_t i) {
+TESSERA_INLINE BitsVec bits_at(const RandomBits& bits, int64_t i) {
   const uint64_t position = static_cast<uint64_t>(bits.first + i);
   BitsVec lanes;
   for (int lane = 0; lane < kWidth; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
@@ -87,12 +87,27 @@ void adamw(const AdamWArgs& given, int64_t begin, int64_t end) {
       });
 }
 
-void round_stochastically(const float* from, void* to_data, const RoundingBits& bits, int64_t begin,
+void round_stochastically(const float* from, void* to_data, const RandomBits& bits, int64_t begin,
                           int64_t end) {
   Bf16* to = static_cast<Bf16*>(to_data);
   for_each_vector(
       begin, end, [&](int64_t i, auto access) __attribute__((always_inline)) {
         access.store(to + i, rounded_stochastically(access.load(from + i), bits_at(bits, i) >> 16));
+      });
+}
+
+// --- Dropout.
+
+template <typename T>
+void drop(const DropArgs& given, int64_t begin, int64_t end) {
+  const DropArgs args = given;
+  const T* x = static_cast<const T*>(args.x);
+  T* y = static_cast<T*>(args.y);
+  const BitsVec threshold = splat_bits(args.threshold);
+  for_each_vector(
+      begin, end, [&](int64_t i, auto access) __attribute__((always_inline)) {
+        const BitsVec kept = (BitsVec)(bits_at(args.bits, i) >= threshold);  // all ones, or zero
+        access.store(y + i, (Vec)((BitsVec)(access.load(x + i) * args.scale) & kept));
       });
 }
 
@@ -153,6 +168,7 @@ extern constexpr FlatTable flat_table = {
      {{adamw<Bf16, float, float>, adamw<Bf16, float, Bf16>},
       {adamw<Bf16, Bf16, float>, adamw<Bf16, Bf16, Bf16>}}},
     round_stochastically,
+    {drop<float>, drop<Bf16>},
     squares_of<float>,
     squares_of<Bf16>,
     squares_of<Half>,

@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// The random bits of stochastic rounding: a function of key and position alone.
-struct RoundingBits {
+/// Random bits, 32 for each element: a function of key and position alone.
+struct RandomBits {
   uint32_t key[2];
   int64_t first;  ///< position of element 0
 };
@@ -27,7 +27,16 @@ struct AdamWArgs {
   float reciprocal_root;  ///< 1 / sqrt(1 - beta2^step)
   float eps;
   bool stochastic;  ///< bfloat16 results are rounded with `bits`, else to nearest
-  RoundingBits bits;
+  RandomBits bits;
+};
+
+/// y = x * scale where an element's random bits are at least `threshold`, else 0.
+struct DropArgs {
+  const void* x;
+  void* y;
+  uint32_t threshold;
+  float scale;
+  RandomBits bits;
 };
 
 struct FlatTable {
@@ -35,8 +44,10 @@ struct FlatTable {
   /// By [parameter][gradient][state], each 0: float, 1: bfloat16.
   AdamW adamw[2][2][2];
   /// from float to bfloat16.
-  void (*round_stochastically)(const float* from, void* to, const RoundingBits& bits, int64_t begin,
+  void (*round_stochastically)(const float* from, void* to, const RandomBits& bits, int64_t begin,
                                int64_t end);
+  /// By dtype of x and y, 0: float, 1: bfloat16.
+  void (*drop[2])(const DropArgs&, int64_t begin, int64_t end);
   /// Sums of squares in double, element i in lane i % 8, the same bits for every instruction set.
   double (*squares_of_float)(const void* values, int64_t count);
   double (*squares_of_bfloat16)(const void* values, int64_t count);

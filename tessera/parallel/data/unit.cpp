@@ -43,8 +43,8 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
   }
   options.gradient_dtype = precision.reduce_dtype;
   options.keeps_whole = unit.placement != Placement::full_shard || options.num_slices == 1;
-  options.keeps_gradient =
-      unit.placement == Placement::replicate || unit.placement == Placement::shard_optimizer;
+  options.keeps_gradient = unit.placement == Placement::replicate ||
+                           unit.placement == Placement::shard_optimizer || options.num_slices == 1;
   if (all.sync_module_states) {
     options.values = [&axes, device](const torch::Tensor& own) {
       auto values = own.is_meta() ? torch::empty(own.sizes(), own.options().device(device))

@@ -1,0 +1,42 @@
+#include "tessera/nn/dropout.h"
+
+#include <utility>
+
+#include "tessera/kernels/dropout.h"
+#include "tessera/nn/initialise.h"
+
+namespace tessera::nn {
+namespace {
+
+thread_local std::optional<RandomContext> current_context;
+
+}  // namespace
+
+RandomScope::RandomScope(const std::optional<RandomContext>& context)
+    : before_(std::exchange(current_context, context)) {}
+
+RandomScope::~RandomScope() { current_context = before_; }
+
+const std::optional<RandomContext>& RandomScope::current() { return current_context; }
+
+DropoutImpl::DropoutImpl(std::string name, double probability)
+    : layer_(std::move(name)), probability_(probability) {}
+
+torch::Tensor DropoutImpl::forward(const torch::Tensor& x) {
+  if (!is_training() || probability_ == 0) return x;
+  const auto& context = RandomScope::current();
+  if (!context) {
+    TORCH_CHECK_VALUE(!torch::GradMode::is_enabled(), layer_,
+                      ": expected a RandomScope around a training forward; make one per "
+                      "micro-batch, or call eval()");
+    return x;
+  }
+  const int64_t row_size = x.size(0) == 0 ? 0 : x.numel() / x.size(0);
+  return kernels::dropout(x, probability_,
+                          {.seed = context->seed,
+                           .step = context->step,
+                           .layer = name_key(layer_),
+                           .first_position = context->first_row * row_size});
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,101 @@
+// What each placement holds on 1 to 8 ranks: ZeRO's formulas, and what a run measures.
+#include "tessera/train/memory_account.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tessera/kernels/cpu/memory.h"
+#include "tessera/train/assemble.h"
+#include "tessera/train/step.h"
+#include "tests/support/ranks.h"
+
+namespace tessera {
+namespace {
+
+config::RunConfig job_of(const std::string& placement, const std::string& compute) {
+  config::RunConfig job;
+  job.model.preset = "tiny";
+  job.data.train = {"tests/fixtures/tokens_head.bin"};
+  job.data.validation_fraction = 0;
+  job.data.seq_len = 64;
+  job.train.global_batch = 8;
+  job.parallel.placement = placement;
+  job.precision.compute = compute;
+  return job;
+}
+
+mesh::MeshShape mesh_of(const std::string& placement, int ranks) {
+  if (placement == "replicate") return {.dp_replicate = ranks};
+  return {.dp_shard = ranks};
+}
+
+/// Measured bytes of a run after two steps, by purpose.
+std::map<std::string, double> measured(const config::RunConfig& job, const mesh::DeviceMesh& mesh) {
+  auto run = train::assemble(job, mesh);
+  for (int64_t step = 0; step < 2; ++step) train::train_step(run, step);
+  std::map<std::string, double> bytes;
+  for (const auto& part : train::memory_account(run)) {
+    bytes[part.name] = static_cast<double>(part.measured);
+    if (part.name == "communication" || part.predicted < 0) continue;
+    if (part.predicted == 0) {
+      EXPECT_EQ(part.measured, 0) << part.name;
+    } else {
+      EXPECT_NEAR(bytes[part.name] / static_cast<double>(part.predicted), 1, 0.02) << part.name;
+    }
+  }
+  return bytes;
+}
+
+class MemoryAccountTest
+    : public ::testing::TestWithParam<std::tuple<std::string, std::string, int>> {};
+
+// P parameters on N ranks, fp32: parameters and Adam's two states (Rajbhandari et al., section 5).
+TEST_P(MemoryAccountTest, IsThatOfTheFormulas) {
+  const auto& [placement, compute, ranks] = GetParam();
+  on_mesh({.shape = mesh_of(placement, ranks)}, [&](const mesh::DeviceMesh& mesh) {
+    kernels::install_caching_allocator();
+    const auto job = job_of(placement, compute);
+    auto bytes = measured(job, mesh);
+    const double p =
+        4.0 * static_cast<double>(config::num_parameters(config::model_preset("tiny")));
+    const double share = placement == "replicate" ? p : p / ranks;
+    EXPECT_NEAR(bytes["parameters"] / share, 1, 0.02);
+    EXPECT_NEAR(bytes["optimizer"] / (2 * share), 1, 0.02);
+    if (placement == "replicate" && compute == "fp32") {
+      EXPECT_NEAR(bytes["gradients"] / p, 1, 0.02);
+    }
+    if (placement == "full_shard" && ranks > 1) {
+      EXPECT_LT(bytes["gathered"], 0.7 * p);  // two units of six, the embedding among them
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MemoryAccountTest,
+                         ::testing::Combine(::testing::Values("replicate", "shard_optimizer",
+                                                              "shard_gradients", "full_shard"),
+                                            ::testing::Values("fp32", "bf16"),
+                                            ::testing::Values(1, 2, 4, 8)));
+
+// From meta to the first step a rank holds its slices and one unit, never the model.
+TEST(Start, HoldsTheSlicesAndOneUnit) {
+  const mesh::MeshShape shape{.dp_shard = 4};
+  on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+    kernels::install_caching_allocator();
+    kernels::reset_peak();
+    const auto before = kernels::allocator_stats().allocated_bytes;
+    const auto run = train::assemble(job_of("full_shard", "fp32"), mesh);
+    int64_t slices = 0, largest = 0;
+    for (const auto& unit : run.parallel.units()) {
+      for (const auto& buffer : unit.buffers()) {
+        slices += buffer.slice_size() * 4;
+        largest = std::max(largest, buffer.size() * 4);
+      }
+    }
+    EXPECT_LE(kernels::allocator_stats().peak_bytes - before, slices + largest);
+    EXPECT_GE(kernels::allocator_stats().peak_bytes - before, slices);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
