@@ -71,7 +71,8 @@ double accuracy(Net& net, const tessera::mesh::DeviceMesh& mesh) {
   return right.item<double>() / kHeldOut;
 }
 
-void train(const tessera::mesh::DeviceMesh& mesh) {
+/// Returns what share of the new digits it got right.
+double train(const tessera::mesh::DeviceMesh& mesh) {
   torch::manual_seed(0);  // the same weights on every rank
   Net net;
   tessera::convert_sync_batchnorm(*net, mesh);
@@ -94,6 +95,7 @@ void train(const tessera::mesh::DeviceMesh& mesh) {
   }
   const double correct = accuracy(net, mesh);
   if (mesh.rank() == 0) fmt::print("{:.1f} % of {} new digits right\n", 100 * correct, kHeldOut);
+  return correct;
 }
 
 int main(int argc, char** argv) {
@@ -103,11 +105,13 @@ int main(int argc, char** argv) {
     tessera::mesh::MeshShape shape;
     const bool shard = argc > 1 && std::string_view(argv[1]) == "--shard";
     (shard ? shape.dp_shard : shape.dp_replicate) = ranks.world_size;
-    train(tessera::mesh::DeviceMesh(shape, {.rank = ranks.rank,
-                                            .world_size = ranks.world_size,
-                                            .master_addr = ranks.master_addr,
-                                            .master_port = ranks.master_port,
-                                            .listen_fd = ranks.listen_fd}));
+    const tessera::mesh::DeviceMesh mesh(shape, {.rank = ranks.rank,
+                                                 .world_size = ranks.world_size,
+                                                 .master_addr = ranks.master_addr,
+                                                 .master_port = ranks.master_port,
+                                                 .listen_fd = ranks.listen_fd,
+                                                 .served = ranks.agent_store});
+    return train(mesh) < 0.95 ? tessera::kFailureExit : 0;
   } catch (const c10::Error& error) {
     fmt::print(stderr, "digits: {}\n", error.what_without_backtrace());
     return tessera::kFailureExit;

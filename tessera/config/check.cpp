@@ -197,7 +197,9 @@ std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, i
   }
   DataMesh mesh;
   if (sharded) {
-    mesh.dp_replicate = replicate != -1 ? replicate : shard != -1 ? num_ranks / shard : 1;
+    mesh.dp_replicate = replicate != -1 ? replicate
+                        : shard != -1   ? std::max<int64_t>(1, num_ranks / shard)
+                                        : 1;
     mesh.dp_shard = shard != -1 ? shard : num_ranks / std::max<int64_t>(1, mesh.dp_replicate);
   } else {
     mesh.dp_replicate = replicate != -1 ? replicate : num_ranks;

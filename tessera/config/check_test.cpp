@@ -89,6 +89,9 @@ TEST(CheckTest, TheMeshCoversTheRanks) {
   config.parallel.dp_replicate = -1;
   EXPECT_EQ(error_of(config),
             "parallel.dp_shard: the mesh has 3 ranks but the run has 4; set 4 or -1");
+  config.parallel.dp_shard = 5;
+  EXPECT_EQ(error_of(config),
+            "parallel.dp_shard: the mesh has 5 ranks but the run has 4; set 4 or -1");
 }
 
 TEST(CheckTest, ReshardingDividesTheRanksThatShare) {

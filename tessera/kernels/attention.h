@@ -21,11 +21,12 @@ struct AttentionOptions {
 /// float32 and bfloat16 (sums in float32) on the CPU run a kernel of our own with a hand-written
 /// backward that recomputes the scores from the saved output and log-sum-exp [B, H, T] (Dao,
 /// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S D flops forward, 10 backward, half
-/// of it if causal; memory: O((T + S) D) a thread. The result does not depend on the number of
-/// threads. Not twice differentiable. Everything else goes through LibTorch:
-/// scaled_dot_product_attention, or `attention_reference` if causal and T != S.
-/// Under autocast the inputs are taken in its dtype.
-/// On the meta device the result is a shape without a graph.
+/// of it if causal; memory: O((T + S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such:
+/// the weights and their gradients are rounded to it, as LibTorch does; elsewhere it is widened
+/// first. The result does not depend on the number of threads. Not twice differentiable. Everything
+/// else goes through LibTorch: scaled_dot_product_attention, or `attention_reference` if causal and
+/// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
+/// shape without a graph.
 ///
 /// Throws c10::ValueError on shapes or dtypes that do not fit, and if causal with T > S (queries
 /// without a key).

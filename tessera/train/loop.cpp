@@ -52,6 +52,14 @@ class Watch {
                                   world_size, world_size == 1 ? "" : "s",
                                   run.config.train.global_batch, run.config.data.seq_len,
                                   folder_.string()));
+    const auto& precision = run.config.precision;
+    if (precision.parameters == "bf16") {
+      progress_.message(fmt::format(
+          "pure bf16: weights have no fp32 copy, {}",
+          precision.stochastic_rounding
+              ? "updates are rounded at random"
+              : "small updates are lost (precision.stochastic_rounding keeps them on average)"));
+    }
     if (run.config.logging.tensorboard) {
       events_.emplace(folder_);
       events_->hyper_parameters(

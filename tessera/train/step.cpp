@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/precision/autocast.h"
 
 namespace tessera::train {
@@ -72,7 +73,11 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   {
     std::optional<precision::Autocast> autocast;
     if (run.autocast) autocast.emplace(*run.autocast, run.device.type());
+    int64_t row = run.train_loader.rows().begin;
     for (const auto& batch : batches) {
+      const nn::RandomScope random(nn::RandomContext{
+          .seed = static_cast<uint64_t>(run.config.model.seed), .step = step, .first_row = row});
+      row += batch.inputs.size(0);
       const bool last = &batch == &batches.back();
       run.parallel.set_requires_gradient_sync(last || reduces_each(run.config.parallel));
       run.parallel.set_is_last_backward(last);

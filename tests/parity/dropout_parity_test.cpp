@@ -16,7 +16,7 @@ namespace {
 using memory::CheckpointMode;
 using parallel::Placement;
 
-constexpr int64_t kRows = 5, kTokens = 16;  // uneven on 2 and 3 ranks
+constexpr int64_t kRows = 7, kTokens = 16;  // uneven on 2 and 3 ranks
 
 struct Outcome {
   double loss = 0, grad_norm = 0;
@@ -31,7 +31,7 @@ std::shared_ptr<models::LanguageModel> small_gpt2(double dropout) {
   return model;
 }
 
-/// Forward and backward of this rank's rows, one micro-batch for each.
+/// Forward and backward of this rank's rows in two micro-batches, the first of one row.
 Outcome step(const mesh::DeviceMesh& mesh, double dropout, Placement placement,
              CheckpointMode mode) {
   const auto model = small_gpt2(dropout);
@@ -44,11 +44,12 @@ Outcome step(const mesh::DeviceMesh& mesh, double dropout, Placement placement,
   const auto ids = torch::arange(kRows * kTokens).mul(29).remainder(64).view({kRows, kTokens});
   const auto rows = data::rows_of(mesh.rank(), mesh.size(), kRows);
   const auto loss_sum = torch::zeros({}, torch::kFloat64);
-  for (int64_t row = rows.begin; row < rows.end; ++row) {
-    data_parallel.set_is_last_backward(row + 1 == rows.end);
-    data_parallel.set_requires_gradient_sync(row + 1 == rows.end);
-    const nn::RandomScope scope(nn::RandomContext{.seed = 9, .step = 4, .first_row = row});
-    const auto part = ids.slice(0, row, row + 1);
+  for (const bool last : {false, true}) {
+    data_parallel.set_is_last_backward(last);
+    data_parallel.set_requires_gradient_sync(last);
+    const int64_t begin = last ? rows.begin + 1 : rows.begin;
+    const nn::RandomScope scope(nn::RandomContext{.seed = 9, .step = 4, .first_row = begin});
+    const auto part = ids.slice(0, begin, last ? rows.end : begin + 1);
     const auto loss = model->loss(part, part, 1.0 / (kRows * kTokens));
     loss.backward();
     data_parallel.finish_backward();

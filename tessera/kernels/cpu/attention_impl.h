@@ -15,7 +15,6 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kSlack = 8;
 constexpr float kInfinity = __builtin_inff();
 
 /// Query i sees keys 0 .. i + shift; with no mask every key is within the shift.
@@ -125,9 +124,14 @@ void pack_keys_and_values(const AttentionProblem& p, int64_t batch, int64_t key_
   }
 }
 
+/// How far above the top the maximum may be before the top moves to it. Weights so stay below
+/// 2^kSlack, and a row's sums are seldom rescaled after its first tile: no branch is mispredicted.
+/// None for bfloat16, in which the largest weight, then 2^0, is exact.
+template <typename F>
+constexpr float kSlack = kDepth<F> == 1 ? 8.0f : 0.0f;
+
 /// Turns one row of scores into weights 2^(scale * score - top), and rescales the row's sums where
-/// the top moves: to the maximum, but only if that is more than kSlack above. The weights so stay
-/// below 2^kSlack, and after the first tiles no branch is mispredicted.
+/// the top moves.
 template <typename F>
 TESSERA_INLINE void soften_row(const float* scores, F* weights, int64_t vectors, float scale,
                                float* top, float* total, float* sums, int64_t dim) {
@@ -135,7 +139,7 @@ TESSERA_INLINE void soften_row(const float* scores, F* weights, int64_t vectors,
   for (int64_t j = 1; j < vectors; ++j) highest = max(load(scores + j * kWidth), highest);
   const float candidate = highest_of(highest) * scale;
   Vec lanes = load(total);
-  if (candidate > *top + kSlack) {
+  if (candidate > *top + kSlack<F>) {
     const Vec decay = exp2_of(splat(*top - candidate));
     lanes *= decay;
     for (int64_t d = 0; d < dim; d += kWidth) store(sums + d, load(sums + d) * decay);

@@ -1,11 +1,10 @@
 // The pieces of cpu/attention_impl.h: a small matrix product held in registers, packing,
 // transposing, 2^x. Include it only from files compiled by tessera_isa_sources (cpu/isa.cmake).
 //
-// A product's factors are floats or, where the processor multiplies them (AVX512-BF16), bfloat16;
-// its sums are floats. It advances along the depth by steps of 32 bits: one float, or two
-// neighbouring bfloat16 whose products one instruction adds to a sum. Hence two layouts of a matrix
-// [depth, columns]: plain rows, and `paired`, [depth / kDepth, columns, kDepth], in which the
-// elements of a step are neighbours. For floats they are the same.
+// Factors are floats or, where the processor multiplies them (AVX512-BF16), bfloat16; sums are
+// floats. A product advances along the depth by steps of 32 bits: one float, or two neighbouring
+// bfloat16 whose products one instruction adds to a sum. Hence two layouts of [depth, columns]:
+// plain, and `paired` [depth / kDepth, columns, kDepth]. For floats they are the same.
 #pragma once
 
 #include "tessera/kernels/cpu/vec_math.h"
@@ -20,7 +19,6 @@ TESSERA_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TESSERA_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 TESSERA_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/// The largest element.
 TESSERA_INLINE float highest_of(Vec x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);  // in registers, where max_of goes through memory
@@ -35,8 +33,7 @@ TESSERA_INLINE Vec exp2_of(Vec x) {
 #if defined(__AVX512F__)
   const Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #else
-  constexpr float kMagic =
-      12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const Vec shifted = x + kMagic;
   const Vec whole = shifted - kMagic;
 #endif
@@ -129,8 +126,7 @@ TESSERA_INLINE Vec add_products(Vec sum, Vec left, Vec right, const Bf16*) {
 TESSERA_INLINE Vec store_and_add(Bf16* to, const Vec (&row)[2], Vec sums) {
   const auto joined = _mm512_cvtne2ps_pbh((__m512)row[1], (__m512)row[0]);
   _mm512_storeu_si512(to, (__m512i)joined);
-  const auto ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-  return (Vec)_mm512_dpbf16_ps((__m512)sums, joined, ones);
+  return (Vec)_mm512_dpbf16_ps((__m512)sums, joined, (__m512bh)_mm512_set1_epi16(0x3f80));  // ones
 }
 TESSERA_INLINE void store_paired(Bf16* to, const Vec (&rows)[2]) {
   alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
@@ -141,8 +137,7 @@ TESSERA_INLINE void store_paired(Bf16* to, const Vec (&rows)[2]) {
 }
 #endif
 
-/// Where the left factor of a product lies: step `step` of row `row` at data[row * row_stride +
-/// step * step_stride].
+/// A product's left factor: step s of row r lies at data[r * row_stride + s * step_stride].
 template <typename F>
 struct Left {
   const F* data;
@@ -162,12 +157,10 @@ template <typename F, int N, bool kAccumulate>
       sums[i][j] = kAccumulate ? load(c + i * c_stride + j * kWidth) : Vec{};
     }
   }
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 0; step < steps; ++step, b += b_stride) {
     Vec right[N];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      right[j] = load_steps(b + step * b_stride + j * kWidth * kDepth<F>);
-    }
+    for (int j = 0; j < N; ++j) right[j] = load_steps(b + j * kWidth * kDepth<F>);
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kStrip; ++i) {
       const Vec left = splat_step(a.data + i * a.row_stride + step * a.step_stride);
@@ -242,8 +235,8 @@ TESSERA_INLINE void unpack_row(const float* from, int64_t dim, float factor, T* 
   if (d < dim) store_partial(to + d, load(from + d) * factor, dim - d);
 }
 
-/// The rows [begin, begin + rows) times `factor` into to [rows rounded up to kBlock, padded], zeros
-/// around.
+/// Rows begin .. begin + rows times `factor` into to [rows rounded up to kBlock, padded], else
+/// zeros.
 template <typename T, typename F>
 void pack_rows(const Rows<T>& from, int64_t begin, int64_t rows, float factor, F* to,
                int64_t padded) {
@@ -271,9 +264,9 @@ void pack_paired(const Rows<T>& from, int64_t begin, int64_t rows, float factor,
   }
 }
 
-/// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired: steps change places,
-/// kWidth x kWidth at a time in registers. log2(kWidth) perfect shuffles of the rows' concatenation
-/// are a transpose.
+/// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired, kWidth x kWidth steps
+/// at a time in registers: log2(kWidth) perfect shuffles of the rows' concatenation are a
+/// transpose.
 template <typename F>
 [[gnu::noinline]] void transpose_block(const F* from, int64_t padded, F* to) {
   constexpr int64_t kStep = kDepth<F>;

@@ -41,7 +41,7 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   const auto compute_dtype = options_.compute_dtype.value_or(first.scalar_type());
   const auto slice_dtype = options_.slice_dtype.value_or(first.scalar_type());
   const auto gradient_dtype = options_.gradient_dtype.value_or(compute_dtype);
-  const bool one_device = options_.device == options_.slice_device;
+  const bool one_device = options_.device == options_.slice_device && !options_.offloaded;
   trained_ = first.requires_grad();
 
   whole = Transient(size_, compute_dtype, options_.device);

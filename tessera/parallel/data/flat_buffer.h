@@ -30,9 +30,10 @@ struct FlatOptions {
   std::optional<torch::Dtype> slice_dtype;     ///< what the optimizer updates; none: likewise
   std::optional<torch::Dtype> gradient_dtype;  ///< of the whole gradient; none: compute_dtype
   torch::Device device = torch::kCPU;          ///< of the whole buffers
-  torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient (offload)
-  bool keeps_whole = true;                     ///< whole parameters stay in memory all the time
-  bool keeps_gradient = true;                  ///< so does the whole gradient
+  torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
+  bool offloaded = false;      ///< the slice and its gradient are never part of a whole buffer
+  bool keeps_whole = true;     ///< whole parameters stay in memory all the time
+  bool keeps_gradient = true;  ///< so does the whole gradient
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;

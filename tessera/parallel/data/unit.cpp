@@ -31,6 +31,7 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                          torch::Device device) {
   FlatOptions options{.device = device,
                       .slice_device = all.offload.offload_params ? torch::kCPU : device,
+                      .offloaded = all.offload.offload_params,
                       .decays = all.decays};
   if (unit.placement != Placement::replicate) {
     options.num_slices = axes.gather.size();
@@ -115,6 +116,9 @@ void Unit::start_gather() {
       const int64_t size = buffer.size() / axis.size();
       own = buffer.whole.tensor().narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
+    } else if (sharded() && own.dtype() == buffer.slice().dtype() &&
+               own.device() == buffer.slice().device()) {
+      own = buffer.slice();  // the collective brings it to its place
     } else if (!buffer.slice_in_whole()) {
       own.copy_(buffer.slice(), /*non_blocking=*/true);  // the cast, or the transfer
     }
@@ -189,7 +193,8 @@ void Unit::start_reduce() {
     const auto& slice = buffer.gradient_slice.tensor();
     // The first sum of a step goes straight to its place.
     const bool straight = slice.defined() && !buffer.gradient_slice.allocated() &&
-                          slice.dtype() == whole.dtype() && slice.device() == whole.device();
+                          slice.dtype() == whole.dtype() && slice.device() == whole.device() &&
+                          !buffer.options().offloaded;
     if (straight) buffer.gradient_slice.allocate();
     reduces_.push_back(
         axes_.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
