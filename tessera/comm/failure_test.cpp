@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -64,6 +65,18 @@ TEST_P(FailureTest, AKilledPeerRaisesLongBeforeTheDeadline) {
               EXPECT_THAT(message, HasSubstr("barrier of 0 B failed"));
             });
   }
+}
+
+TEST(Failure, AWriteToALostPeerDoesNotEndTheProcess) {
+  on_mesh({.shape = {.dp_replicate = 2}}, [](const mesh::DeviceMesh& mesh) {
+    mesh.axis("dp_replicate").barrier();
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    close(ends[0]);
+    EXPECT_EQ(write(ends[1], "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+    close(ends[1]);
+  });
 }
 
 TEST(Failure, APeerThatNeverCallsIsMissedAtTheDeadline) {

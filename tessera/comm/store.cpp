@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netdb.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -122,6 +123,7 @@ void refuse_deadlock(c10d::Store& store, const Meeting& meeting, int rank, int p
   if (!store.check({whereabouts_of(peer)})) return;
   const auto other = from_text(store.get_to_str(whereabouts_of(peer)));
   if (std::ranges::find(other.ranks, rank) == other.ranks.end()) return;
+  if (store.check({place_of(meeting, peer)})) return;  // it has answered meanwhile, and gone on
   if (to_text(other) == to_text(meeting) || store.check({place_of(other, rank)})) return;
   const auto reason = fmt::format(
       "rank {} makes axis {} while rank {} makes axis {}; all ranks must first use "
@@ -129,6 +131,14 @@ void refuse_deadlock(c10d::Store& store, const Meeting& meeting, int rank, int p
       rank, meeting.name, peer, other.name);
   store.set(place_of(other, rank), reason);
   throw c10::DistError(reason, nullptr);
+}
+
+/// Gloo and the store write to sockets whose other end may just have died. That is an error for
+/// them to report, not a reason to end the process. (Python ignores the signal always.)
+void ignore_broken_pipes() {
+  struct sigaction action = {};
+  sigaction(SIGPIPE, nullptr, &action);
+  if (action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -185,6 +195,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
     if (where.listen_fd) close(*where.listen_fd);
     return {};
   }
+  ignore_broken_pipes();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(where.master_port);
   options.numWorkers = where.world_size;

@@ -35,8 +35,9 @@ Listener listen_on(const std::string& host, int port);
 bool is_loopback(const std::string& host);
 
 /// The store of the run: rank 0 serves it unless it is served, all others connect within `timeout`.
-/// A world of one rank needs none and gets nullptr. Throws UserError for impossible values and an
-/// occupied port, c10::DistError when rank 0 is not found.
+/// A world of one rank needs none and gets nullptr. SIGPIPE is ignored from then on, unless the
+/// program handles it: a lost peer is an error, not the end. Throws UserError for impossible values
+/// and an occupied port, c10::DistError when rank 0 is not found.
 c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where);
 
 /// A group that is about to be made: a name, and its ranks in the run.
