@@ -7,28 +7,19 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "tessera/base/error.h"
+#include "tessera/base/testing.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm {
 namespace {
 
+using tessera::testing::message_of;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Store, AnOccupiedPortIsOneLine) {
   const auto taken = listen_on("127.0.0.1", 0);

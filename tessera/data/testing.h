@@ -1,4 +1,5 @@
-// For tests: a folder that goes away, files made of numbers, and the text of a refusal.
+// For tests: a folder that goes away, files made of numbers, what is read from them, and the text
+// of a refusal.
 #pragma once
 
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/data/token_source.h"
 
 namespace tessera::data::testing {
 
@@ -66,6 +68,14 @@ std::string refusal(Function function) {
     return line.find('\n') == std::string::npos ? line : "(more than one line) " + line;
   }
   return "(accepted)";
+}
+
+/// All tokens of a source.
+inline std::vector<int64_t> tokens_of(const TokenSourceOptions& options) {
+  const auto source = TokenSource::open(options);
+  std::vector<int64_t> tokens(static_cast<size_t>(source.size()));
+  source.read(0, tokens);
+  return tokens;
 }
 
 }  // namespace tessera::data::testing

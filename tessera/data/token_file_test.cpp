@@ -13,17 +13,11 @@ using ::tessera::data::testing::bytes_of;
 using ::tessera::data::testing::llmc_header;
 using ::tessera::data::testing::refusal;
 using ::tessera::data::testing::TemporaryFolder;
+using ::tessera::data::testing::tokens_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
-
-std::vector<int64_t> tokens_of(const TokenSourceOptions& options) {
-  const auto source = TokenSource::open(options);
-  std::vector<int64_t> tokens(static_cast<size_t>(source.size()));
-  source.read(0, tokens);
-  return tokens;
-}
 
 TEST(TokenFile, ReadsBareUint16AndUint32) {
   const TemporaryFolder folder;

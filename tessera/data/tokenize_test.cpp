@@ -11,14 +11,8 @@ namespace {
 
 using ::tessera::data::testing::refusal;
 using ::tessera::data::testing::TemporaryFolder;
+using ::tessera::data::testing::tokens_of;
 using ::testing::HasSubstr;
-
-std::vector<int64_t> tokens_of(const TokenSourceOptions& options) {
-  const auto source = TokenSource::open(options);
-  std::vector<int64_t> tokens(static_cast<size_t>(source.size()));
-  source.read(0, tokens);
-  return tokens;
-}
 
 TEST(Tokenize, WritesTheSequenceThatTextIsReadAs) {
   const TemporaryFolder folder, out;

@@ -3,26 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "tessera/base/error.h"
+#include "tessera/base/testing.h"
 
 namespace tessera::mesh {
 namespace {
 
+using tessera::testing::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Layout, TpIsInnermostAndPpOutermost) {
   const MeshShape shape{.pp = 2, .dp_shard = 3, .tp = 4};

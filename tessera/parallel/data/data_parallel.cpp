@@ -20,7 +20,6 @@ namespace tessera::parallel {
 /// What the hooks of all units share.
 struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   struct Calls {
-    int64_t forwards = 0;   // under way
     int64_t backwards = 0;  // forwards whose backward has not ended
     bool done = false;      // in this backward, everything that was to come
     size_t modules = 0;     // of the unit that ended their forward, in this forward
@@ -180,8 +179,6 @@ void DataParallel::Engine::list_slices() {
 
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
-  auto& state = calls[index];
-  ++state.forwards;
   // Without grad mode, too: a checkpointed block's first forward has none.
   if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
   unit.finish_gather();
@@ -192,7 +189,6 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
 
 void DataParallel::Engine::after_forward(size_t index, bool backward_follows) {
   auto& state = calls[index];
-  --state.forwards;
   if (backward_follows) ++state.backwards;
   if (++state.modules < modules[index].modules.size()) return;  // others of the unit follow
   state.modules = 0;
@@ -232,10 +228,11 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   const auto here = std::ranges::find(order, index) - order.begin();
   const auto next = here + direction;
   if (next < 0 || next >= static_cast<std::ptrdiff_t>(order.size())) return;
-  auto& unit = units[order[static_cast<size_t>(next)]];
+  const size_t other = order[static_cast<size_t>(next)];
+  auto& unit = units[other];
   if (unit.has_whole()) return;
   // Backward comes only to units with an open call.
-  if (direction < 0 && calls[order[static_cast<size_t>(next)]].backwards == 0) return;
+  if (direction < 0 && calls[other].backwards == 0) return;
   if (unit.full_shard() && gathered_units() >= options.max_gathered_units) return;
   unit.start_gather();
 }
@@ -267,9 +264,7 @@ void DataParallel::Engine::launch_next() {
   note_memory();
   reducing.push_back(index);
   // Whole gradients that are freed once reduced: one under way, one being reduced.
-  const auto placement = units[index].options().placement;
-  const bool frees = placement == Placement::shard_gradients || placement == Placement::full_shard;
-  settle(frees ? 1 : order.size());
+  settle(units[index].frees_gradient() ? 1 : order.size());
 }
 
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway.

@@ -59,13 +59,6 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
 
 }  // namespace
 
-DataAxes DataAxes::of(const mesh::Axis& axis, bool sharded) {
-  const mesh::Axis none;
-  if (sharded)
-    return {.all = axis, .replicate = none, .gather = axis, .reduce = axis, .inner = none};
-  return {.all = axis, .replicate = axis, .gather = none, .reduce = none, .inner = none};
-}
-
 DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
   DataAxes axes{.all = mesh.axis({"dp_replicate", "dp_shard"}),
                 .replicate = mesh.axis("dp_replicate"),
@@ -89,6 +82,11 @@ Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOpt
   earlier_.resize(buffers_.size());
   straight_.resize(buffers_.size());
   if (!gathers()) state_ = State::gathered;
+}
+
+bool Unit::frees_gradient() const {
+  return std::ranges::any_of(buffers_,
+                             [](const auto& buffer) { return !buffer.options().keeps_gradient; });
 }
 
 bool Unit::gathers() const {

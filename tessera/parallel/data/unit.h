@@ -20,8 +20,6 @@ struct DataAxes {
   mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
   torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 
-  /// Of one data axis, replicated (`sharded` false) or sharded.
-  static DataAxes of(const mesh::Axis& axis, bool sharded);
   /// dp_replicate and dp_shard of a mesh, with channels for what shall not wait for each other.
   /// `inner_size`: k, or 0.
   static DataAxes of(const mesh::DeviceMesh& mesh, int inner_size = 0);
@@ -68,6 +66,7 @@ class Unit {
   void start_replicate();
   void finish_replicate();
   void forget_gradients();
+  bool frees_gradient() const;  ///< whole gradients go once they are reduced
 
  private:
   enum class State { sliced, gathering, gathered };
