@@ -1,87 +1,77 @@
-// Hugging Face's config.json: names as transformers writes them (versions 4 and 5).
+// Hugging Face's config.json: names as transformers writes them (versions 4 and 5), defaults as its
+// version 5 has them.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/config/json_keys.h"
 #include "tessera/config/model_shape.h"
-#include "tessera/config/values.h"
 
 namespace tessera::config {
 namespace {
 
-using Json = nlohmann::json;
-
-std::string shortened(const Json& value) {
-  return quoted(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+/// Yarn's factor of cosines and sines (Peng et al., 2023, section 3.4), as transformers infers it.
+double yarn_attention_factor(const JsonKeys& rope, double factor) {
+  const auto grown = [factor](double scale) {
+    return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
+  };
+  const bool both = rope.has("mscale") && rope.has("mscale_all_dim");
+  const double inferred =
+      both ? grown(rope.positive("mscale")) / grown(rope.positive("mscale_all_dim")) : grown(1);
+  return rope.positive("attention_factor", inferred);
 }
 
-/// One JSON object of the file. Every error starts with file and key; null counts as absent, as in
-/// transformers.
-class Keys {
- public:
-  Keys(std::string where, const Json& object) : where_(std::move(where)), object_(object) {}
+RopeScaling read_scaling(const JsonKeys& keys, const JsonKeys& rope, RopeScalingType type,
+                         int64_t max_seq_len) {
+  RopeScaling scaling{.type = type};
+  if (type == RopeScalingType::llama3 || type == RopeScalingType::yarn) {
+    // Outside of the group it comes first, as in transformers.
+    scaling.original_max_seq_len =
+        keys.size("original_max_position_embeddings",
+                  rope.size("original_max_position_embeddings", max_seq_len));
+  }
+  switch (type) {
+    case RopeScalingType::linear:
+      scaling.factor = rope.positive("factor");
+      break;
+    case RopeScalingType::dynamic:
+      scaling.factor = rope.positive("factor");
+      scaling.original_max_seq_len = max_seq_len;
+      break;
+    case RopeScalingType::yarn:
+      scaling.factor =
+          rope.positive("factor", static_cast<double>(max_seq_len) /
+                                      static_cast<double>(scaling.original_max_seq_len));
+      scaling.beta_fast = rope.positive("beta_fast", scaling.beta_fast);
+      scaling.beta_slow = rope.positive("beta_slow", scaling.beta_slow);
+      scaling.truncate = rope.flag("truncate", true);
+      scaling.attention_factor = yarn_attention_factor(rope, scaling.factor);
+      break;
+    case RopeScalingType::llama3:
+      scaling.factor = rope.positive("factor");
+      scaling.low_freq_factor = rope.positive("low_freq_factor");
+      scaling.high_freq_factor = rope.positive("high_freq_factor");
+      if (scaling.high_freq_factor <= scaling.low_freq_factor)
+        rope.refuse_unless(false, "high_freq_factor", "more than low_freq_factor");
+      break;
+  }
+  return scaling;
+}
 
-  bool has(const std::string& key) const {
-    return object_.contains(key) && !object_.at(key).is_null();
-  }
-  const Json& at(const std::string& key) const {
-    if (!has(key)) user_error("{}: {}: expected a value, got none", where_, key);
-    return object_.at(key);
-  }
-  Keys child(const std::string& key) const {
-    if (!at(key).is_object()) wrong(key, "an object");
-    return Keys(where_ + ": " + key, at(key));
-  }
-
-  int64_t size(const std::string& key, std::optional<int64_t> absent = {}) const {
-    if (absent && !has(key)) return *absent;
-    const auto& value = at(key);
-    const bool whole = value.is_number_integer() &&
-                       !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
-    if (!whole || value.get<int64_t>() < 1) wrong(key, "a whole number >= 1");
-    return value.get<int64_t>();
-  }
-  double positive(const std::string& key, std::optional<double> absent = {}) const {
-    if (absent && !has(key)) return *absent;
-    if (!at(key).is_number() || !(at(key).get<double>() > 0)) wrong(key, "a number > 0");
-    return at(key).get<double>();
-  }
-  bool flag(const std::string& key, bool absent) const {
-    if (!has(key)) return absent;
-    if (!at(key).is_boolean()) wrong(key, "true or false");
-    return at(key).get<bool>();
-  }
-  std::string text(const std::string& key, std::optional<std::string> absent = {}) const {
-    if (absent && !has(key)) return *absent;
-    if (!at(key).is_string()) wrong(key, "a text");
-    return at(key).get<std::string>();
-  }
-
-  /// A setting that changes the model in a way that is not built here.
-  void refuse_unless(bool supported, const std::string& key, const std::string& expected) const {
-    if (!supported) {
-      user_error("{}: {}: {} is not supported; expected {}", where_, key, shortened(at(key)),
-                 expected);
-    }
-  }
-
- private:
-  [[noreturn]] void wrong(const std::string& key, const std::string& expected) const {
-    user_error("{}: {}: expected {}, got {}", where_, key, expected, shortened(at(key)));
-  }
-
-  std::string where_;
-  const Json& object_;
-};
-
-/// transformers 5 keeps theta and scaling in rope_parameters, 4 in rope_theta and rope_scaling.
-void read_rotary(const Keys& keys, ModelShape& shape) {
+/// transformers 5 keeps theta and scaling in rope_parameters, 4 in rope_theta and rope_scaling; the
+/// latter counts if both are there.
+void read_rotary(const JsonKeys& keys, ModelShape& shape) {
+  static const std::map<std::string, RopeScalingType> kTypes = {
+      {"linear", RopeScalingType::linear},
+      {"dynamic", RopeScalingType::dynamic},
+      {"yarn", RopeScalingType::yarn},
+      {"llama3", RopeScalingType::llama3}};
   shape.rope_theta = keys.positive("rope_theta", 10000.0);
-  const std::string group = keys.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const std::string group = keys.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!keys.has(group)) return;
   const auto rope = keys.child(group);
   shape.rope_theta = rope.positive("rope_theta", shape.rope_theta);
@@ -89,21 +79,63 @@ void read_rotary(const Keys& keys, ModelShape& shape) {
   // Without a type rope_parameters is plain; in a rope_scaling the type is what it is there for.
   const auto type =
       group == "rope_parameters" ? rope.text(type_key, "default") : rope.text(type_key);
-  rope.refuse_unless(type == "default" || type == "llama3", type_key, "default or llama3");
+  const auto found = kTypes.find(type);
+  rope.refuse_unless(type == "default" || found != kTypes.end(), type_key,
+                     "default, linear, dynamic, yarn or llama3");
   rope.refuse_unless(rope.positive("partial_rotary_factor", 1.0) == 1, "partial_rotary_factor",
                      "1");
   if (type == "default") return;
-  shape.rope_scaling =
-      RopeScaling{.factor = rope.positive("factor"),
-                  .low_freq_factor = rope.positive("low_freq_factor"),
-                  .high_freq_factor = rope.positive("high_freq_factor"),
-                  .original_max_seq_len = rope.size("original_max_position_embeddings")};
-  if (shape.rope_scaling->high_freq_factor <= shape.rope_scaling->low_freq_factor) {
-    rope.refuse_unless(false, "high_freq_factor", "more than low_freq_factor");
+  shape.rope_scaling = read_scaling(keys, rope, found->second, shape.max_seq_len);
+}
+
+/// The number of layers before the first that slides; all of them if none does.
+int64_t full_layers(const JsonKeys& keys, int64_t num_layers) {
+  if (!keys.has("layer_types")) return std::min(keys.size("max_window_layers", 28, 0), num_layers);
+  const auto& types = keys.at("layer_types");
+  const auto slides = [](const nlohmann::json& type) { return type == "sliding_attention"; };
+  const auto known = [&](const nlohmann::json& type) {
+    return slides(type) || type == "full_attention";
+  };
+  if (!types.is_array() || static_cast<int64_t>(types.size()) != num_layers ||
+      !std::all_of(types.begin(), types.end(), known)) {
+    keys.wrong(
+        "layer_types",
+        fmt::format("full_attention or sliding_attention for each of {} layers", num_layers));
+  }
+  const auto first = std::find_if(types.begin(), types.end(), slides);
+  keys.refuse_unless(std::all_of(first, types.end(), slides), "layer_types",
+                     "layers of full_attention before those of sliding_attention");
+  return first - types.begin();
+}
+
+void read_window(const JsonKeys& keys, const std::string& type, ModelShape& shape) {
+  constexpr int64_t kAbsent = 4096;
+  if (type == "mistral") {
+    if (!keys.is_null("sliding_window"))
+      shape.sliding_window = keys.size("sliding_window", kAbsent);
+  } else if (type == "qwen2" || type == "qwen3") {
+    if (!keys.flag("use_sliding_window", false) || keys.is_null("sliding_window")) return;
+    const int64_t full = full_layers(keys, shape.num_layers);
+    if (full == shape.num_layers) return;
+    shape.sliding_window = keys.size("sliding_window", kAbsent);
+    shape.num_full_layers = full;
   }
 }
 
-ModelShape read_llama(const Keys& keys) {
+void read_heads(const JsonKeys& keys, const std::string& type, ModelShape& shape) {
+  // What an absent number of key heads means differs; null means one for each query head.
+  const int64_t absent = keys.is_null("num_key_value_heads") || type == "llama" ? shape.num_heads
+                         : type == "mistral"                                    ? 8
+                                                                                : 32;
+  shape.num_kv_heads = keys.size("num_key_value_heads", absent);
+  const bool own_width = keys.has("head_dim") || type == "qwen3";
+  keys.refuse_unless(own_width || shape.dim % shape.num_heads == 0, "num_attention_heads",
+                     fmt::format("a divisor of hidden_size {}", shape.dim));
+  shape.head_dim = keys.size("head_dim", type == "qwen3" ? 128 : shape.dim / shape.num_heads);
+}
+
+/// Llama, Mistral, Qwen2 and Qwen3.
+ModelShape read_llama(const JsonKeys& keys, const std::string& type) {
   ModelShape shape{.family = ModelFamily::llama,
                    .vocab_size = keys.size("vocab_size"),
                    .dim = keys.size("hidden_size"),
@@ -111,20 +143,21 @@ ModelShape read_llama(const Keys& keys) {
                    .num_heads = keys.size("num_attention_heads"),
                    .ffn_dim = keys.size("intermediate_size"),
                    .max_seq_len = keys.size("max_position_embeddings"),
+                   .qk_norm = type == "qwen3",
                    .norm_eps = keys.positive("rms_norm_eps", 1e-6),
                    .tie_embeddings = keys.flag("tie_word_embeddings", false)};
-  shape.num_kv_heads = keys.size("num_key_value_heads", shape.num_heads);
-  keys.refuse_unless(keys.has("head_dim") || shape.dim % shape.num_heads == 0,
-                     "num_attention_heads", fmt::format("a divisor of hidden_size {}", shape.dim));
-  shape.head_dim = keys.size("head_dim", shape.dim / shape.num_heads);
+  read_heads(keys, type, shape);
   keys.refuse_unless(keys.text("hidden_act", "silu") == "silu", "hidden_act", "silu");
-  keys.refuse_unless(!keys.flag("attention_bias", false), "attention_bias", "false");
-  keys.refuse_unless(!keys.flag("mlp_bias", false), "mlp_bias", "false");
+  const bool has_key = type == "llama" || type == "qwen3";  // the others do not look at it
+  shape.out_bias = has_key && keys.flag("attention_bias", false);
+  shape.qkv_bias = shape.out_bias || type == "qwen2";
+  shape.mlp_bias = type == "llama" && keys.flag("mlp_bias", false);
+  read_window(keys, type, shape);
   read_rotary(keys, shape);
   return shape;
 }
 
-ModelShape read_gpt2(const Keys& keys) {
+ModelShape read_gpt2(const JsonKeys& keys) {
   ModelShape shape{.family = ModelFamily::gpt2,
                    .vocab_size = keys.size("vocab_size"),
                    .dim = keys.size("n_embd"),
@@ -168,20 +201,21 @@ std::string published_name(ModelFamily family, const std::string& field) {
 
 }  // namespace
 
-ModelShape read_model_shape(const std::filesystem::path& config_json) {
+ModelShape read_model_shape(const std::filesystem::path& config_json,
+                            const std::string& expected_type) {
   const auto file = config_json.string();
-  Json json;
-  try {
-    json = Json::parse(read_file(config_json));
-  } catch (const Json::parse_error& error) {
-    user_error("{}: expected JSON; it stops being JSON at byte {}", file, error.byte);
-  }
-  if (!json.is_object())
-    user_error("{}: expected a JSON object with model_type, got {}", file, shortened(json));
-  const Keys keys(file, json);
+  const auto json = read_json_object(config_json, "model_type");
+  const JsonKeys keys(file, json);
   const auto type = keys.text("model_type");
-  keys.refuse_unless(type == "llama" || type == "gpt2", "model_type", "llama or gpt2");
-  const auto shape = type == "llama" ? read_llama(keys) : read_gpt2(keys);
+  const bool known =
+      type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3" || type == "gpt2";
+  keys.refuse_unless(known, "model_type", "llama, mistral, qwen2, qwen3 or gpt2");
+  if (expected_type != "auto" && type != expected_type) {
+    user_error(
+        "{}: model_type: expected {}, which model.type asks for, got {}; set model.type to auto",
+        file, expected_type, type);
+  }
+  const auto shape = type == "gpt2" ? read_gpt2(keys) : read_llama(keys, type);
   if (const auto problem = shape_problem(shape)) {
     user_error("{}: {}: {}", file, published_name(shape.family, problem->field), problem->message);
   }

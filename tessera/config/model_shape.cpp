@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/config/hf_config.h"
 #include "tessera/config/run_config.h"
 
 namespace tessera::config {
@@ -102,6 +104,27 @@ const std::vector<Preset>& presets() {
   return list;
 }
 
+/// Biases and norms of one block.
+int64_t block_vectors(const ModelShape& s) {
+  if (s.family == ModelFamily::gpt2) {
+    const int64_t biases = 5 * s.dim + s.ffn_dim;  // attention in and out, feed-forward in and out
+    return biases + 4 * s.dim;                     // two LayerNorms, weight and bias
+  }
+  const int64_t qkv = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
+  return (s.qkv_bias ? qkv : 0) + (s.out_bias ? s.dim : 0) +
+         (s.mlp_bias ? 2 * s.ffn_dim + s.dim : 0) + (s.qk_norm ? 2 * s.head_dim : 0) + 2 * s.dim;
+}
+
+/// Keys that a query sees on average over a sequence, summed over the layers.
+double keys_seen(const ModelShape& s, int64_t seq_len) {
+  const auto whole = static_cast<double>(seq_len);
+  const double window =
+      s.sliding_window == 0 ? whole : std::min(whole, static_cast<double>(s.sliding_window));
+  const auto layers = static_cast<double>(s.num_layers);
+  const double full = std::min(layers, static_cast<double>(s.num_full_layers));
+  return full * whole / 2 + (layers - full) * (window - window * window / (2 * whole));
+}
+
 /// Weights of one block's matrix products, biases and norms not counted.
 int64_t block_matrix_weights(const ModelShape& s) {
   const int64_t attention =
@@ -159,6 +182,10 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
         "head_dim",
         fmt::format("expected an even number for rotary positions, got {}", s.head_dim)};
   }
+  const bool dynamic = s.rope_scaling && s.rope_scaling->type == RopeScalingType::dynamic;
+  if (dynamic && s.head_dim == 2) {  // theta grows to the power of head_dim / (head_dim - 2)
+    return ShapeProblem{"head_dim", "expected more than 2 for dynamic rotary scaling, got 2"};
+  }
   if (s.family == ModelFamily::llama && s.dropout != 0) {
     return ShapeProblem{
         "dropout",
@@ -178,27 +205,28 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
 }
 
 int64_t num_parameters(const ModelShape& s) {
+  const bool gpt2 = s.family == ModelFamily::gpt2;
   const int64_t tables = s.vocab_size * s.dim * (s.tie_embeddings ? 1 : 2);
-  if (s.family == ModelFamily::llama) {
-    return tables + s.num_layers * (block_matrix_weights(s) + 2 * s.dim) + s.dim;
-  }
-  const int64_t biases = 5 * s.dim + s.ffn_dim;  // attention in and out, feed-forward in and out
-  const int64_t norms = 4 * s.dim;               // two LayerNorms, weight and bias
-  return tables + s.max_seq_len * s.dim +
-         s.num_layers * (block_matrix_weights(s) + biases + norms) + 2 * s.dim;
+  const int64_t positions = gpt2 ? s.max_seq_len * s.dim : 0;
+  const int64_t last_norm = (gpt2 ? 2 : 1) * s.dim;
+  return tables + positions + s.num_layers * (block_matrix_weights(s) + block_vectors(s)) +
+         last_norm;
 }
 
 double training_flops_per_token(const ModelShape& s, int64_t seq_len) {
   const double products =
       static_cast<double>(s.num_layers) * static_cast<double>(block_matrix_weights(s)) +
       static_cast<double>(s.vocab_size) * static_cast<double>(s.dim);
-  const double attention = static_cast<double>(s.num_layers) *
-                           static_cast<double>(s.num_heads * s.head_dim) *
-                           static_cast<double>(seq_len);
-  return 6 * products + 6 * attention;
+  const double attention = static_cast<double>(s.num_heads * s.head_dim) * keys_seen(s, seq_len);
+  return 6 * products + 12 * attention;
 }
 
 std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape& shape) {
+  if (model.path.empty() && model.type != "auto" && model.type != hf_model_type(shape)) {
+    return ShapeProblem{
+        "type", fmt::format("model.preset {} is a {}, got {}; remove one of the two", model.preset,
+                            hf_model_type(shape), model.type)};
+  }
   const bool all_heads_keyed = shape.num_kv_heads == shape.num_heads;
   const bool ffn_follows_dim = shape.family == ModelFamily::gpt2 && shape.ffn_dim == 4 * shape.dim;
   shape.vocab_size = model.vocab_size.value_or(shape.vocab_size);
@@ -226,9 +254,10 @@ std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape
 }
 
 ModelShape resolve_model_shape(const ModelSection& model) {
-  auto shape = model.path.empty()
-                   ? model_preset(model.preset)
-                   : read_model_shape(std::filesystem::path(model.path) / "config.json");
+  auto shape =
+      model.path.empty()
+          ? model_preset(model.preset)
+          : read_model_shape(std::filesystem::path(model.path) / "config.json", model.type);
   if (const auto problem = override_shape(model, shape))
     user_error("model.{}: {}", problem->field, problem->message);
   return shape;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -48,6 +49,21 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   TORCH_CHECK_VALUE(!options.causal || q.size(1) <= k.size(1),
                     "attention: expected at most as many queries as keys when causal, got ",
                     q.size(1), " and ", k.size(1), "; set causal = false");
+  TORCH_CHECK_VALUE(!options.window || (options.causal && *options.window >= 1),
+                    "attention: expected a window >= 1 and causal, got ",
+                    options.window.value_or(0), options.causal ? "" : " and not causal");
+}
+
+/// The window that hides a key from some query: with more keys than there are, none does.
+std::optional<int64_t> window_of(const at::Tensor& k, const AttentionOptions& options) {
+  return options.window && *options.window < k.size(1) ? options.window : std::nullopt;
+}
+
+/// [T, S], true where a causal query sees a key.
+at::Tensor visible_keys(const at::Tensor& q, const at::Tensor& k, std::optional<int64_t> window) {
+  const int64_t queries = q.size(1), keys = k.size(1), shift = keys - queries;
+  const auto visible = at::ones({queries, keys}, q.options().dtype(at::kBool)).tril(shift);
+  return window ? visible.triu(shift - *window + 1) : visible;
 }
 
 at::Tensor with_contiguous_rows(const at::Tensor& x) {
@@ -61,16 +77,24 @@ AttentionView view_of(const at::Tensor& x) {
           .head_stride = x.stride(2)};
 }
 
+/// What of the options the kernel takes.
+struct Rule {
+  double scale;
+  bool causal;
+  int64_t window;  ///< more than any query sees, if there is none
+};
+
 AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& out, const at::Tensor& log_sum_exp, double scale,
-                            bool causal) {
+                            const at::Tensor& out, const at::Tensor& log_sum_exp,
+                            const Rule& rule) {
   return {.num_queries = q.size(1),
           .num_keys = k.size(1),
           .heads = q.size(2),
           .key_heads = k.size(2),
           .head_dim = q.size(3),
-          .scale = static_cast<float>(scale),
-          .causal = causal,
+          .scale = static_cast<float>(rule.scale),
+          .causal = rule.causal,
+          .window = rule.window,
           .bfloat16 = q.scalar_type() == at::kBFloat16,
           .q = view_of(q),
           .k = view_of(k),
@@ -90,10 +114,10 @@ void run_parallel(int64_t count, int64_t workspace, const AttentionProblem& prob
 
 /// The result and the log-sum-exp.
 std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                double scale, bool causal) {
+                                const Rule& rule) {
   auto out = at::empty(q.sizes(), q.options());
   auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
-  const auto problem = problem_of(q, k, v, out, log_sum_exp, scale, causal);
+  const auto problem = problem_of(q, k, v, out, log_sum_exp, rule);
   run_parallel(q.size(0) * q.size(2), table().forward_workspace(problem), problem, table().forward);
   return {out, log_sum_exp};
 }
@@ -101,12 +125,15 @@ std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v, double scale, bool causal) {
-    const auto results = compute_once(2, [&] { return kernels::forward(q, k, v, scale, causal); });
+                            const at::Tensor& k, const at::Tensor& v, double scale, bool causal,
+                            int64_t window) {
+    const Rule rule{scale, causal, window};
+    const auto results = compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
     context->save_for_backward({q, k, v, out, log_sum_exp});
     context->saved_data["scale"] = scale;
     context->saved_data["causal"] = causal;
+    context->saved_data["window"] = window;
     return out;
   }
 
@@ -121,15 +148,16 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     auto grad_q = at::empty(q.sizes(), q.options());
     auto grad_k = at::empty(k.sizes(), k.options());
     auto grad_v = at::empty(v.sizes(), v.options());
-    auto problem = problem_of(q, k, v, saved[3], saved[4], context->saved_data["scale"].toDouble(),
-                              context->saved_data["causal"].toBool());
+    const Rule rule{context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool(),
+                    context->saved_data["window"].toInt()};
+    auto problem = problem_of(q, k, v, saved[3], saved[4], rule);
     problem.grad_out = view_of(grad_out);
     problem.grad_q = view_of(grad_q);
     problem.grad_k = view_of(grad_k);
     problem.grad_v = view_of(grad_v);
     run_parallel(q.size(0) * k.size(2), table().backward_workspace(problem), problem,
                  table().backward);
-    return {grad_q, grad_k, grad_v, {}, {}};
+    return {grad_q, grad_k, grad_v, {}, {}, {}};
   }
 };
 
@@ -146,13 +174,17 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
   check(q, k, v, options);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   const double scale = scale_of(q, options);
+  const auto window = window_of(k, options);
   if (has_kernel(q)) {
     return FusedAttention::apply(with_contiguous_rows(q), with_contiguous_rows(k),
-                                 with_contiguous_rows(v), scale, options.causal);
+                                 with_contiguous_rows(v), scale, options.causal,
+                                 window.value_or(q.size(1) + k.size(1)));
   }
-  if (options.causal && q.size(1) != k.size(1)) return attention_reference(q, k, v, options);
+  const bool masked = window || (options.causal && q.size(1) != k.size(1));
+  const auto mask = masked ? std::optional(visible_keys(q, k, window)) : std::nullopt;
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                          {}, 0.0, options.causal, scale, q.size(2) != k.size(2))
+                                          mask, 0.0, options.causal && !masked, scale,
+                                          q.size(2) != k.size(2))
       .transpose(1, 2)
       .contiguous();
 }
@@ -166,9 +198,7 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
   const auto values = v.transpose(1, 2).repeat_interleave(group, 1);
   auto scores = queries.matmul(keys.transpose(2, 3)) * scale_of(q, options);
   if (options.causal) {
-    const auto hidden = at::ones({q.size(1), k.size(1)}, q.options().dtype(at::kBool))
-                            .triu(k.size(1) - q.size(1) + 1);
-    scores = scores.masked_fill(hidden, -INFINITY);
+    scores = scores.masked_fill(visible_keys(q, k, window_of(k, options)).logical_not(), -INFINITY);
   }
   return scores.softmax(-1).matmul(values).transpose(1, 2).contiguous();
 }

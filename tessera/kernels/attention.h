@@ -10,6 +10,9 @@ namespace tessera::kernels {
 struct AttentionOptions {
   bool causal =
       true;  ///< query t of T sees keys 0 .. t + S - T (lower-right aligned, as in decoding)
+  /// A query sees itself and at most window - 1 keys before it, as transformers counts; only if
+  /// causal, >= 1. Unset: all before it.
+  std::optional<int64_t> window;
   std::optional<double> scale;  ///< of the scores; 1 / sqrt(D) unless set
 };
 
@@ -21,15 +24,16 @@ struct AttentionOptions {
 /// float32 and bfloat16 (sums in float32) on the CPU run a kernel of our own with a hand-written
 /// backward that recomputes the scores from the saved output and log-sum-exp [B, H, T] (Dao,
 /// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S D flops forward, 10 backward, half
-/// of it if causal; memory: O((T + S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such:
-/// the weights and their gradients are rounded to it, as LibTorch does; elsewhere it is widened
-/// first. The result does not depend on the number of threads. Not twice differentiable. Everything
-/// else goes through LibTorch: scaled_dot_product_attention, or `attention_reference` if causal and
-/// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
-/// shape without a graph.
+/// of it if causal, less with a window (tiles of 64 x 64 outside of it are skipped); memory: O((T +
+/// S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their gradients
+/// are rounded to it, as LibTorch does; elsewhere it is widened first. The result does not depend
+/// on the number of threads. Not twice differentiable. Everything else goes through LibTorch's
+/// scaled_dot_product_attention, with a mask [T, S] where there is a window or causal T != S. Under
+/// autocast the inputs are taken in its dtype. On the meta device the result is a shape without a
+/// graph.
 ///
-/// Throws c10::ValueError on shapes or dtypes that do not fit, and if causal with T > S (queries
-/// without a key).
+/// Throws c10::ValueError on shapes or dtypes that do not fit, if causal with T > S (queries
+/// without a key), and on a window that is < 1 or not causal.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options = {});
 

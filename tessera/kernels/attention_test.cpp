@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <vector>
 
@@ -18,11 +19,13 @@ namespace {
 struct Shape {
   int64_t batch, queries, keys, heads, key_heads, dim;
   bool causal = true;
+  std::optional<int64_t> window = {};
 };
 
 std::ostream& operator<<(std::ostream& stream, const Shape& s) {
   return stream << "B" << s.batch << " T" << s.queries << " S" << s.keys << " H" << s.heads << " KV"
-                << s.key_heads << " D" << s.dim << (s.causal ? " causal" : "");
+                << s.key_heads << " D" << s.dim << (s.causal ? " causal" : "") << " W"
+                << s.window.value_or(0);
 }
 
 struct Inputs {
@@ -72,7 +75,7 @@ std::vector<Isa> sets_of_this_processor() {
 void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double forward_error,
                                double backward_error) {
   const auto in = inputs_of(shape, dtype);
-  const AttentionOptions options{.causal = shape.causal};
+  const AttentionOptions options{.causal = shape.causal, .window = shape.window};
   const auto expected = results_of(attention_reference, in, options, at::kDouble);
   const char* const names[] = {"out", "grad q", "grad k", "grad v"};
   for (const Isa isa : sets_of_this_processor()) {
@@ -95,6 +98,19 @@ const Shape kShapes[] = {
     {1, 75, 138, 4, 2, 40},       {1, 67, 65, 2, 1, 33, false},  {1, 129, 191, 3, 1, 64},
 };
 
+// Windows of one key, within a strip, within a tile, of whole tiles and a little more or less,
+// longer than the sequence; queries fewer than keys.
+const Shape kWindows[] = {
+    {1, 70, 70, 2, 2, 16, true, 1},     {2, 200, 200, 4, 2, 32, true, 3},
+    {1, 66, 66, 2, 1, 20, true, 8},     {1, 300, 300, 2, 1, 64, true, 17},
+    {1, 129, 129, 3, 3, 33, true, 63},  {1, 300, 300, 2, 2, 64, true, 64},
+    {1, 257, 257, 2, 1, 80, true, 65},  {1, 400, 400, 2, 1, 16, true, 130},
+    {1, 191, 191, 2, 2, 64, true, 190}, {1, 128, 128, 2, 2, 32, true, 128},
+    {1, 90, 90, 2, 2, 64, true, 1000},  {1, 7, 230, 2, 2, 32, true, 70},
+    {2, 1, 77, 4, 2, 64, true, 5},      {1, 75, 338, 4, 2, 40, true, 100},
+    {1, 129, 191, 3, 1, 64, true, 2},   {1, 200, 201, 2, 1, 1, true, 90},
+};
+
 class AttentionShapes : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(AttentionShapes, Float32EqualsTheReference) {
@@ -106,6 +122,37 @@ TEST_P(AttentionShapes, Bfloat16EqualsTheReferenceWithinItsRounding) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionShapes, ::testing::ValuesIn(kShapes));
+INSTANTIATE_TEST_SUITE_P(Windows, AttentionShapes, ::testing::ValuesIn(kWindows));
+
+/// The reference against a mask written out: query t of T sees keys t + S - T - W + 1 .. t + S - T.
+TEST(AttentionTest, AWindowHoldsTheQueryAndTheKeysBeforeIt) {
+  const int64_t queries = 9, keys = 12, window = 4;
+  const auto in = inputs_of({1, queries, keys, 1, 1, 8}, at::kDouble);
+  auto visible = at::zeros({queries, keys}, at::kBool);
+  for (int64_t t = 0; t < queries; ++t) {
+    for (int64_t s = 0; s < keys; ++s) {
+      const int64_t behind = t + keys - queries - s;
+      visible[t][s] = behind >= 0 && behind < window;
+    }
+  }
+  const auto expected = at::scaled_dot_product_attention(in.q.transpose(1, 2), in.k.transpose(1, 2),
+                                                         in.v.transpose(1, 2), visible);
+  const AttentionOptions options{.window = window};
+  EXPECT_LT(
+      relative_error(attention_reference(in.q, in.k, in.v, options).transpose(1, 2), expected),
+      1e-12);
+  EXPECT_LT(relative_error(attention(in.q, in.k, in.v, options).transpose(1, 2), expected), 1e-12);
+}
+
+/// A window that hides nothing gives the same bits as none.
+TEST(AttentionTest, AWideWindowChangesNoBit) {
+  const auto in = inputs_of({2, 150, 150, 4, 2, 32});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto plain = results_of(attention, in, {}, dtype);
+    const auto windowed = results_of(attention, in, {.window = 150}, dtype);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(plain[i].equal(windowed[i])) << i;
+  }
+}
 
 TEST(AttentionTest, ReadsViewsIntoAFusedProductInPlace) {
   at::manual_seed(3);
@@ -258,10 +305,12 @@ TEST(AttentionTest, GradientsEqualFiniteDifferences) {
 }
 
 TEST(AttentionTest, OtherDtypesGoThroughLibTorch) {
-  for (const Shape& shape : {Shape{2, 20, 20, 4, 2, 16}, Shape{1, 5, 20, 4, 2, 16}}) {
+  for (const Shape& shape : {Shape{2, 20, 20, 4, 2, 16}, Shape{1, 5, 20, 4, 2, 16},
+                             Shape{2, 20, 20, 4, 2, 16, true, 6}}) {
     const auto in = inputs_of(shape, at::kDouble);
-    const auto actual = results_of(attention, in, {}, at::kDouble);
-    const auto expected = results_of(attention_reference, in, {}, at::kDouble);
+    const AttentionOptions options{.window = shape.window};
+    const auto actual = results_of(attention, in, options, at::kDouble);
+    const auto expected = results_of(attention_reference, in, options, at::kDouble);
     for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 1e-12) << i;
   }
   const auto described = at::empty({2, 8, 4, 16}, at::device(at::kMeta));
@@ -275,6 +324,8 @@ TEST(AttentionTest, RefusesWhatDoesNotFit) {
   EXPECT_THROW(attention(q, q, q.to(at::kBFloat16)), c10::ValueError);
   EXPECT_THROW(attention(q, q.narrow(1, 0, 5), q.narrow(1, 0, 5)), c10::ValueError);
   EXPECT_THROW(attention(q[0], q[0], q[0]), c10::ValueError);
+  EXPECT_THROW(attention(q, q, q, {.window = 0}), c10::ValueError);
+  EXPECT_THROW(attention(q, q, q, {.causal = false, .window = 2}), c10::ValueError);
 }
 
 TEST(AttentionTest, RefusesASecondDerivative) {

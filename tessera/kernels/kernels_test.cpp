@@ -280,7 +280,7 @@ TEST(Meta, ShapesWithoutMemory) {
 TEST(RotaryTables, Llama3ScalingLeavesFastAndStretchesSlowWavelengths) {
   const auto [plain, unused] = rotary_tables(100, 64, {.theta = 500000});
   const auto [scaled, unused2] =
-      rotary_tables(100, 64, {.theta = 500000, .llama3 = Llama3RopeScaling{}});
+      rotary_tables(100, 64, {.theta = 500000, .scaling = RopeScaling{}});
   EXPECT_TRUE(at::equal(plain.select(1, 0), scaled.select(1, 0)));
   const auto eighth = at::cos(at::acos(plain[1][31].to(at::kDouble)) / 8);
   EXPECT_NEAR(scaled[1][31].item<double>(), eighth.item<double>(), 1e-7);

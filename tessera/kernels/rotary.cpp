@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "tessera/kernels/cpu/fused.h"
@@ -51,21 +53,69 @@ struct Rotary : torch::autograd::Function<Rotary> {
   }
 };
 
-/// transformers' _compute_llama3_parameters, in its order of operations: Python's scalar / tensor
-/// is scalar * reciprocal.
-at::Tensor scaled_frequencies(const at::Tensor& inv_freq, const Llama3RopeScaling& scaling) {
-  const double low_wavelength = scaling.original_max_position_embeddings / scaling.low_freq_factor;
-  const double high_wavelength =
-      scaling.original_max_position_embeddings / scaling.high_freq_factor;
+// [Order of operations]: frequencies are computed step for step as in transformers'
+// modeling_rope_utils, in float32; Python's scalar / tensor is scalar * reciprocal.
+
+/// theta^(2i / D) for i in [0, D / 2).
+at::Tensor powers_of(const at::Tensor& theta, int64_t dim) {
+  return at::pow(theta, at::arange(0, dim, 2, at::kLong).to(at::kFloat) / dim);
+}
+
+at::Tensor llama3_frequencies(const at::Tensor& inv_freq, const RopeScaling& scaling) {
+  const auto original = static_cast<double>(scaling.original_max_seq_len);
+  const double low_wavelength = original / scaling.low_freq_factor;
+  const double high_wavelength = original / scaling.high_freq_factor;
   const auto wavelength = inv_freq.reciprocal() * (2 * std::numbers::pi);
   const auto stretched =
       at::where(wavelength > low_wavelength, inv_freq / scaling.factor, inv_freq);
-  const auto smooth = (wavelength.reciprocal() * scaling.original_max_position_embeddings -
-                       scaling.low_freq_factor) /
+  const auto smooth = (wavelength.reciprocal() * original - scaling.low_freq_factor) /
                       (scaling.high_freq_factor - scaling.low_freq_factor);
   const auto smoothed = (1 - smooth) * stretched / scaling.factor + smooth * stretched;
   const auto medium = (wavelength >= high_wavelength) & (wavelength <= low_wavelength);
   return at::where(medium, smoothed, stretched);
+}
+
+at::Tensor yarn_frequencies(double theta, int64_t dim, const RopeScaling& scaling) {
+  const auto powers = powers_of(at::scalar_tensor(theta, at::kDouble), dim);
+  // The dimension that turns `turns` times within the original length.
+  const auto dimension_of = [&](double turns) {
+    const auto original = static_cast<double>(scaling.original_max_seq_len);
+    return static_cast<double>(dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  double low = dimension_of(scaling.beta_fast), high = dimension_of(scaling.beta_slow);
+  if (scaling.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(dim - 1));
+  if (low == high) high += 0.001;  // no ramp of length zero
+  const auto ramp = ((at::arange(dim / 2, at::kFloat) - low) / (high - low)).clamp(0, 1);
+  const auto kept = 1 - ramp;
+  return (scaling.factor * powers).reciprocal() * (1 - kept) + powers.reciprocal() * kept;
+}
+
+/// Theta for a sequence of `seq_len` tokens: a float32 tensor once it differs.
+at::Tensor dynamic_theta(double theta, int64_t dim, int64_t seq_len, const RopeScaling& scaling) {
+  const auto original = scaling.original_max_seq_len;
+  if (seq_len <= original) return at::scalar_tensor(theta, at::kDouble);
+  const auto length = at::scalar_tensor(seq_len, at::kLong);
+  const auto growth = scaling.factor * length / original - (scaling.factor - 1);
+  return theta * at::pow(growth, static_cast<double>(dim) / static_cast<double>(dim - 2));
+}
+
+at::Tensor inverse_frequencies(int64_t seq_len, int64_t dim, const RotaryTablesOptions& options) {
+  const auto theta = at::scalar_tensor(options.theta, at::kDouble);
+  if (!options.scaling) return powers_of(theta, dim).reciprocal();
+  const auto& scaling = *options.scaling;
+  switch (scaling.type) {
+    case RopeScalingType::linear:
+      return powers_of(theta, dim).reciprocal() / scaling.factor;
+    case RopeScalingType::dynamic:
+      return powers_of(dynamic_theta(options.theta, dim, seq_len, scaling), dim).reciprocal();
+    case RopeScalingType::yarn:
+      return yarn_frequencies(options.theta, dim, scaling);
+    case RopeScalingType::llama3:
+      return llama3_frequencies(powers_of(theta, dim).reciprocal(), scaling);
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 }  // namespace
@@ -75,15 +125,14 @@ std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_d
   TORCH_CHECK_VALUE(head_dim > 0 && head_dim % 2 == 0,
                     "rotary_tables: expected an even positive head_dim, got ", head_dim);
   TORCH_CHECK_VALUE(seq_len >= 0, "rotary_tables: expected seq_len >= 0, got ", seq_len);
-  const auto exponents = at::arange(0, head_dim, 2, at::kLong).to(at::kFloat) / head_dim;
-  auto inv_freq = at::pow(options.theta, exponents).reciprocal();
-  if (options.llama3) inv_freq = scaled_frequencies(inv_freq, *options.llama3);
-  const auto positions =
-      at::arange(options.first_position, options.first_position + seq_len, at::kLong)
-          .to(at::kFloat);
+  const int64_t end = options.first_position + seq_len;
+  const auto inv_freq = inverse_frequencies(end, head_dim, options);
+  const auto positions = at::arange(options.first_position, end, at::kLong).to(at::kFloat);
   const auto angles = at::outer(positions, inv_freq);  // [T, D / 2]
   const auto both = at::cat({angles, angles}, -1);
-  return {both.cos(), both.sin()};
+  if (!options.scaling || options.scaling->attention_factor == 1) return {both.cos(), both.sin()};
+  const double factor = options.scaling->attention_factor;
+  return {both.cos() * factor, both.sin() * factor};
 }
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

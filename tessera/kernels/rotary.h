@@ -9,23 +9,33 @@
 
 namespace tessera::kernels {
 
-/// Llama 3's stretching of long wavelengths; the defaults are Llama 3.1's.
-struct Llama3RopeScaling {
+/// How angles are stretched beyond the sequences of the first training; the defaults are Llama
+/// 3.1's.
+/// linear: all by `factor`. dynamic (NTK): theta grows once the sequence is longer than the
+/// original one. yarn: slow dimensions by `factor`, fast ones not, a ramp between (Peng et al.,
+/// YaRN, 2023). llama3: the same by wavelength.
+enum class RopeScalingType { linear, dynamic, yarn, llama3 };
+
+struct RopeScaling {
+  RopeScalingType type = RopeScalingType::llama3;
   double factor = 8;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  double original_max_position_embeddings = 8192;
+  int64_t original_max_seq_len = 8192;               ///< all but linear
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
+  double beta_fast = 32, beta_slow = 1;  ///< yarn: turns within the original length, of the ramp
+  bool truncate = true;                  ///< yarn: the ramp begins and ends at whole dimensions
+  double attention_factor = 1;           ///< yarn: of cos and sin
 };
 
 struct RotaryTablesOptions {
   double theta = 10000;
-  std::optional<Llama3RopeScaling> llama3;
+  std::optional<RopeScaling> scaling;
   int64_t first_position = 0;  ///< of the `seq_len` positions
 };
 
 /// {cos, sin}, each [seq_len, head_dim] float32, the two halves alike; step for step as
-/// transformers computes them in float32 (modeling_rope_utils), so that the bits agree. Throws
-/// c10::ValueError on an odd or non-positive head_dim.
+/// transformers computes them in float32 (modeling_rope_utils), so that the bits agree. With
+/// dynamic scaling the last of the positions counts as the length: longer tables begin differently.
+/// Throws c10::ValueError on an odd or non-positive head_dim.
 std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_dim,
                                                  const RotaryTablesOptions& options = {});
 

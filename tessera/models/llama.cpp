@@ -1,5 +1,8 @@
 #include "tessera/models/llama.h"
 
+#include <map>
+#include <tuple>
+
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/attention.h"
 #include "tessera/kernels/rotary.h"
@@ -10,34 +13,65 @@ using config::ModelShape;
 using torch::Tensor;
 using torch::TensorOptions;
 
-LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, const TensorOptions& options)
+namespace {
+
+kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
+  static const std::map<config::RopeScalingType, kernels::RopeScalingType> kTypes{
+      {config::RopeScalingType::linear, kernels::RopeScalingType::linear},
+      {config::RopeScalingType::dynamic, kernels::RopeScalingType::dynamic},
+      {config::RopeScalingType::yarn, kernels::RopeScalingType::yarn},
+      {config::RopeScalingType::llama3, kernels::RopeScalingType::llama3}};
+  kernels::RotaryTablesOptions options{.theta = shape.rope_theta};
+  if (const auto& scaling = shape.rope_scaling) {
+    options.scaling = {.type = kTypes.at(scaling->type),
+                       .factor = scaling->factor,
+                       .original_max_seq_len = scaling->original_max_seq_len,
+                       .low_freq_factor = scaling->low_freq_factor,
+                       .high_freq_factor = scaling->high_freq_factor,
+                       .beta_fast = scaling->beta_fast,
+                       .beta_slow = scaling->beta_slow,
+                       .truncate = scaling->truncate,
+                       .attention_factor = scaling->attention_factor};
+  }
+  return options;
+}
+
+}  // namespace
+
+LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, int64_t index,
+                                       const TensorOptions& options)
     : num_heads_(shape.num_heads),
       num_kv_heads_(shape.num_kv_heads),
       head_dim_(shape.head_dim),
-      q_proj_(shape.dim, num_heads_ * head_dim_, false, options),
-      k_proj_(shape.dim, num_kv_heads_ * head_dim_, false, options),
-      v_proj_(shape.dim, num_kv_heads_ * head_dim_, false, options),
-      o_proj_(num_heads_ * head_dim_, shape.dim, false, options) {
+      q_proj_(shape.dim, num_heads_ * head_dim_, shape.qkv_bias, options),
+      k_proj_(shape.dim, num_kv_heads_ * head_dim_, shape.qkv_bias, options),
+      v_proj_(shape.dim, num_kv_heads_ * head_dim_, shape.qkv_bias, options),
+      o_proj_(num_heads_ * head_dim_, shape.dim, shape.out_bias, options) {
+  if (shape.sliding_window > 0 && index >= shape.num_full_layers) window_ = shape.sliding_window;
   register_module("q_proj", q_proj_);
   register_module("k_proj", k_proj_);
   register_module("v_proj", v_proj_);
   register_module("o_proj", o_proj_);
+  if (!shape.qk_norm) return;
+  q_norm_ = register_module("q_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
+  k_norm_ = register_module("k_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
 }
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto batch = x.size(0), seq_len = x.size(1);
-  const auto q =
-      kernels::rotary(q_proj_(x).view({batch, seq_len, num_heads_, head_dim_}), cos, sin);
-  const auto k =
-      kernels::rotary(k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_}), cos, sin);
+  auto q = q_proj_(x).view({batch, seq_len, num_heads_, head_dim_});
+  auto k = k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
   const auto v = v_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
-  return o_proj_(kernels::attention(q, k, v).view({batch, seq_len, num_heads_ * head_dim_}));
+  if (q_norm_) q = q_norm_(q), k = k_norm_(k);
+  const auto attended = kernels::attention(kernels::rotary(q, cos, sin),
+                                           kernels::rotary(k, cos, sin), v, {.window = window_});
+  return o_proj_(attended.view({batch, seq_len, num_heads_ * head_dim_}));
 }
 
 LlamaMlpImpl::LlamaMlpImpl(const ModelShape& shape, const TensorOptions& options)
-    : gate_proj_(shape.dim, shape.ffn_dim, false, options),
-      up_proj_(shape.dim, shape.ffn_dim, false, options),
-      down_proj_(shape.ffn_dim, shape.dim, false, options) {
+    : gate_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
+      up_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
+      down_proj_(shape.ffn_dim, shape.dim, shape.mlp_bias, options) {
   register_module("gate_proj", gate_proj_);
   register_module("up_proj", up_proj_);
   register_module("down_proj", down_proj_);
@@ -47,8 +81,8 @@ Tensor LlamaMlpImpl::forward(const Tensor& x) {
   return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x)));
 }
 
-LlamaBlockImpl::LlamaBlockImpl(const ModelShape& shape, const TensorOptions& options)
-    : self_attn_(shape, options),
+LlamaBlockImpl::LlamaBlockImpl(const ModelShape& shape, int64_t index, const TensorOptions& options)
+    : self_attn_(shape, index, options),
       mlp_(shape, options),
       input_layernorm_(shape.dim, shape.norm_eps, options),
       post_attention_layernorm_(shape.dim, shape.norm_eps, options) {
@@ -71,24 +105,23 @@ LlamaTrunkImpl::LlamaTrunkImpl(const ModelShape& shape, const TensorOptions& opt
   // One list named "layers", so that parameter names are Hugging Face's.
   auto list = std::make_shared<torch::nn::Module>();
   for (int64_t i = 0; i < shape.num_layers; ++i) {
-    layers.emplace_back(shape, options);
+    layers.emplace_back(shape, i, options);
     list->register_module(std::to_string(i), layers.back());
   }
   register_module("layers", list);
   register_module("norm", norm);
 }
 
+bool LlamaTrunkImpl::tables_reach(int64_t seq_len) const {
+  if (!cos_.defined() || cos_.size(0) < seq_len) return false;
+  const auto& scaling = shape_.rope_scaling;
+  const bool dynamic = scaling && scaling->type == config::RopeScalingType::dynamic;
+  return !dynamic || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
+}
+
 void LlamaTrunkImpl::extend_tables(int64_t seq_len, const torch::Device& device) {
-  if (cos_.defined() && cos_.size(0) >= seq_len && cos_.device() == device) return;
-  kernels::RotaryTablesOptions options{.theta = shape_.rope_theta};
-  if (const auto& scaling = shape_.rope_scaling) {
-    options.llama3 = {
-        .factor = scaling->factor,
-        .low_freq_factor = scaling->low_freq_factor,
-        .high_freq_factor = scaling->high_freq_factor,
-        .original_max_position_embeddings = static_cast<double>(scaling->original_max_seq_len)};
-  }
-  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, options);
+  if (tables_reach(seq_len) && cos_.device() == device) return;
+  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, rotary_options(shape_));
   cos_ = cos_.to(device), sin_ = sin_.to(device);
 }
 
@@ -140,7 +173,9 @@ std::vector<nn::Hookable*> Llama::blocks() {
   return blocks;
 }
 
-LanguageModel::Initial Llama::initial(const std::string&, int64_t dims, double std) const {
+LanguageModel::Initial Llama::initial(const std::string& parameter, int64_t dims,
+                                      double std) const {
+  if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
   return dims == 1 ? Initial{.constant = true, .value = 1} : Initial{.value = std};
 }
 

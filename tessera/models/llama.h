@@ -1,5 +1,9 @@
-// The Llama family: Llama 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024).
+// The Llama family: Llama 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024), Mistral (Jiang
+// et al., 2023), Qwen2 and Qwen3 (Yang et al., 2024 and 2025). What tells them apart are fields of
+// the shape.
 #pragma once
+
+#include <optional>
 
 #include "tessera/models/language_model.h"
 #include "tessera/nn/layers.h"
@@ -8,13 +12,17 @@ namespace tessera::models {
 
 class LlamaAttentionImpl : public nn::Hookable {
  public:
-  LlamaAttentionImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  /// `index`: of the layer, which decides whether it has a window.
+  LlamaAttentionImpl(const config::ModelShape& shape, int64_t index,
+                     const torch::TensorOptions& options);
   /// x [B, T, D]; cos, sin [T, head_dim] -> [B, T, D]
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
 
  private:
   int64_t num_heads_, num_kv_heads_, head_dim_;
+  std::optional<int64_t> window_;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  nn::RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  ///< Qwen3: of every head
 };
 using LlamaAttention = nn::Hooked<LlamaAttentionImpl>;
 
@@ -31,7 +39,8 @@ using LlamaMlp = nn::Hooked<LlamaMlpImpl>;
 
 class LlamaBlockImpl : public nn::Hookable {
  public:
-  LlamaBlockImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
+  LlamaBlockImpl(const config::ModelShape& shape, int64_t index,
+                 const torch::TensorOptions& options);
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
 
  private:
@@ -52,8 +61,10 @@ class LlamaTrunkImpl : public nn::Hookable {
   nn::RMSNorm norm;
 
  private:
-  /// Rotary tables grow to the longest sequence seen; they are not state.
+  /// Rotary tables grow to the longest sequence seen, or are made anew where its length changes
+  /// them all (dynamic scaling); they are not state.
   void extend_tables(int64_t seq_len, const torch::Device& device);
+  bool tables_reach(int64_t seq_len) const;
 
   config::ModelShape shape_;
   torch::Tensor cos_, sin_;

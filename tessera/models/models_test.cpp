@@ -16,12 +16,14 @@ std::shared_ptr<LanguageModel> on_meta(const config::ModelShape& shape) {
 
 class PresetTest : public ::testing::TestWithParam<std::string> {
  protected:
-  /// With the head tied and untied.
+  /// With the head tied and untied; a llama also with every bias and norm that its family has.
   static std::vector<config::ModelShape> shapes() {
     auto shape = config::model_preset(GetParam());
-    auto other = shape;
+    auto other = shape, full = shape;
     other.tie_embeddings = !shape.tie_embeddings;
-    return {shape, other};
+    if (shape.family == config::ModelFamily::gpt2) return {shape, other};
+    full.qkv_bias = full.out_bias = full.mlp_bias = full.qk_norm = true;
+    return {shape, other, full};
   }
 };
 
@@ -102,6 +104,18 @@ TEST(Gpt2, DropsTheSameHoweverABatchIsDivided) {
     for (size_t i = 0; i < whole.size(); ++i) {
       EXPECT_TRUE(whole[i].allclose(divided[i], 1e-4, 1e-4)) << "result " << i;
     }
+  }
+}
+
+TEST(Llama, StartsWithNormsOfOneAndBiasesOfZero) {
+  auto shape = config::model_preset("micro");
+  shape.qkv_bias = shape.out_bias = shape.mlp_bias = shape.qk_norm = true;
+  const auto model = make_language_model(shape);
+  initialise(*model, /*seed=*/1, /*std=*/0.02);
+  for (const auto& item : model->named_parameters()) {
+    if (item.value().dim() != 1) continue;
+    const double value = item.key().ends_with(".bias") ? 0 : 1;
+    EXPECT_TRUE(item.value().eq(value).all().item<bool>()) << item.key();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "tessera/checkpoint/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensors.h"
 #include "tests/parity/fixture.h"
 
 namespace tessera::parity {
@@ -23,8 +24,10 @@ TEST(LlamaMicro, LogitsEqualTransformers) {
   const torch::NoGradGuard no_grad;
   const checkpoint::SafetensorsFile expected("tests/fixtures/llama_micro/expected.safetensors");
   for (const auto* folder : {"tests/fixtures/llama_micro", "tests/fixtures/llama_micro_sharded"}) {
-    const auto logits = micro(folder)->logits(expected.tensor("input_ids"));
-    EXPECT_LT(largest_difference(logits.slice(0, 0, 2), expected.tensor("logits_rows_0_1")), 1e-5)
+    const auto logits = micro(folder)->logits(checkpoint::read_tensor(expected, "input_ids"));
+    EXPECT_LT(largest_difference(logits.slice(0, 0, 2),
+                                 checkpoint::read_tensor(expected, "logits_rows_0_1")),
+              1e-5)
         << folder;
   }
 }
@@ -41,11 +44,15 @@ TEST(LlamaMicro, FirstGradientsEqualPyTorch) {
   const checkpoint::SafetensorsFile expected("tests/fixtures/llama_micro/expected.safetensors");
   const checkpoint::SafetensorsFile gradients("tests/fixtures/llama_micro/grads_step1.safetensors");
   auto model = micro();
-  const auto targets = expected.tensor("targets");
-  model->loss(expected.tensor("input_ids"), targets, 1.0 / static_cast<double>(targets.numel()))
+  const auto targets = checkpoint::read_tensor(expected, "targets");
+  model
+      ->loss(checkpoint::read_tensor(expected, "input_ids"), targets,
+             1.0 / static_cast<double>(targets.numel()))
       .backward();
   for (const auto& item : model->named_parameters()) {
-    EXPECT_LT(largest_difference(item.value().grad(), gradients.tensor(item.key())), 1e-6)
+    EXPECT_LT(
+        largest_difference(item.value().grad(), checkpoint::read_tensor(gradients, item.key())),
+        1e-6)
         << item.key();
   }
 }
@@ -88,7 +95,8 @@ TEST_P(LlamaTrainingTest, MicroEqualsTheRecordedRun) {
     const checkpoint::SafetensorsFile after(
         "tests/fixtures/llama_micro/model_after_20_steps.safetensors");
     for (const auto& item : run.model->named_parameters()) {
-      EXPECT_LT(largest_difference(item.value(), after.tensor(item.key())), 2e-5) << item.key();
+      EXPECT_LT(largest_difference(item.value(), checkpoint::read_tensor(after, item.key())), 2e-5)
+          << item.key();
     }
   });
 }

@@ -17,7 +17,8 @@ constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = __builtin_inff();
 
-/// Query i sees keys 0 .. i + shift; with no mask every key is within the shift.
+/// Query i sees the `window` keys up to key i + shift; with no mask every key is within the shift,
+/// and without a window more than there are.
 int64_t shift_of(const AttentionProblem& p) {
   return p.causal ? p.num_keys - p.num_queries : p.num_keys;
 }
@@ -164,19 +165,21 @@ void forward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
   const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
   for (int64_t r = 0; r < rows; r += kStrip) {
-    const int64_t seen = first + r + shift - key_begin + 1;  // keys of the block that row r sees
+    // Row r sees the block's keys hidden .. seen - 1.
+    const int64_t seen = first + r + shift - key_begin + 1, hidden = seen - p.window;
     const int64_t columns = min_of(keys, seen + kStrip - 1);
-    if (columns <= 0) continue;
+    if (columns <= 0 || hidden >= keys) continue;
     const int64_t vectors = round_up(columns, kWidth * kDepth<F>) / kWidth;
     multiply<false>(Left<F>{b.queries + r * dim, dim, kDepth<F>}, dim, b.keys + key_begin * dim,
                     kBlock, b.scores, kBlock, vectors);
     for (int64_t i = 0; i < kStrip; ++i) {
       float* scores = b.scores + i * kBlock;
       F* weights = b.weights + i * kBlock;
-      for (int64_t j = max_of(0, min_of(keys, seen + i)); j < vectors * kWidth; ++j) {
-        scores[j] = -kInfinity;
-      }
-      if (seen + i <= 0) {  // a later row of the strip sees a key, this one none: weights of zero
+      const int64_t end = max_of(0, min_of(keys, seen + i)), begin = min_of(hidden + i, end);
+      for (int64_t j = end; j < vectors * kWidth; ++j) scores[j] = -kInfinity;
+      for (int64_t j = 0; j < begin; ++j) scores[j] = -kInfinity;
+      // Another row of the strip sees a key, this one none: weights of zero.
+      if (end == 0 || begin == end) {
         for (int64_t j = 0; j < vectors; ++j) store(weights + j * kWidth, Vec{});
         continue;
       }
@@ -205,7 +208,10 @@ void forward_head(const AttentionProblem& p, int64_t batch, int64_t head,
       store(b.totals + i * kWidth, Vec{});
     }
     const int64_t key_end = min_of(p.num_keys, first + rows + shift_of(p));
-    for (int64_t begin = 0; begin < key_end; begin += kBlock) forward_tile(p, first, begin, b);
+    const int64_t first_key = max_of(0, first + shift_of(p) - p.window + 1) / kBlock * kBlock;
+    for (int64_t begin = first_key; begin < key_end; begin += kBlock) {
+      forward_tile(p, first, begin, b);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const float total = sum_of(load(b.totals + r * kWidth));
       unpack_row(b.sums + r * dim, p.head_dim, 1.0f / total,
@@ -298,7 +304,7 @@ void pack_queries(const AttentionProblem& p, int64_t batch, int64_t head,
   }
 }
 
-/// Weights and score gradients of the strip from row `r` of a tile: columns past a row's last key
+/// Weights and score gradients of the strip from row `r` of a tile: columns that a row does not see
 /// are zero, as far as the products of backward_tile reach.
 template <typename F>
 void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t seen, int64_t keys,
@@ -317,11 +323,16 @@ void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t
       for (int64_t i = 0; i < kDepth<F>; ++i) {
         const int64_t t = first + r + row + i, at = (row + i) * kBlock + j;
         const int64_t visible = min_of(keys, seen + row + i) - j;
+        const int64_t hidden = seen - p.window + row + i - j;
         weights[i] = exp2_of(load(b.scores + at) * b.scaling.scores - b.log_sums[t]);
         grads[i] = weights[i] * (load(b.grad_weights + at) - b.deltas[t]);
         if (visible < kWidth) {
           weights[i] = first_of(weights[i], visible);
           grads[i] = first_of(grads[i], visible);
+        }
+        if (hidden > 0) {
+          weights[i] = without_first(weights[i], hidden);
+          grads[i] = without_first(grads[i], hidden);
         }
         store(b.grad_scores + r * kBlock + at, grads[i]);
       }
@@ -340,20 +351,24 @@ void backward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
   const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
   const int64_t distance =
-      first + shift_of(p) - key_begin;  // the tile's row r sees its keys 0 .. r + distance
+      first + shift_of(p) - key_begin;  // the tile's row r sees its keys up to r + distance
   for (int64_t r = 0; r < rows; r += kStrip) {
     const int64_t seen = r + distance + 1;
     const int64_t columns = min_of(keys, seen + kStrip - 1);
-    if (columns <= 0) continue;
+    if (columns <= 0 || seen - p.window >= keys) continue;
     backward_strip(p, first, r, seen, keys, b);
     multiply<true>(Left<F>{b.grad_scores + r * kBlock, kBlock, kDepth<F>}, columns, b.keys, dim,
                    b.grad_queries + (first + r) * dim, dim, vectors);
   }
   for (int64_t j = 0; j < keys; j += kStrip) {
-    // The first row that sees key j, or the one before it: a step is taken whole.
+    // From the first row that sees key j, or the one before it, to the last that sees a key of the
+    // strip, or the one after it: steps are taken whole.
     const int64_t from = max_of(0, j - distance) / kDepth<F> * kDepth<F>;
-    const int64_t depth = rows - from, at = from * kBlock + j * kDepth<F>;
-    if (depth <= 0) break;
+    const int64_t last_key = min_of(j + kStrip, keys) - 1;
+    const int64_t to = min_of(rows, round_up(last_key - distance + p.window, kDepth<F>));
+    const int64_t depth = to - from, at = from * kBlock + j * kDepth<F>;
+    if (from >= rows) break;
+    if (depth <= 0) continue;
     const int64_t down = kBlock * kDepth<F>, row = (first + from) * dim, key = key_begin + j;
     multiply<true>(Left<F>{b.weights_paired + at, kDepth<F>, down}, depth, b.grad_outs_paired + row,
                    dim, b.grad_values + key * dim, dim, vectors);
@@ -376,7 +391,8 @@ void backward_head(const AttentionProblem& p, int64_t batch, int64_t head,
     transpose_block(b.keys, dim, b.keys_across);
     if (kDepth < F >> 1) pack_paired(k, begin, keys, 1.0f, b.keys, dim);
     const int64_t first_query = max_of(0, begin - shift_of(p)) / kBlock * kBlock;
-    for (int64_t first = first_query; first < p.num_queries; first += kBlock) {
+    const int64_t end = min_of(p.num_queries, begin + keys - 1 - shift_of(p) + p.window);
+    for (int64_t first = first_query; first < end; first += kBlock) {
       backward_tile(p, first, begin, b);
     }
   }

@@ -23,6 +23,7 @@ struct AttentionProblem {
   int64_t head_dim = 0;
   float scale = 1;
   bool causal = true;
+  int64_t window = 0;     ///< keys that a query sees at most; num_queries + num_keys: no limit
   bool bfloat16 = false;  ///< element type of every view; else float
   AttentionView q, k, v, out;
   float* log_sum_exp = nullptr;  ///< [batch, heads, num_queries], natural logarithm

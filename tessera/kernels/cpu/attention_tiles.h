@@ -67,6 +67,19 @@ TESSERA_INLINE Vec first_of(Vec x, int64_t count) {
 #endif
 }
 
+/// x with its first `count` elements zero.
+TESSERA_INLINE Vec without_first(Vec x, int64_t count) {
+#if defined(__AVX512F__)
+  const auto kept = count >= kWidth ? 0u : 0xffffu << max_of(count, 0);
+  return (Vec)_mm512_maskz_mov_ps(static_cast<__mmask16>(kept), (__m512)x);
+#else
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int64_t i = 0; i < min_of(count, kWidth); ++i) lanes[i] = 0;
+  return load(lanes);
+#endif
+}
+
 // --- Factors.
 
 /// What the elements T of a tensor are multiplied as.

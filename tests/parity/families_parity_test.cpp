@@ -1,0 +1,105 @@
+// Every family of models against what transformers computed (tests/fixtures/families/make.py):
+// logits, loss and gradients in fp32.
+#include <gtest/gtest.h>
+
+#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensors.h"
+#include "tessera/models/bert.h"
+#include "tessera/models/language_model.h"
+
+namespace tessera {
+namespace {
+
+double largest_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+class FamilyParityTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::string folder_ = "tests/fixtures/families/" + GetParam();
+  const checkpoint::SafetensorsFile expected_{folder_ + "/expected.safetensors"};
+  const torch::Tensor ids_ = checkpoint::read_tensor(expected_, "input_ids");
+
+  std::shared_ptr<models::LanguageModel> model() const {
+    auto model = models::make_language_model(config::read_model_shape(folder_ + "/config.json"));
+    checkpoint::load_pretrained(*model, folder_);
+    return model;
+  }
+};
+
+TEST_P(FamilyParityTest, HasTheParametersOfTheFile) {
+  const auto shape = config::read_model_shape(folder_ + "/config.json");
+  int64_t elements = 0;
+  const checkpoint::SafetensorsFile stored(folder_ + "/model.safetensors");
+  for (const auto& name : stored.names()) elements += checkpoint::read_tensor(stored, name).numel();
+  EXPECT_EQ(config::num_parameters(shape), elements);
+  EXPECT_EQ(model()->named_parameters().size(), stored.names().size());
+}
+
+TEST_P(FamilyParityTest, LogitsEqualTransformers) {
+  const torch::NoGradGuard no_grad;
+  const auto built = model();
+  const auto logits = checkpoint::read_tensor(expected_, "logits");
+  EXPECT_LT(largest_difference(built->logits(ids_), logits), 1e-5);
+  // Not of the length alone that came before.
+  built->logits(torch::cat({ids_, ids_}, 1));
+  built->logits(ids_.slice(1, 0, 5));
+  EXPECT_LT(largest_difference(built->logits(ids_), logits), 1e-5);
+}
+
+TEST_P(FamilyParityTest, LossAndGradientsEqualTransformers) {
+  const auto built = model();
+  // transformers shifts the labels: the last token of a row predicts nothing.
+  const auto targets = torch::cat({ids_.slice(1, 1), torch::full({ids_.size(0), 1}, -100)}, 1);
+  const auto loss =
+      built->loss(ids_, targets, 1.0 / static_cast<double>(ids_.numel() - ids_.size(0)));
+  EXPECT_NEAR(loss.item<double>(), checkpoint::read_tensor(expected_, "loss").item<double>(), 2e-6);
+  loss.backward();
+  const auto parameters = built->named_parameters();
+  int compared = 0;
+  for (const auto& name : expected_.names()) {
+    if (!name.starts_with("grad.")) continue;
+    const auto gradient = checkpoint::read_tensor(expected_, name);
+    const double size = gradient.abs().max().item<double>();
+    EXPECT_LT(largest_difference(parameters[name.substr(5)].grad(), gradient), 1e-5 * size) << name;
+    EXPECT_GT(size, 0) << name << " tells nothing";
+    ++compared;
+  }
+  EXPECT_GE(compared, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamilyParityTest,
+                         ::testing::Values("llama_linear", "llama_dynamic", "llama_yarn",
+                                           "llama_yarn_mscale", "llama_3", "llama_biases",
+                                           "llama_tied", "mistral", "qwen2", "qwen2_window",
+                                           "qwen3"),
+                         [](const auto& family) { return family.param; });
+
+class BertParityTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BertParityTest, LogitsEqualTransformers) {
+  const torch::NoGradGuard no_grad;
+  const std::string folder = "tests/fixtures/" + GetParam();
+  models::Bert model(config::read_bert_shape(folder + "/config.json"));
+  checkpoint::load_pretrained(model, folder);
+  const checkpoint::SafetensorsFile expected(folder + "/expected.safetensors");
+  const auto read = [&](const char* name) { return checkpoint::read_tensor(expected, name); };
+  const auto ids = read("input_ids"), types = read("token_type_ids"), mask = read("attention_mask");
+  const auto logits = read("logits");
+  EXPECT_LT(largest_difference(model.logits(ids, types, mask), logits), 1e-5);
+  // The first row has no padding: without a mask it is the same, without token types it is not.
+  const auto first = [](const torch::Tensor& rows) { return rows.slice(0, 0, 1); };
+  EXPECT_LT(largest_difference(model.logits(first(ids), first(types)), first(logits)), 1e-5);
+  EXPECT_GT(largest_difference(model.logits(first(ids)), first(logits)), 1e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BertParityTest, ::testing::Values("bert_micro", "bert_cls_micro"));
+
+TEST(Bert, RefusesMorePositionsThanItHas) {
+  models::Bert model(config::read_bert_shape("tests/fixtures/bert_micro/config.json"));
+  EXPECT_THROW(model.logits(torch::zeros({1, 65}, torch::kInt64)), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace tessera
