@@ -1,0 +1,190 @@
+#include "tessera/hub/http.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::hub {
+namespace {
+
+constexpr int kMaxRedirections = 10;
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  return lower;
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return "";
+  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+/// A part of `location`, which may be relative to `base`; "" if it is no URL.
+std::string url_part(const std::string& base, const std::string& location, CURLUPart part) {
+  const std::unique_ptr<CURLU, decltype(&curl_url_cleanup)> url(curl_url(), curl_url_cleanup);
+  char* text = nullptr;
+  if (curl_url_set(url.get(), CURLUPART_URL, base.c_str(), 0) != CURLUE_OK ||
+      curl_url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK ||
+      curl_url_get(url.get(), part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) {
+    return "";
+  }
+  const std::string found = text;
+  curl_free(text);
+  return found;
+}
+
+std::string origin_of(const std::string& url) {
+  return url_part(url, url, CURLUPART_SCHEME) + "://" + url_part(url, url, CURLUPART_HOST) + ":" +
+         url_part(url, url, CURLUPART_PORT);
+}
+
+bool is_redirection(long status) {
+  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
+
+/// What libcurl calls back with while a request is under way. Exceptions wait until it has
+/// returned.
+struct Transfer {
+  Response response;
+  const BodySink& sink;
+  CURL* curl;
+  std::exception_ptr error;
+
+  static size_t on_header(char* data, size_t size, size_t count, void* self) {
+    auto& headers = static_cast<Transfer*>(self)->response.headers;
+    const std::string_view line(data, size * count);
+    const auto colon = line.find(':');
+    if (line.starts_with("HTTP/")) {
+      headers.clear();  // an interim response came before
+    } else if (colon != std::string_view::npos) {
+      headers[lower_case(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
+    }
+    return size * count;
+  }
+
+  static size_t on_body(char* data, size_t size, size_t count, void* self) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    auto& response = transfer.response;
+    curl_easy_getinfo(transfer.curl, CURLINFO_RESPONSE_CODE, &response.status);
+    if (!transfer.sink || (response.status != 200 && response.status != 206)) return size * count;
+    try {
+      transfer.sink(response, {data, size * count});
+      return size * count;
+    } catch (...) {
+      transfer.error = std::current_exception();
+      return 0;
+    }
+  }
+};
+
+struct Headers {
+  curl_slist* list = nullptr;
+
+  void add(const std::string& line) { list = curl_slist_append(list, line.c_str()); }
+  ~Headers() { curl_slist_free_all(list); }
+};
+
+}  // namespace
+
+std::string Response::header(const std::string& name) const {
+  const auto found = headers.find(name);
+  return found == headers.end() ? "" : found->second;
+}
+
+int64_t Response::number(const std::string& name) const {
+  const auto text = header(name);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 ? value : -1;
+}
+
+Http::Http(const Settings& settings) : settings_(settings), origin_(origin_of(settings.endpoint)) {
+  static std::once_flag once;
+  std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+  if (!settings.endpoint.starts_with("http://") && !settings.endpoint.starts_with("https://")) {
+    user_error("HF_ENDPOINT: expected http://host or https://host, got '{}'", settings.endpoint);
+  }
+  curl_ = curl_easy_init();
+  if (curl_ == nullptr) throw SystemError("libcurl cannot be started");
+}
+
+Http::~Http() { curl_easy_cleanup(curl_); }
+
+bool Http::is_endpoint(const std::string& url) const { return origin_of(url) == origin_; }
+
+Response Http::send_once(const Request& request, const BodySink& sink) {
+  curl_easy_reset(curl_);  // the connection stays
+  Headers headers;
+  headers.add("Accept-Encoding: identity");  // sizes and ranges are those of the file
+  if (!settings_.token.empty() && is_endpoint(request.url)) {
+    headers.add("Authorization: Bearer " + settings_.token);
+  }
+  if (request.first_byte > 0) headers.add(fmt::format("Range: bytes={}-", request.first_byte));
+  Transfer transfer{.response = {.url = request.url}, .sink = sink, .curl = curl_};
+  curl_easy_setopt(curl_, CURLOPT_URL, request.url.c_str());
+  // What begins encrypted stays encrypted.
+  curl_easy_setopt(curl_, CURLOPT_PROTOCOLS_STR,
+                   origin_.starts_with("https") ? "https" : "http,https");
+  curl_easy_setopt(curl_, CURLOPT_HTTPHEADER, headers.list);
+  curl_easy_setopt(curl_, CURLOPT_USERAGENT, "tessera");
+  curl_easy_setopt(curl_, CURLOPT_NOBODY, request.only_headers ? 1L : 0L);
+  curl_easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT, long{settings_.connect_seconds});
+  curl_easy_setopt(curl_, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl_easy_setopt(curl_, CURLOPT_LOW_SPEED_TIME, long{settings_.stall_seconds});
+  curl_easy_setopt(curl_, CURLOPT_HEADERFUNCTION, Transfer::on_header);
+  curl_easy_setopt(curl_, CURLOPT_HEADERDATA, &transfer);
+  curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, Transfer::on_body);
+  curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &transfer);
+  const CURLcode code = curl_easy_perform(curl_);
+  if (transfer.error) std::rethrow_exception(transfer.error);
+  if (code != CURLE_OK) {
+    const auto reason = fmt::format("{}: {}", origin_of(request.url), curl_easy_strerror(code));
+    if (code == CURLE_COULDNT_RESOLVE_HOST) throw NoSuchHost(reason);
+    throw Unreachable(reason);
+  }
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &transfer.response.status);
+  return transfer.response;
+}
+
+Response Http::send(const Request& request, const BodySink& sink) {
+  Request next = request;
+  std::map<std::string, std::string> kept;
+  for (int i = 0; i <= kMaxRedirections; ++i) {
+    auto response = send_once(next, sink);
+    if (response.status == 429 || response.status >= 500) {
+      throw Unreachable(
+          fmt::format("{}: answers with status {}", origin_of(next.url), response.status));
+    }
+    for (const auto* name : {"x-repo-commit", "x-linked-etag", "x-linked-size"}) {
+      if (response.headers.contains(name)) kept.emplace(name, response.headers[name]);
+    }
+    const auto target = url_part(next.url, response.header("location"), CURLUPART_URL);
+    const bool ends_here = !is_redirection(response.status) || target.empty() ||
+                           (request.only_headers && !is_endpoint(target));
+    if (ends_here) {
+      for (const auto& [name, value] : kept) response.headers[name] = value;
+      return response;
+    }
+    next.url = target;
+  }
+  user_error("{}: more than {} redirections; check HF_ENDPOINT", request.url, kMaxRedirections);
+}
+
+std::string url_encoded(std::string_view text) {
+  char* encoded = curl_easy_escape(nullptr, text.data(), static_cast<int>(text.size()));
+  std::string result = encoded;
+  curl_free(encoded);
+  return result;
+}
+
+}  // namespace tessera::hub

@@ -1,0 +1,69 @@
+// Requests over HTTP, one at a time, over a connection that is kept.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "tessera/hub/settings.h"
+
+namespace tessera::hub {
+
+/// Nothing is wrong with the request, but it was not answered: no network, a lost or stalled
+/// connection, an overloaded server. Worth another attempt.
+class Unreachable : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The server's name is unknown here: no network, most likely.
+class NoSuchHost : public Unreachable {
+  using Unreachable::Unreachable;
+};
+
+struct Request {
+  std::string url;
+  bool only_headers = false;
+  int64_t first_byte = 0;  ///< of the body: those before it are there already
+};
+
+struct Response {
+  long status = 0;
+  std::string url;                             ///< that answered, after redirections
+  std::map<std::string, std::string> headers;  ///< by lower-case name
+
+  std::string header(const std::string& name) const;  ///< "" if absent
+  int64_t number(const std::string& name) const;      ///< -1 if absent or no number
+};
+
+/// Takes the body of a response with a status of 200 or 206 piece by piece. May throw.
+using BodySink = std::function<void(const Response&, std::string_view)>;
+
+/// A client. For one thread at a time.
+class Http {
+ public:
+  explicit Http(const Settings& settings);
+  ~Http();
+  Http(const Http&) = delete;
+  Http& operator=(const Http&) = delete;
+
+  /// Sends a request and follows redirections. The token goes to the origin (scheme, host, port) of
+  /// the endpoint and to no other. What the Hub says of a file (x-repo-commit, x-linked-etag,
+  /// x-linked-size) is kept over redirections; with `only_headers` those to other origins are not
+  /// followed. Throws Unreachable (deadlines: Settings), also for status 429 and 5xx.
+  Response send(const Request& request, const BodySink& sink = {});
+
+  bool is_endpoint(const std::string& url) const;  ///< of the endpoint's origin
+
+ private:
+  Response send_once(const Request& request, const BodySink& sink);
+
+  Settings settings_;
+  std::string origin_;
+  void* curl_;
+};
+
+std::string url_encoded(std::string_view text);  ///< as one part of a path: '/' too
+
+}  // namespace tessera::hub
