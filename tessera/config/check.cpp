@@ -145,6 +145,9 @@ void check_effect(const RunConfig& config, const Place& place) {
       {"parallel.unit_patterns", parallel.units == "name", "parallel.units name"},
       {"parallel.reshard_after_forward", full_shard, "parallel.placement full_shard"},
       {"parallel.max_gathered_units", full_shard, "parallel.placement full_shard"},
+      {"parallel.offload_optimizer", !parallel.offload_params, "no parallel.offload_params"},
+      {"parallel.offload_fraction", parallel.offload_params || parallel.offload_optimizer,
+       "parallel.offload_params or parallel.offload_optimizer"},
       {"parallel.sync_module_states", !random, "model.init pretrained"},
       {"precision.autocast", config.precision.compute != "fp32", "precision.compute bf16 or fp16"},
       {"precision.optimizer_states", adamw, "optimizer.type adamw"},
@@ -152,6 +155,8 @@ void check_effect(const RunConfig& config, const Place& place) {
        "precision.parameters or precision.optimizer_states bf16"},
       {"memory.checkpoint_every", config.memory.checkpointing != "none",
        "memory.checkpointing full or selective"},
+      {"checkpoint.keep_every", config.checkpoint.keep_last > 0, "checkpoint.keep_last"},
+      {"checkpoint.keep_best", config.checkpoint.keep_last > 0, "checkpoint.keep_last"},
       {"schedule.decay_steps", config.schedule.type == "wsd", "schedule.type wsd"},
   };
   for (const auto& rule : rules) {

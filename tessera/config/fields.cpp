@@ -49,6 +49,10 @@ Section model_section() {
            "folder with config.json and, if init is pretrained, *.safetensors; takes the place of "
            "preset",
            {.aliases = {"pretrained_model_name_or_path", "model_name_or_path"}})
+      .add("type", &S::type,
+           "model_type that config.json (or the preset) must have; auto: whichever it has",
+           {.choices = {"auto", "llama", "mistral", "qwen2", "qwen3", "gpt2"},
+            .aliases = {"model_type", "architecture", "family"}})
       .add("init", &S::init,
            "random: weights from (seed, name, position); pretrained: read from path",
            {.choices = {"random", "pretrained"}})
@@ -194,6 +198,11 @@ Section parallel_section() {
       .add("offload_params", &S::offload_params,
            "slices, their gradients and the optimizer live on the host",
            {.aliases = {"cpu_offload"}})
+      .add("offload_optimizer", &S::offload_optimizer,
+           "the same, but under full_shard a copy of the parameters' slices stays on the GPU")
+      .add("offload_fraction", &S::offload_fraction,
+           "share of the parameters that either of these concerns, in whole units, the last ones",
+           {.range = between(0, 1), .aliases = {"ratio"}})
       .add("sync_module_states", &S::sync_module_states,
            "rank 0 reads pretrained weights, the others receive their slices")
       .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo",
@@ -237,6 +246,43 @@ Section memory_section() {
             .aliases = {"activation_checkpointing", "gradient_checkpointing"}})
       .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",
            {.range = at_least(1)})
+      .build();
+}
+
+Section checkpoint_section() {
+  using S = CheckpointSection;
+  return SectionBuilder("checkpoint", &RunConfig::checkpoint,
+                        "What is saved, how often, and from where a run goes on. SIGTERM and "
+                        "SIGUSR1 save and end it with exit code 75, unless nothing is saved at "
+                        "all.")
+      .add("dir", &S::dir, "folder of the checkpoints; empty: checkpoints in train.run_dir")
+      .add("every", &S::every, "steps between checkpoints; 0: none along the way",
+           {.range = at_least(0),
+            .aliases = {"save_every", "save_steps", "checkpointing_steps", "interval",
+                        "save_interval", "every_steps"}})
+      .add("every_minutes", &S::every_minutes, "minutes between checkpoints; 0: not by the clock",
+           {.range = at_least(0)})
+      .add("at_end", &S::at_end, "save after the last step")
+      .add("async", &S::async,
+           "training goes on while a copy of the slices is written (their size in memory once "
+           "more)",
+           {.aliases = {"async_save"}})
+      .add("verify", &S::verify, "what is read back before a checkpoint counts as complete",
+           {.choices = {"off", "sizes", "full"}})
+      .add("keep_last", &S::keep_last, "newest checkpoints that stay; 0: all",
+           {.range = at_least(0), .aliases = {"total_limit", "save_total_limit", "keep"}})
+      .add("keep_every", &S::keep_every,
+           "besides, those of steps that this number divides; 0: none", {.range = at_least(0)})
+      .add("keep_best", &S::keep_best,
+           "besides, as many with the lowest validation loss (of steps that were validated)",
+           {.range = at_least(0)})
+      .add("resume", &S::resume,
+           "none; auto: the newest checkpoint in dir that is complete and undamaged, or from the "
+           "start if there is none; or the folder of a checkpoint",
+           {.aliases = {"resume_from_checkpoint", "load_path", "resume_from"}})
+      .add("strict", &S::strict, "false: a checkpoint may lack tensors or have others")
+      .add("overwrite", &S::overwrite,
+           "remove checkpoints in dir that this run does not go on from")
       .build();
 }
 
@@ -292,9 +338,9 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),    data_section(),     optimizer_section(),
-      schedule_section(), parallel_section(), precision_section(),
-      memory_section(),   train_section(),    logging_section()};
+      model_section(),    data_section(),      optimizer_section(), schedule_section(),
+      parallel_section(), precision_section(), memory_section(),    checkpoint_section(),
+      train_section(),    logging_section()};
   return list;
 }
 

@@ -17,6 +17,7 @@ namespace tessera::config {
 struct ModelSection {
   std::string preset = "tiny";  ///< a name of model_preset_names(); ignored when `path` is set
   std::string path;  ///< folder with config.json and (unless init is "random") *.safetensors
+  std::string type = "auto";  ///< model_type that config.json (or the preset) must have; auto: any
   std::string init =
       "random";         ///< random: weights from (seed, name, position); pretrained: read from path
   int64_t seed = 1234;  ///< of the initial weights
@@ -80,6 +81,8 @@ struct ParallelSection {
   bool forward_prefetch = true;
   int64_t max_gathered_units = 3;
   bool offload_params = false;
+  bool offload_optimizer = false;
+  double offload_fraction = 1;
   bool sync_module_states = false;
   std::string backend = "auto";  ///< auto (nccl on GPUs, else gloo), gloo, nccl
   double timeout_seconds = 600;  ///< deadline of every collective
@@ -104,6 +107,25 @@ struct MemorySection {
   int64_t checkpoint_every = 1;        ///< blocks
 
   bool operator==(const MemorySection&) const = default;
+};
+
+struct CheckpointSection {
+  std::string dir;           ///< empty: run_dir/checkpoints
+  int64_t every = 0;         ///< steps; 0: none along the way
+  double every_minutes = 0;  ///< likewise, by the clock
+  bool at_end = true;
+  bool async = true;            ///< training goes on while a copy is written
+  std::string verify = "full";  ///< what is read back before it counts: off, sizes, full
+  int64_t keep_last = 0;        ///< 0: all
+  int64_t keep_every = 0;       ///< and those of steps that it divides
+  int64_t keep_best = 0;        ///< and those with the lowest validation loss
+  std::string resume = "none";  ///< none, auto (the newest that is usable), or a folder
+  bool strict = true;           ///< false: tensors may be missing or too many
+  bool overwrite = false;       ///< remove those of an earlier run, or of later steps
+
+  bool saves() const { return every > 0 || every_minutes > 0 || at_end; }
+
+  bool operator==(const CheckpointSection&) const = default;
 };
 
 struct TrainSection {
@@ -138,6 +160,7 @@ struct RunConfig {
   ParallelSection parallel;
   PrecisionSection precision;
   MemorySection memory;
+  CheckpointSection checkpoint;
   TrainSection train;
   LoggingSection logging;
 
@@ -187,7 +210,8 @@ std::string to_yaml(const RunConfig& config);
 std::string config_help();
 std::string config_markdown();
 
-/// Applies the model section's overrides to a shape; what is wrong with the outcome, if anything.
+/// Applies the model section's overrides to a shape; what is wrong with the outcome, if anything
+/// (a preset of another type included).
 /// The head width follows dim / heads where either is given; gpt2's ffn_dim follows 4 dim; key
 /// heads follow query heads where they were equal.
 std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape& shape);

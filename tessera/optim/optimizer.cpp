@@ -33,13 +33,12 @@ void check(const Slice& slice, const OptimizerOptions& options) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
-    : slices_(std::move(slices)), options_(options) {
+    : slices_(std::move(slices)), options_(options), states_(slices_.size()) {
   for (const auto& slice : slices_) check(slice, options_);
 }
 
 void Optimizer::step(double learning_rate, double gradient_scale) {
   const torch::NoGradGuard no_grad;
-  states_.resize(slices_.size());
   ++step_;
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (options_.type == OptimizerType::adamw) {
@@ -50,18 +49,31 @@ void Optimizer::step(double learning_rate, double gradient_scale) {
   }
 }
 
+Optimizer::State& Optimizer::state(size_t index) {
+  auto& state = states_[index];
+  const bool adamw = options_.type == OptimizerType::adamw;
+  if (state.exp_avg.defined() || (!adamw && options_.momentum == 0)) return state;
+  const auto& parameter = slices_[index].parameter;
+  const auto options = parameter.options().dtype(options_.state_dtype);
+  state.exp_avg = torch::zeros(parameter.sizes(), options);
+  if (adamw) state.exp_avg_sq = torch::zeros(parameter.sizes(), options);
+  return state;
+}
+
+std::vector<std::pair<std::string, Tensor>> Optimizer::states(size_t slice) {
+  const auto& kept = state(slice);
+  if (!kept.exp_avg.defined()) return {};
+  if (options_.type == OptimizerType::sgd) return {{"momentum_buffer", kept.exp_avg}};
+  return {{"exp_avg", kept.exp_avg}, {"exp_avg_sq", kept.exp_avg_sq}};
+}
+
 void Optimizer::step_adamw(size_t index, double learning_rate, double gradient_scale) {
   const auto& slice = slices_[index];
-  auto& state = states_[index];
-  if (!state.exp_avg.defined()) {
-    const auto options = slice.parameter.options().dtype(options_.state_dtype);
-    state = {.exp_avg = torch::zeros(slice.parameter.sizes(), options),
-             .exp_avg_sq = torch::zeros(slice.parameter.sizes(), options)};
-  }
+  const auto& kept = state(index);
   if (!slice.parameter.is_cpu()) {
     const auto scalar = slice.parameter.options().dtype(torch::kFloat32);
     // LibTorch's kernel divides by its grad_scale (made for loss scaling).
-    at::_fused_adamw_({slice.parameter}, {slice.gradient}, {state.exp_avg}, {state.exp_avg_sq}, {},
+    at::_fused_adamw_({slice.parameter}, {slice.gradient}, {kept.exp_avg}, {kept.exp_avg_sq}, {},
                       {torch::full({}, static_cast<double>(step_), scalar)}, learning_rate,
                       options_.beta1, options_.beta2, slice.weight_decay, options_.eps,
                       /*amsgrad=*/false, /*maximize=*/false,
@@ -79,7 +91,7 @@ void Optimizer::step_adamw(size_t index, double learning_rate, double gradient_s
     update.rounding = {
         .seed = options_.seed, .step = step_, .first_position = slice.first_position};
   }
-  kernels::adamw(slice.parameter, slice.gradient, state.exp_avg, state.exp_avg_sq, update,
+  kernels::adamw(slice.parameter, slice.gradient, kept.exp_avg, kept.exp_avg_sq, update,
                  slice.copy);
 }
 
@@ -91,13 +103,7 @@ void Optimizer::step_sgd(size_t index, double learning_rate, double gradient_sca
   if (gradient_scale != 1) update.mul_(gradient_scale);
   if (slice.weight_decay != 0) update.add_(parameter, slice.weight_decay);
   if (options_.momentum != 0) {
-    auto& velocity = states_[index].exp_avg;
-    if (velocity.defined()) {
-      velocity.mul_(options_.momentum).add_(update);
-    } else {
-      velocity = update.clone();
-    }
-    update = velocity;
+    update = state(index).exp_avg.mul_(options_.momentum).add_(update);
   }
   parameter.add_(update, -learning_rate);
   if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);

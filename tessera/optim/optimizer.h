@@ -4,6 +4,8 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::optim {
@@ -37,7 +39,7 @@ struct Slice {
 };
 
 /// Keeps the state of every slice (adamw: two tensors of its size; sgd: one with momentum, else
-/// none) from the first step.
+/// none) from the first step, or the first look at it.
 class Optimizer {
  public:
   /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot.
@@ -49,12 +51,21 @@ class Optimizer {
   void step(double learning_rate, double gradient_scale = 1);
 
   const std::vector<Slice>& slices() const { return slices_; }
+
+  /// What is kept for slices()[slice], by name: adamw "exp_avg" and "exp_avg_sq", sgd
+  /// "momentum_buffer" (torch's names); [n] each, zero before the first step. Valid for life.
+  std::vector<std::pair<std::string, torch::Tensor>> states(size_t slice);
+
+  int64_t num_steps() const { return step_; }                   ///< updates made
+  void set_num_steps(int64_t num_steps) { step_ = num_steps; }  ///< beside states(), to go on
+
   int64_t state_bytes() const;  ///< of what it keeps
 
  private:
   struct State {
     torch::Tensor exp_avg, exp_avg_sq;  // sgd keeps its momentum in exp_avg
   };
+  State& state(size_t index);
   void step_adamw(size_t index, double learning_rate, double gradient_scale);
   void step_sgd(size_t index, double learning_rate, double gradient_scale);
 

@@ -26,6 +26,7 @@ Prediction predict(const parallel::FlatBuffer& buffer, const config::RunConfig& 
   Prediction result{.parameters = share * bytes(buffer.slice())};
   result.whole = elements * bytes(buffer.whole.tensor());
   if (buffer.slice_in_whole()) result.whole -= result.parameters;
+  if (buffer.options().keeps_copy) result.parameters += share * bytes(buffer.gather_source());
   if (!buffer.trained()) return result;
   result.gradients = elements * bytes(buffer.gradient.tensor());
   if (!buffer.gradient_slice_in_gradient()) {
@@ -67,12 +68,16 @@ double peak_of_backward(const std::vector<double>& whole, const std::vector<doub
 int64_t predicted_activation_bytes(const config::RunConfig& config, const config::ModelShape& shape,
                                    int64_t tokens) {
   if (shape.family != config::ModelFamily::llama || config.precision.compute != "fp32") return 0;
-  const int64_t d = shape.dim, k = shape.num_kv_heads * shape.head_dim;
-  const int64_t f = shape.ffn_dim, h = shape.num_heads;
+  const int64_t d = shape.dim, f = shape.ffn_dim, h = shape.num_heads;
+  const int64_t q = h * shape.head_dim, k = shape.num_kv_heads * shape.head_dim;
   const auto& mode = config.memory.checkpointing;
   const int64_t every = config.memory.checkpoint_every;
-  const int64_t kept = mode == "full" ? d : mode == "selective" ? 4 * d + 2 * k + 2 * f + h : 0;
-  const int64_t plain = 6 * d + 2 * k + 3 * f + h + 2;
+  const int64_t kept = mode == "full"        ? d
+                       : mode == "selective" ? 2 * d + 2 * q + 2 * k + 2 * f + h
+                                             : 0;
+  // Norms of heads keep what they norm, and a number for each head.
+  const int64_t head_norms = shape.qk_norm ? q + k + h + shape.num_kv_heads : 0;
+  const int64_t plain = 4 * d + 2 * q + 2 * k + 3 * f + h + 2 + head_norms;
   const int64_t checkpointed = mode == "none" ? 0 : (shape.num_layers + every - 1) / every;
   // Beside the blocks: the last one's output, and the gradient of the last norm's output.
   const int64_t floats =

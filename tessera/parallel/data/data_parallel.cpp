@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -118,6 +119,31 @@ std::vector<UnitOptions> options_by_unit(const std::vector<UnitModules>& units,
   return result;
 }
 
+/// Each unit's policy: none for the first units, as `fraction` says.
+std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units,
+                                           const OffloadPolicy& policy) {
+  TORCH_CHECK_VALUE(!(policy.offload_params && policy.offload_optimizer),
+                    "offload: expected offload_params or offload_optimizer, got both");
+  TORCH_CHECK_VALUE(policy.fraction >= 0 && policy.fraction <= 1,
+                    "offload: expected a fraction from 0 to 1, got ", policy.fraction);
+  std::vector<double> elements;
+  for (const auto& unit : units) {
+    double sum = 0;
+    for (const auto& [name, parameter] : unit.parameters) {
+      sum += static_cast<double>(parameter.numel());
+    }
+    elements.push_back(sum);
+  }
+  const double wanted = policy.fraction * std::accumulate(elements.begin(), elements.end(), 0.0);
+  std::vector<OffloadPolicy> result(units.size());
+  double offloaded = 0;
+  for (size_t i = units.size(); i-- > 0 && offloaded < wanted;) {
+    result[i] = policy;
+    offloaded += elements[i];
+  }
+  return result;
+}
+
 void check_options(const std::vector<UnitModules>& units, const std::vector<UnitOptions>& options,
                    const DataAxes& axes) {
   for (size_t i = 0; i < units.size(); ++i) {
@@ -173,6 +199,9 @@ void DataParallel::Engine::list_slices() {
       add(buffer.decayed(), buffer.size(), false);
       begin += buffer.content_size();
       memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
+      if (buffer.options().keeps_copy) {
+        memory.parameters += static_cast<int64_t>(buffer.gather_source().nbytes());
+      }
     }
   }
 }
@@ -407,11 +436,39 @@ std::vector<torch::Tensor> DataParallel::parameters() const {
   return leaves;
 }
 
+std::vector<DataParallel::Part> DataParallel::parts() const {
+  const auto& axes = engine_->axes;
+  std::vector<Part> parts;
+  for (const auto& unit : engine_->units) {
+    const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
+    for (const auto& buffer : unit.buffers()) {
+      for (auto& piece : buffer.pieces()) {
+        Part part{.replicas = replicas.size(), .replica = replicas.rank()};
+        const auto* data = piece.part.const_data_ptr();
+        for (size_t i = 0; i < slices().size(); ++i) {
+          const auto& slice = slices()[i].parameter;
+          const auto* begin = static_cast<const std::byte*>(slice.const_data_ptr());
+          if (data < begin || data >= begin + slice.nbytes()) continue;
+          part.slice = i;
+          part.offset = piece.part.storage_offset() - slice.storage_offset();
+        }
+        part.piece = std::move(piece);
+        parts.push_back(std::move(part));
+      }
+    }
+  }
+  return parts;
+}
+
+void DataParallel::values_changed() {
+  for (auto& unit : engine_->units) unit.parameters_changed();
+}
+
 void DataParallel::fill(const FlatBuffer::Fill& set) {
   for (auto& unit : engine_->units) {
     for (auto& buffer : unit.buffers()) buffer.fill(set);
-    unit.parameters_changed();
   }
+  values_changed();
   if (!engine_->options.check_parameters) return;
   // Ranks that hold the same slices must hold the same values.
   std::vector<CheckedUnit> sliced, whole;
@@ -480,8 +537,11 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   engine->options = options;
   engine->axes = axes;
   engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
+  const auto offload = offload_by_unit(checked, options.offload);
   for (size_t i = 0; i < units.size(); ++i) {
-    engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], options,
+    auto of_unit = options;
+    of_unit.offload = offload[i];
+    engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], of_unit,
                                axes);
     engine->order.push_back(i);
   }

@@ -83,6 +83,18 @@ class DataParallel {
   /// The same as leaf tensors with grad(), for optimizers of LibTorch's.
   std::vector<torch::Tensor> parameters() const;
 
+  /// What this rank holds of a parameter, frozen ones included.
+  struct Part {
+    FlatBuffer::Piece piece;
+    std::optional<size_t> slice;    ///< of slices(), in which it lies; none: frozen
+    int64_t offset = 0;             ///< of its first element in that slice
+    int replicas = 1, replica = 0;  ///< ranks that hold the same, and which of them this is
+  };
+  std::vector<Part> parts() const;  ///< in the order of the units
+
+  /// Call after writing to slices() or parts(): whole parameters are out of date.
+  void values_changed();
+
   /// Writes this rank's slices (of parameters that were on the meta device, or others). Cost: P/N.
   /// If check_parameters, collective: ValueError names the first parameter whose values differ
   /// between ranks that hold the same slice.

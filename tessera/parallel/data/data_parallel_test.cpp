@@ -420,13 +420,31 @@ TEST(Overrides, AUnitMayDiffer) {
 }
 
 TEST(Offload, SlicesOnTheHostChangeNothing) {
+  for (const OffloadPolicy& policy :
+       {OffloadPolicy{.offload_params = true}, OffloadPolicy{.offload_optimizer = true},
+        OffloadPolicy{.offload_optimizer = true, .fraction = 0.3}}) {
+    on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+      Net net;
+      auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.offload = policy});
+      const auto rows = uneven_rows(mesh.axis("dp_shard"));
+      train(net, model, rows, true);
+      expect_result(net, model, rows.all);
+    });
+  }
+}
+
+TEST(Offload, AFractionIsTheLastUnits) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     Net net;
-    auto model =
-        parallelise(net, net.units(), DataAxes::of(mesh), {.offload = {.offload_params = true}});
-    const auto rows = uneven_rows(mesh.axis("dp_shard"));
-    train(net, model, rows, true);
-    expect_result(net, model, rows.all);
+    const auto model = parallelise(net, net.units(), DataAxes::of(mesh),
+                                   {.offload = {.offload_optimizer = true, .fraction = 0.3}});
+    std::vector<bool> offloaded;
+    for (const auto& unit : model.units()) {
+      offloaded.push_back(unit.buffers().front().options().offloaded);
+    }
+    EXPECT_FALSE(offloaded.front());
+    EXPECT_TRUE(offloaded.back());
+    EXPECT_TRUE(std::ranges::is_sorted(offloaded));
   });
 }
 

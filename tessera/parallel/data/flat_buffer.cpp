@@ -52,6 +52,10 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
                                           torch::dtype(slice_dtype).device(options_.slice_device));
   slice_.zero_();
   for (auto& entry : entries_) adopt(entry);
+  if (options_.keeps_copy) {
+    copy_ = torch::empty({slice_size()}, torch::dtype(compute_dtype).device(options_.device));
+    slice_changed();
+  }
   options_.values = nullptr;
   if (!options_.keeps_whole) {
     unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
@@ -110,15 +114,15 @@ std::vector<FlatBuffer::Piece> FlatBuffer::pieces() const {
     const int64_t end =
         std::min(slice_begin() + slice_size(), entry.offset + entry.parameter.numel());
     if (begin >= end) continue;
-    pieces.push_back(
-        {entry.name, begin - entry.offset, slice_.narrow(0, begin - slice_begin(), end - begin)});
+    pieces.push_back({entry.name, entry.parameter.sizes().vec(), begin - entry.offset,
+                      slice_.narrow(0, begin - slice_begin(), end - begin)});
   }
   return pieces;
 }
 
 void FlatBuffer::fill(const Fill& set) {
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, begin, part] : pieces()) {
+  for (const auto& [name, shape, begin, part] : pieces()) {
     if (part.is_cpu()) {
       set(name, begin, part);
     } else {
@@ -127,6 +131,11 @@ void FlatBuffer::fill(const Fill& set) {
       part.copy_(host);
     }
   }
+}
+
+void FlatBuffer::slice_changed() {
+  const torch::NoGradGuard no_grad;
+  if (copy_.defined()) copy_.copy_(slice_, /*non_blocking=*/true);
 }
 
 void FlatBuffer::begin_gradient() {

@@ -32,6 +32,7 @@ struct FlatOptions {
   torch::Device device = torch::kCPU;          ///< of the whole buffers
   torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
   bool offloaded = false;      ///< the slice and its gradient are never part of a whole buffer
+  bool keeps_copy = false;     ///< of the slice, on `device` in the dtype of `whole`
   bool keeps_whole = true;     ///< whole parameters stay in memory all the time
   bool keeps_gradient = true;  ///< so does the whole gradient
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
@@ -49,8 +50,8 @@ struct FlatOptions {
 /// parameter starts at a multiple of 32 elements; P is a multiple of 32 N; padding is zero.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
-/// gradient slice P/N while it is there. Where a slice has the dtype and device of a whole buffer
-/// that is kept, it is part of that and costs nothing.
+/// gradient slice P/N while it is there; copy P/N. Where a slice has the dtype and device of a
+/// whole buffer that is kept, it is part of that and costs nothing.
 class FlatBuffer {
  public:
   using Named = std::pair<std::string, torch::Tensor>;
@@ -71,8 +72,9 @@ class FlatBuffer {
   /// A part of a parameter that lies in this rank's slice.
   struct Piece {
     std::string name;
-    int64_t begin = 0;   ///< its first element in the parameter, row-major
-    torch::Tensor part;  ///< [n], of the slice
+    std::vector<int64_t> shape;  ///< of the whole parameter
+    int64_t begin = 0;           ///< its first element in the parameter, row-major
+    torch::Tensor part;          ///< [n], of the slice
   };
   std::vector<Piece> pieces() const;
 
@@ -84,6 +86,9 @@ class FlatBuffer {
 
   /// [P/N] this rank's values.
   const torch::Tensor& slice() const { return slice_; }
+  /// [P/N] the same as gathers take them: the slice, or its copy.
+  const torch::Tensor& gather_source() const { return copy_.defined() ? copy_ : slice_; }
+  void slice_changed();  ///< brings the copy up to date
 
   Transient whole;     ///< [P] parameters, in the compute dtype
   Transient gradient;  ///< [P]; frozen parameters have none
@@ -117,7 +122,7 @@ class FlatBuffer {
   std::vector<FlatEntry> entries_;
   int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
   bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
-  torch::Tensor slice_;
+  torch::Tensor slice_, copy_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
 };
 

@@ -38,6 +38,12 @@ struct MixedPrecisionPolicy {
 /// What lives on the host instead of the device.
 struct OffloadPolicy {
   bool offload_params = false;  ///< slices, their gradients and the optimizer's state and step
+  /// The same, but for full_shard a copy of the slices stays on the device, in the dtype of
+  /// computation, so that gathers wait for no transfer (ZeRO-Offload; Ren et al., ATC 2021).
+  bool offload_optimizer = false;
+  /// Of the parameters, in whole units: those last in the forward, whose gradients come first and
+  /// are on their way while backward goes on.
+  double fraction = 1;
 };
 
 /// full_shard: whether a unit's whole parameters are freed between forward and backward; k: down to

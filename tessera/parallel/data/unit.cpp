@@ -29,9 +29,10 @@ std::vector<std::vector<Unit::Named>> by_kind(const std::vector<Unit::Named>& pa
 FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all,
                          const DataAxes& axes, const torch::Tensor& parameter,
                          torch::Device device) {
+  const bool offloaded = all.offload.offload_params || all.offload.offload_optimizer;
   FlatOptions options{.device = device,
-                      .slice_device = all.offload.offload_params ? torch::kCPU : device,
-                      .offloaded = all.offload.offload_params,
+                      .slice_device = offloaded ? torch::kCPU : device,
+                      .offloaded = offloaded,
                       .decays = all.decays};
   if (unit.placement != Placement::replicate) {
     options.num_slices = axes.gather.size();
@@ -44,6 +45,7 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
   }
   options.gradient_dtype = precision.reduce_dtype;
   options.keeps_whole = unit.placement != Placement::full_shard || options.num_slices == 1;
+  options.keeps_copy = all.offload.offload_optimizer && !options.keeps_whole;
   options.keeps_gradient = unit.placement == Placement::replicate ||
                            unit.placement == Placement::shard_optimizer || options.num_slices == 1;
   if (all.sync_module_states) {
@@ -114,11 +116,11 @@ void Unit::start_gather() {
       const int64_t size = buffer.size() / axis.size();
       own = buffer.whole.tensor().narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
-    } else if (sharded() && own.dtype() == buffer.slice().dtype() &&
-               own.device() == buffer.slice().device()) {
-      own = buffer.slice();  // the collective brings it to its place
+    } else if (const auto& source = buffer.gather_source();
+               sharded() && own.dtype() == source.dtype() && own.device() == source.device()) {
+      own = source;  // the collective brings it to its place
     } else if (!buffer.slice_in_whole()) {
-      own.copy_(buffer.slice(), /*non_blocking=*/true);  // the cast, or the transfer
+      own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
     }
     if (sharded()) gathers_.push_back(axis.all_gather(buffer.whole.tensor(), own));
   }
@@ -156,6 +158,7 @@ void Unit::reshard_after_forward() {
 
 void Unit::parameters_changed() {
   if (!gathers()) return;
+  for (auto& buffer : buffers_) buffer.slice_changed();
   if (state_ == State::gathering) finish_gather();
   reshard();
   inner_parts_.clear();
