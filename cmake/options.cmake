@@ -11,6 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 set(TESSERA_SANITIZER "" CACHE STRING "address, undefined or thread")
+option(TESSERA_FUZZ "build fuzz/ and nothing else; needs clang" OFF)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)

@@ -23,6 +23,9 @@ class SystemError : public std::runtime_error {
 
 inline constexpr int kUserErrorExit = 2;
 inline constexpr int kFailureExit = 1;
+/// A run that a signal asked to end has saved a checkpoint: start it again to go on (EX_TEMPFAIL of
+/// sysexits.h, which schedulers requeue on).
+inline constexpr int kPreemptedExit = 75;
 
 /// Throws UserError with an fmt-formatted line.
 template <typename... Args>

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensors.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -21,7 +21,7 @@ std::string stored_name(const Safetensors& stored, const std::string& name) {
 }  // namespace
 
 Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::path& path)
-    : stored_(open_checkpoint(path)) {
+    : stored_(path) {
   for (const auto& item : model.named_parameters()) {
     const auto name = stored_name(stored_, item.key());
     if (!stored_.contains(name)) {
@@ -37,8 +37,7 @@ Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::pa
 
 void Pretrained::copy_part(const std::string& name, int64_t begin,
                            const torch::Tensor& part) const {
-  const auto values = stored_.tensor(stored_name(stored_, name)).view({-1});
-  part.copy_(values.narrow(0, begin, part.numel()));
+  read_into(stored_, stored_name(stored_, name), begin, part);
 }
 
 void load_pretrained(torch::nn::Module& model, const std::filesystem::path& path) {

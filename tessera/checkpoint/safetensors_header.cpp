@@ -3,14 +3,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/strict_json.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -22,28 +23,6 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = 8;
-
-struct NamedDtype {
-  std::string_view name;
-  c10::ScalarType dtype;
-};
-constexpr std::array kDtypes{
-    NamedDtype{"F64", c10::kDouble},
-    NamedDtype{"F32", c10::kFloat},
-    NamedDtype{"F16", c10::kHalf},
-    NamedDtype{"BF16", c10::kBFloat16},
-    NamedDtype{"I64", c10::kLong},
-    NamedDtype{"I32", c10::kInt},
-    NamedDtype{"I16", c10::kShort},
-    NamedDtype{"I8", c10::kChar},
-    NamedDtype{"U64", c10::kUInt64},
-    NamedDtype{"U32", c10::kUInt32},
-    NamedDtype{"U16", c10::kUInt16},
-    NamedDtype{"U8", c10::kByte},
-    NamedDtype{"BOOL", c10::kBool},
-    NamedDtype{"F8_E4M3", c10::kFloat8_e4m3fn},
-    NamedDtype{"F8_E5M2", c10::kFloat8_e5m2},
-};
 
 /// A name as JSON: in quotes, control characters escaped, so that an error stays one line.
 std::string in_quotes(std::string_view name) { return json(name).dump(); }
@@ -68,13 +47,12 @@ int64_t whole_number(const Entry& entry, const json& number, std::string_view wh
   return number.get<int64_t>();
 }
 
-c10::ScalarType parse_dtype(const Entry& entry) {
+DType parse_dtype(const Entry& entry) {
   const auto& dtype = entry.value.at("dtype");
   if (!dtype.is_string()) entry.refuse("dtype: expected text, got {}", dtype.dump());
-  for (const auto& known : kDtypes) {
-    if (known.name == dtype.get_ref<const std::string&>()) return known.dtype;
-  }
-  entry.refuse("unknown dtype {}", dtype.dump());
+  const auto known = dtype_named(dtype.get_ref<const std::string&>());
+  if (!known) entry.refuse("unknown dtype {}", dtype.dump());
+  return *known;
 }
 
 std::vector<int64_t> parse_shape(const Entry& entry) {
@@ -86,9 +64,8 @@ std::vector<int64_t> parse_shape(const Entry& entry) {
 }
 
 /// Product of dtype size and shape. A zero does not excuse an overflow before or after it.
-int64_t checked_bytes(const Entry& entry, c10::ScalarType dtype,
-                      const std::vector<int64_t>& shape) {
-  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+int64_t checked_bytes(const Entry& entry, DType dtype, const std::vector<int64_t>& shape) {
+  int64_t bytes = dtype_bytes(dtype);
   for (const int64_t size : shape) {
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
       entry.refuse("shape [{}] overflows", fmt::join(shape, ", "));
@@ -98,28 +75,27 @@ int64_t checked_bytes(const Entry& entry, c10::ScalarType dtype,
 }
 
 /// Offsets in the returned info count from the end of the header.
-TensorInfo parse_entry(const Entry& entry) {
+StoredTensor parse_entry(const Entry& entry) {
   if (!entry.value.is_object()) entry.refuse("expected an object, got {}", entry.value.type_name());
   for (const auto* key : {"dtype", "shape", "data_offsets"}) {
     if (!entry.value.contains(key)) entry.refuse("{} is missing", key);
   }
   if (entry.value.size() != 3)
     entry.refuse("expected dtype, shape and data_offsets alone, got other keys");
-  TensorInfo info{.dtype = parse_dtype(entry), .shape = parse_shape(entry)};
+  StoredTensor stored{.info = {.dtype = parse_dtype(entry), .shape = parse_shape(entry)}};
   const auto& offsets = entry.value.at("data_offsets");
   if (!offsets.is_array() || offsets.size() != 2)
     entry.refuse("data_offsets: expected [begin, end]");
   const int64_t begin = whole_number(entry, offsets[0], "data_offsets");
   const int64_t end = whole_number(entry, offsets[1], "data_offsets");
   if (begin > end) entry.refuse("data_offsets: expected begin <= end, got [{}, {}]", begin, end);
-  const int64_t expected = checked_bytes(entry, info.dtype, info.shape);
+  const int64_t expected = checked_bytes(entry, stored.info.dtype, stored.info.shape);
   if (end - begin != expected) {
     entry.refuse("dtype and shape take {} bytes, but data_offsets [{}, {}] hold {}", expected,
                  begin, end, end - begin);
   }
-  info.offset = begin;
-  info.num_bytes = end - begin;
-  return info;
+  stored.offset = begin;
+  return stored;
 }
 
 Metadata parse_metadata(const std::filesystem::path& path, const json& value) {
@@ -165,18 +141,18 @@ std::string_view header_text(const std::filesystem::path& path, std::string_view
 void check_tiling(const std::filesystem::path& path, SafetensorsHeader& header, size_t file_bytes,
                   size_t data_begin) {
   std::ranges::sort(header.tensors, {}, [](const auto& tensor) {
-    return std::tuple(tensor.second.offset, tensor.second.num_bytes, tensor.first);
+    return std::tuple(tensor.second.offset, tensor.second.info.num_bytes(), tensor.first);
   });
   int64_t end = 0;
-  for (auto& [name, info] : header.tensors) {
-    if (info.offset != end) {
+  for (auto& [name, stored] : header.tensors) {
+    if (stored.offset != end) {
       user_error(
           "{}: tensor {}: expected its bytes to begin at {}, where the one before ends, got {}: {}",
-          path.string(), in_quotes(name), end, info.offset,
-          info.offset < end ? "they overlap" : "a hole");
+          path.string(), in_quotes(name), end, stored.offset,
+          stored.offset < end ? "they overlap" : "a hole");
     }
-    end += info.num_bytes;
-    info.offset += static_cast<int64_t>(data_begin);
+    end += stored.info.num_bytes();
+    stored.offset += static_cast<int64_t>(data_begin);
   }
   const auto available = static_cast<int64_t>(file_bytes - data_begin);
   if (end != available) {
@@ -186,30 +162,6 @@ void check_tiling(const std::filesystem::path& path, SafetensorsHeader& header, 
 }
 
 }  // namespace
-
-json parse_strict_json(const std::filesystem::path& path, std::string_view text) {
-  // The parser takes a NUL for the end of the text and would accept anything after it.
-  if (text.find('\0') != std::string_view::npos)
-    user_error("{}: a NUL byte in its JSON", path.string());
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto callback = [&](int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key &&
-        !keys.back().insert(parsed.get<std::string>()).second) {
-      user_error("{}: the key {} stands twice in its JSON", path.string(), parsed.dump());
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, callback);
-  } catch (const json::parse_error& error) {
-    user_error("{}: expected JSON in UTF-8, got an error at byte {} of it", path.string(),
-               error.byte);
-  } catch (const json::out_of_range&) {
-    user_error("{}: a number in its JSON is too large", path.string());
-  }
-}
 
 SafetensorsHeader parse_safetensors_header(const std::filesystem::path& path,
                                            std::string_view file) {
@@ -228,11 +180,33 @@ SafetensorsHeader parse_safetensors_header(const std::filesystem::path& path,
   return header;
 }
 
-std::string_view safetensors_dtype(c10::ScalarType dtype) {
-  for (const auto& known : kDtypes) {
-    if (known.dtype == dtype) return known.name;
+std::string format_safetensors_header(
+    const std::filesystem::path& path,
+    const std::vector<std::pair<std::string, TensorInfo>>& tensors, const Metadata& metadata,
+    int64_t alignment) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
+  std::set<std::string_view> names;
+  int64_t offset = 0;
+  for (const auto& [name, info] : tensors) {
+    if (name == kMetadataKey || !names.insert(name).second) {
+      user_error("{}: expected every tensor under a name of its own, and none named {}, got {}",
+                 path.string(), kMetadataKey, in_quotes(name));
+    }
+    const int64_t num_bytes = info.num_bytes();
+    // Appended without a search: a linear one is what operator[] of an ordered object does.
+    header.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(
+        name, nlohmann::ordered_json{{"dtype", dtype_name(info.dtype)},
+                                     {"shape", info.shape},
+                                     {"data_offsets", {offset, offset + num_bytes}}});
+    offset += num_bytes;
   }
-  user_error("safetensors cannot hold the dtype {}", c10::toString(dtype));
+  std::string text = header.dump();
+  const auto used = static_cast<int64_t>(kLengthBytes + text.size());
+  text.append(static_cast<size_t>((alignment - used % alignment) % alignment), ' ');
+  const uint64_t length = text.size();
+  text.insert(0, reinterpret_cast<const char*>(&length), sizeof(length));
+  return text;
 }
 
 }  // namespace tessera::checkpoint

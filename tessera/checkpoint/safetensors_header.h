@@ -4,20 +4,26 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
+using Metadata = std::map<std::string, std::string>;
+
+struct StoredTensor {
+  TensorInfo info;
+  int64_t offset = 0;  ///< of its first byte in the file
+};
+
 struct SafetensorsHeader {
-  std::vector<std::pair<std::string, TensorInfo>> tensors;  ///< in the order of their bytes
+  std::vector<std::pair<std::string, StoredTensor>> tensors;  ///< in the order of their bytes
   Metadata metadata;
 };
 
@@ -25,11 +31,12 @@ struct SafetensorsHeader {
 SafetensorsHeader parse_safetensors_header(const std::filesystem::path& path,
                                            std::string_view file);
 
-/// JSON in which no object repeats a key; UserError with `path` otherwise, or if it is no JSON in
-/// UTF-8.
-nlohmann::json parse_strict_json(const std::filesystem::path& path, std::string_view text);
-
-/// "F32", ..; UserError if the format has no such dtype.
-std::string_view safetensors_dtype(c10::ScalarType dtype);
+/// The first bytes of a file that holds `tensors` one after the other: length and header, padded
+/// with spaces to a multiple of `alignment`, which the first tensor's bytes follow. UserError with
+/// `path`: the name "__metadata__", or a name twice.
+std::string format_safetensors_header(
+    const std::filesystem::path& path,
+    const std::vector<std::pair<std::string, TensorInfo>>& tensors, const Metadata& metadata = {},
+    int64_t alignment = 8);
 
 }  // namespace tessera::checkpoint

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/data/testing.h"
 
 namespace tessera::checkpoint {

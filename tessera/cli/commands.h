@@ -6,6 +6,7 @@
 
 namespace tessera::cli {
 
+void add_checkpoint(CLI::App& app, int& exit_code);
 void add_config(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);

@@ -12,7 +12,10 @@ namespace {
 /// What CLI11 found wrong; it does not name a word that is no command.
 std::string describe(const CLI::App& app, const CLI::ParseError& error) {
   const auto unknown = app.remaining();
-  if (unknown.empty() || !app.get_subcommands().empty()) return error.what();
+  const auto parsed = app.get_subcommands();
+  if (!parsed.empty() && parsed.front()->get_require_subcommand_min() > 0)
+    return describe(*parsed.front(), error);
+  if (unknown.empty() || !parsed.empty()) return error.what();
   std::vector<std::string> commands;
   for (const auto* command : app.get_subcommands(nullptr)) commands.push_back(command->get_name());
   return fmt::format("unknown command or option '{}'{}", unknown.front(),
@@ -29,6 +32,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_train(app, exit_code);
   tessera::cli::add_launch(app, exit_code);
   tessera::cli::add_tokenize(app, exit_code);
+  tessera::cli::add_checkpoint(app, exit_code);
   tessera::cli::add_config(app, exit_code);
   try {
     app.parse(argc, argv);

@@ -11,8 +11,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/run_config.h"
+#include "tessera/hub/resolve.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/report/clock.h"
@@ -70,8 +72,40 @@ void check_run_dir(const std::string& folder) {
              folder, reason);
 }
 
-int train(const std::string& job, const std::vector<std::string>& overrides, bool print_only) {
+/// How long ranks may take to end: a step and a save, if they save.
+std::chrono::milliseconds signal_grace(const config::RunConfig& config) {
+  if (!config.checkpoint.saves()) return launch::LaunchOptions{}.signal_grace;
+  return std::chrono::milliseconds(static_cast<int64_t>(config.parallel.timeout_seconds * 1000));
+}
+
+/// A model's name on the Hugging Face Hub becomes the folder of its files; a line where there is
+/// something to wait for.
+std::string model_folder(const config::ModelSection& model) {
+  constexpr int64_t kStep = 10;  // percent
+  int64_t shown = -kStep;
+  return hub::resolve(
+             model.path,
+             {.weights = model.init == "pretrained",
+              .on_progress =
+                  [&](const hub::Progress& progress) {
+                    const int64_t percent =
+                        100 * progress.done_bytes / std::max<int64_t>(1, progress.total_bytes);
+                    if (percent < shown + kStep) return;
+                    shown = percent;
+                    fmt::print(stderr, "fetching {}: {} %, {} of {}\n", model.path, percent,
+                               format_bytes(progress.done_bytes),
+                               format_bytes(progress.total_bytes));
+                  },
+              .on_notice = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }})
+      .string();
+}
+
+int train(const std::string& job, std::vector<std::string> overrides, bool print_only) {
   auto loaded = config::load_run_config(job, overrides);
+  if (const auto& path = loaded.config.model.path; !path.empty() && !print_only) {
+    overrides.push_back("model.path=" + model_folder(loaded.config.model));
+    loaded = config::load_run_config(job, overrides);
+  }
   const auto environment = launch::rank_environment();
   if (environment) {
     loaded.config.parallel.num_ranks = environment->world_size;
@@ -91,7 +125,8 @@ int train(const std::string& job, const std::vector<std::string>& overrides, boo
                          .output = launch::OutputMode::plain,
                          .environment = {{report::kLaunchTimeVariable,
                                           fmt::format("{:.6f}", report::boot_seconds())}},
-                         .pass_listen_socket = true});
+                         .pass_listen_socket = true,
+                         .signal_grace = signal_grace(loaded.config)});
 }
 
 }  // namespace
@@ -100,17 +135,23 @@ void add_train(CLI::App& app, int& exit_code) {
   struct Arguments {
     std::string job;
     bool print_config = false;
+    std::string resume;
   };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("train", "Train a model as a job file says");
   command->add_option("JOB", arguments->job, "Job file (YAML)")->required();
   command->add_flag("--print-config", arguments->print_config,
                     "Show the configuration and where each value came from");
+  command->add_option("--resume", arguments->resume,
+                      "Go on from a checkpoint: auto, or its folder (--checkpoint.resume)");
   command->allow_extras();
   command->footer([] { return kExample + config::config_help(); });
   command->callback([command, arguments, &exit_code] {
-    exit_code =
-        train(arguments->job, parse_overrides(command->remaining()), arguments->print_config);
+    auto overrides = parse_overrides(command->remaining());
+    if (!arguments->resume.empty()) {
+      overrides.push_back("checkpoint.resume=" + arguments->resume);
+    }
+    exit_code = train(arguments->job, overrides, arguments->print_config);
   });
 }
 

@@ -30,8 +30,7 @@ int run_rank(const std::string& job, const std::vector<std::string>& overrides) 
   const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
   const auto loaded = config::load_run_config(job, overrides);
   auto run = train::assemble(loaded.config, environment);
-  train::train_loop(run, environment);
-  return 0;
+  return train::train_loop(run, environment);
 }
 
 int report(const char* message, int exit_code) {

@@ -63,7 +63,7 @@ Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
   auto* targets = batch.targets.mutable_data_ptr<int64_t>();
   std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
   for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t index = step * options_.global_batch + begin_row + row;
+    const int64_t index = first_ + step * options_.global_batch + begin_row + row;
     if (options_.past_end == PastEnd::ignore && index >= dataset_.size()) break;
     dataset_.read(sampler_(index), tokens);
     std::copy_n(tokens.begin(), length, inputs + row * length);

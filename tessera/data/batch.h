@@ -44,14 +44,17 @@ struct LoaderOptions {
   PastEnd past_end = PastEnd::wrap;
 };
 
-/// Row r of step s (both from 0) is the sample that Sampler puts at the global index s B + r.
-/// State: none; the position of a run is its step number.
+/// Row r of step s (both from 0) is the sample that Sampler puts at the global index s B + r, or
+/// after go_on(step, sample) at sample + (s - step) B + r. The position of a run is its step number.
 class Loader {
  public:
   /// UserError: more ranks than rows (a rank would have nothing to do); with PastEnd::wrap also
   /// more ranks than samples, and, when shuffled, fewer samples than rows (a batch would hold a
   /// sample twice).
   Loader(Dataset dataset, const LoaderOptions& options);
+
+  /// Step `step` begins with the sample at the global index `sample`: after a run with another B.
+  void go_on(int64_t step, int64_t sample) { first_ = sample - step * options_.global_batch; }
 
   RowRange rows() const;        ///< of this rank, in every step
   int64_t num_batches() const;  ///< steps that see every sample once, the last one perhaps not full
@@ -65,6 +68,7 @@ class Loader {
   Dataset dataset_;
   LoaderOptions options_;
   Sampler sampler_;
+  int64_t first_ = 0;  // global index of row 0 of step 0
 };
 
 }  // namespace tessera::data

@@ -60,6 +60,10 @@ std::string line_end(const AttemptEnd& attempt, OutputMode output) {
 
 }  // namespace
 
+bool RankEnd::preempted() const {
+  return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kPreemptedExit;
+}
+
 const RankEnd* first_cause(const AttemptEnd& attempt) {
   const auto cause =
       std::min_element(attempt.ranks.begin(), attempt.ranks.end(),

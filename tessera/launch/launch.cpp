@@ -202,6 +202,8 @@ int Launch::run() {
     const AttemptEnd end = run_attempt(
         options_, program_, starts(make_rendezvous(options_), attempt, state.steps), state);
     const RankEnd* cause = first_cause(end);
+    const bool preempted = std::ranges::any_of(end.ranks, &RankEnd::preempted);
+    if (cause == nullptr && preempted) return kPreemptedExit;
     if (end.signal != 0 && (cause == nullptr || cause->stopped_by_us)) {
       report_signal(end, options_.output);
       return 128 + end.signal;

@@ -37,7 +37,8 @@ struct LaunchOptions {
 
 /// Runs `command` as num_processes ranks with the environment of torchrun (RANK, LOCAL_RANK,
 /// WORLD_SIZE, .., and OMP_NUM_THREADS=1 when unset and there are several) and returns when the
-/// last has ended: 0; the exit code of the rank that failed first; 128 + signal if it died by one
+/// last has ended: 0; kPreemptedExit if ranks ended with it and none failed; the exit code of the
+/// rank that failed first; 128 + signal if it died by one
 /// or if the user sent one to us.
 ///
 /// - When a rank fails, the others get SIGTERM, and SIGKILL after `grace`. The one that failed
@@ -46,7 +47,7 @@ struct LaunchOptions {
 ///   stderr with its signal or exit code, its last step (progress.h) and its last lines; an
 ///   out-of-memory kill is called that.
 /// - SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks and all their descendants; a
-/// second one kills them.
+/// second one kills them. SIGUSR1 is passed on, no more.
 /// - No process is left behind: descendants that outlive their rank are ended, also if this process
 /// is killed by -9.
 ///   Those that both left their rank's process group and hide their environment survive only the

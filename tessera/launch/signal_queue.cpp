@@ -9,7 +9,7 @@ namespace tessera::launch {
 SignalQueue::SignalQueue() {
   sigset_t held;
   ::sigemptyset(&held);
-  for (const int signal : {SIGCHLD, SIGPIPE, SIGTERM}) ::sigaddset(&held, signal);
+  for (const int signal : {SIGCHLD, SIGPIPE, SIGTERM, SIGUSR1}) ::sigaddset(&held, signal);
   for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);

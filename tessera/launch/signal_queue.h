@@ -9,7 +9,7 @@
 
 namespace tessera::launch {
 
-/// While it lives, SIGCHLD, SIGPIPE, SIGTERM and (unless the process was started with them ignored,
+/// While it lives, SIGCHLD, SIGPIPE, SIGTERM, SIGUSR1 and (unless the process was started with them ignored,
 /// as nohup does) SIGINT, SIGHUP and SIGQUIT are held back and queued here.
 class SignalQueue {
  public:
@@ -19,7 +19,7 @@ class SignalQueue {
   SignalQueue& operator=(const SignalQueue&) = delete;
 
   int fd() const { return fd_.get(); }
-  std::vector<int> take();  ///< those that have come and ask us to end; never waits
+  std::vector<int> take();  ///< those that have come from outside; never waits
   const sigset_t& previous_mask() const { return previous_; }
 
  private:

@@ -168,7 +168,7 @@ void Supervisor::record_end(size_t local_rank, int wait_status) {
                         .stopped_by_us = kill_at_.has_value(),
                         .out_of_memory = sigkill && !kill_at_ && out_of_memory_.killed(rank.pid),
                         .step = state_.steps.step(static_cast<int>(local_rank))});
-  if (wait_status != 0 && !failed_at_) failed_at_ = Clock::now();
+  if (end_.ranks.back().failed() && !failed_at_) failed_at_ = Clock::now();
 }
 
 void Supervisor::advance() {
@@ -178,7 +178,8 @@ void Supervisor::advance() {
 }
 
 void Supervisor::handle(int signal) {
-  if (end_.signal != 0) return kill_all();  // asked twice: at once
+  if (signal == SIGUSR1) return send(signal);  // for the ranks to make of it what they will
+  if (end_.signal != 0) return kill_all();     // asked twice: at once
   end_.signal = signal;
   stop(signal, options_.signal_grace);
 }

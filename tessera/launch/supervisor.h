@@ -34,7 +34,8 @@ struct RankEnd {
   bool out_of_memory = false;
   std::optional<int64_t> step;         ///< the last it told (progress.h)
   std::deque<std::string> last_lines;  ///< of its stderr
-  bool failed() const { return wait_status != 0; }
+  bool preempted() const;  ///< ended as a rank does that has saved at a scheduler's wish
+  bool failed() const { return wait_status != 0 && !preempted(); }
 };
 
 struct AttemptEnd {

@@ -1,13 +1,10 @@
 #include "tessera/report/progress.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <string_view>
 #include <vector>
 
@@ -16,18 +13,13 @@
 #include "tessera/base/units.h"
 #include "tessera/report/number.h"
 #include "tessera/report/output.h"
+#include "tessera/report/terminal.h"
 
 namespace tessera::report {
 namespace {
 
-constexpr std::string_view kStartOfLine = "\r\x1b[K";  // to the first column, and clear to the end
 constexpr std::string_view kReset = "\x1b[0m", kDim = "\x1b[2m", kBold = "\x1b[1m",
                            kCyan = "\x1b[36m", kRed = "\x1b[1;31m";
-
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 bool utf8_locale() {
   // POSIX: the first of these that is set and not empty decides.
@@ -40,13 +32,6 @@ bool utf8_locale() {
     return false;
   }
   return false;
-}
-
-int terminal_columns(int fd) {
-  winsize size{};
-  if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  const int columns = std::atoi(std::string(environment("COLUMNS")).c_str());
-  return columns > 0 ? columns : 80;
 }
 
 std::string speed(double tokens_per_second) {
@@ -160,8 +145,7 @@ std::string terminal_line(const StepRecord& record, int64_t total_steps, double 
 }
 
 Progress::Progress(const ProgressOptions& options) : options_(options) {
-  const bool terminal = ::isatty(options_.fd) == 1;
-  const bool capable = terminal && environment("TERM") != "dumb";
+  const bool capable = is_capable_terminal(options_.fd);
   if (options_.mode == ProgressMode::automatic) {
     options_.mode = capable ? ProgressMode::line : ProgressMode::plain;
   }

@@ -141,7 +141,9 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   parallel::DataParallelOptions options{
-      .offload = {.offload_params = section.offload_params},
+      .offload = {.offload_params = section.offload_params,
+                  .offload_optimizer = section.offload_optimizer,
+                  .fraction = section.offload_fraction},
       .backward_prefetch = kPrefetches.at(section.backward_prefetch),
       .forward_prefetch = section.forward_prefetch,
       .max_gathered_units = static_cast<int>(section.max_gathered_units),
@@ -247,6 +249,9 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto optimizer = make_optimizer(parallel, config);
   Run run{.config = config,
           .data_axis = data_axis,
+          .save_axis = config.checkpoint.saves()
+                           ? mesh.axis({"dp_replicate", "dp_shard"}, {.channel = "save"})
+                           : mesh::Axis(),
           .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),

@@ -2,6 +2,7 @@
 // technique.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -17,10 +18,17 @@
 
 namespace tessera::train {
 
+/// What somebody wants of a run at the end of a step; any rank may.
+struct Wishes {
+  bool save = false;
+  bool stop = false;
+};
+
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
   mesh::Axis data_axis;          ///< ranks that take different rows of a batch
+  mesh::Axis save_axis;          ///< the same ranks, for what goes on beside the steps
   torch::Device device;          ///< what this rank computes on
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
@@ -34,6 +42,8 @@ struct Run {
   int64_t predicted_activations = 0, peak_activations = 0;
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
+  /// Asked on this rank once a step; what any rank answers, all learn with the step's loss.
+  std::function<Wishes()> wishes = [] { return Wishes{}; };
 };
 
 /// Collective. UserError or ValueError before any training for whatever the user got wrong;

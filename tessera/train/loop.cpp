@@ -15,12 +15,14 @@
 #include "tessera/base/file.h"
 #include "tessera/base/units.h"
 #include "tessera/launch/progress.h"
+#include "tessera/launch/stop_signal.h"
 #include "tessera/report/clock.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
 #include "tessera/report/summary.h"
 #include "tessera/report/svg.h"
 #include "tessera/report/tensorboard.h"
+#include "tessera/train/checkpointing.h"
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_account.h"
@@ -38,10 +40,11 @@ double seconds_since(Clock::time_point start) {
 /// Rank 0's view of a run: screen and files. Other ranks have none.
 class Watch {
  public:
-  Watch(const Run& run, int world_size)
+  /// `steps_done`: of the run that this one goes on from; 0: none.
+  Watch(const Run& run, int world_size, int64_t steps_done)
       : run_(run),
         folder_(run.config.train.run_dir),
-        metrics_(folder_),
+        metrics_(folder_, metrics_options(steps_done)),
         progress_({.mode = report::progress_mode(run.config.logging.progress),
                    .total_steps = run.config.train.steps,
                    .every = run.config.logging.every}) {
@@ -52,6 +55,11 @@ class Watch {
                                   world_size, world_size == 1 ? "" : "s",
                                   run.config.train.global_batch, run.config.data.seq_len,
                                   folder_.string()));
+    if (steps_done > 0) {
+      const auto history = report::read_metrics(folder_);
+      for (const auto& record : history.steps) totals_.add(record);
+      validation_ = history.validation;
+    }
     const auto& precision = run.config.precision;
     if (precision.parameters == "bf16") {
       progress_.message(fmt::format(
@@ -117,6 +125,11 @@ class Watch {
   }
 
  private:
+  static report::MetricsLogOptions metrics_options(int64_t steps_done) {
+    if (steps_done == 0) return {};
+    return {.mode = report::OpenMode::append, .last_step = steps_done};
+  }
+
   const Run& run_;
   std::filesystem::path folder_;
   report::MetricsLog metrics_;
@@ -166,10 +179,22 @@ double wait_seconds(const Run& run) {
 
 }  // namespace
 
-void train_loop(Run& run, const launch::RankEnvironment& environment) {
+int train_loop(Run& run, const launch::RankEnvironment& environment) {
   const auto& train = run.config.train;
+  const auto resumed = resume(run);
+  Counts counts = resumed.counts;
+  Checkpointing checkpointing(run, resumed);
   std::optional<Watch> watch;
-  if (environment.rank == 0) watch.emplace(run, environment.world_size);
+  if (environment.rank == 0) watch.emplace(run, environment.world_size, counts.step);
+  const auto say = [&](const std::vector<std::string>& lines) {
+    if (!watch) return;
+    for (const auto& line : lines) watch->message(line);
+  };
+  say(resumed.notes);
+  if (checkpointing.enabled()) launch::note_stop_signals();
+  run.wishes = [&checkpointing] {
+    return Wishes{.save = checkpointing.wanted(), .stop = launch::stop_signal() != 0};
+  };
   auto beacon = launch::StepBeacon::from_environment();
   report::RunSummary summary{.run_dir = train.run_dir,
                              .world_size = environment.world_size,
@@ -177,14 +202,16 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
                              .matmul_peak_note = "measured, " + run.config.precision.compute};
   const double flops_per_token =
       config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
-  int64_t tokens_seen = 0;
-  for (int64_t step = 1; step <= train.steps; ++step) {
+  const int64_t first_step = counts.step + 1;
+  if (first_step > train.steps)
+    say({fmt::format("step {} of {}: nothing left to do", counts.step, train.steps)});
+  for (int64_t step = first_step; step <= train.steps; ++step) {
     beacon.set(step);
     const auto start = Clock::now();
     const double waited_before = wait_seconds(run);
     const auto result = train_step(run, step - 1);
     const double seconds = seconds_since(start);
-    if (step == 1) {
+    if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
       summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
     }
@@ -203,7 +230,9 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
       watch->message(fmt::format("no gradient in the first step: {}",
                                  fmt::join(result.parameters_without_gradient, ", ")));
     }
-    tokens_seen += result.num_tokens;
+    counts.step = step;
+    counts.samples_seen += train.global_batch;
+    counts.tokens_seen += result.num_tokens;
     report::StepRecord record{.step = step,
                               .loss = result.loss,
                               .grad_norm = result.grad_norm,
@@ -211,7 +240,7 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
                               .step_seconds = seconds,
                               .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
                               .communication_wait_seconds = wait_seconds(run) - waited_before,
-                              .tokens_seen = tokens_seen,
+                              .tokens_seen = counts.tokens_seen,
                               .memory_bytes = report::process_memory().current_bytes};
     if (summary.matmul_peak_flops > 0) {
       record.mfu = record.tokens_per_second * flops_per_token / summary.matmul_peak_flops;
@@ -219,16 +248,27 @@ void train_loop(Run& run, const launch::RankEnvironment& environment) {
     if (validates_after(train, step)) record.validation_loss = validation_loss(run);
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
+    say(checkpointing.after_step(counts, record.validation_loss, result.wishes));
+    if (result.wishes.stop && step < train.steps) {
+      say(checkpointing.finish());
+      say(
+          {fmt::format("stopped at step {} of {} as a signal asked; start it again with "
+                       "checkpoint.resume=auto to go on (exit code {})",
+                       step, train.steps, kPreemptedExit)});
+      return kPreemptedExit;
+    }
   }
+  say(checkpointing.finish());
   summary.peak_memory_bytes = peak_memory_by_rank(run.data_axis);
   summary.memory = memory_account(run);
   summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
     summary.sample = generate(*run.model, train.sample_prompt, {.num_tokens = train.sample_tokens});
   }
-  if (!watch) return;
+  if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();
   watch->finish(std::move(summary));
+  return 0;
 }
 
 }  // namespace tessera::train

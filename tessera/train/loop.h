@@ -6,9 +6,11 @@
 
 namespace tessera::train {
 
-/// Runs train.steps steps; rank 0 shows progress and writes metrics.jsonl, TensorBoard events,
-/// loss.svg and summary.json to train.run_dir. Prints the summary. Collective. Throws what the
-/// steps throw; files of the steps so far stay.
-void train_loop(Run& run, const launch::RankEnvironment& environment);
+/// Runs the steps up to train.steps, from the first or from a checkpoint on (checkpoint.resume), and
+/// saves checkpoints; rank 0 shows progress and writes metrics.jsonl, TensorBoard events, loss.svg
+/// and summary.json to train.run_dir. Prints the summary. Returns the exit code: 0, or
+/// kPreemptedExit if a signal ended the run after a save. Collective. Throws what the steps throw;
+/// files of the steps so far stay.
+int train_loop(Run& run, const launch::RankEnvironment& environment);
 
 }  // namespace tessera::train

@@ -91,17 +91,23 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   }
 
   const auto norm = run.parallel.gradient_norm();
-  StepResult result{.loss = summed(run.data_axis, {local_loss})[0],
+  const auto wishes = run.wishes();
+  const auto sums = summed(run.data_axis, {local_loss, static_cast<double>(wishes.save),
+                                           static_cast<double>(wishes.stop)});
+  StepResult result{.loss = sums[0],
                     .grad_norm = norm.norm / loss_scale,
                     .learning_rate = optim::learning_rate(run.schedule, step),
-                    .num_tokens = static_cast<int64_t>(num_tokens)};
+                    .num_tokens = static_cast<int64_t>(num_tokens),
+                    .wishes = {.save = sums[1] > 0, .stop = sums[2] > 0}};
   if (step == 0 && run.config.train.report_unused_parameters) {
     result.parameters_without_gradient = run.parallel.parameters_without_gradient();
   }
   result.skipped = !norm.nonfinite_unit.empty() || !std::isfinite(result.loss);
   if (run.loss_scaler) run.loss_scaler->update(result.skipped);
   if (result.skipped) {
-    result.nonfinite_unit = first_nonfinite_unit(run, batches, norm);
+    // Where the loss is finite, outputs are: the backward overflowed (fp16's scale, mostly).
+    result.nonfinite_unit =
+        std::isfinite(result.loss) ? norm.nonfinite_unit : first_nonfinite_unit(run, batches, norm);
   } else {
     const double limit = run.config.optimizer.max_grad_norm;
     const double scale = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;

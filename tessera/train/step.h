@@ -18,6 +18,7 @@ struct StepResult {
   /// Loss or gradients held NaN or infinity: no update. The unit where it began, if one was found.
   bool skipped = false;
   std::string nonfinite_unit;
+  Wishes wishes;  ///< of all ranks together
   /// Of the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };

@@ -1,0 +1,53 @@
+// A complete checkpoint, read: whatever ranks and placement it was written under.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/index.h"
+#include "tessera/checkpoint/tensor_source.h"
+
+namespace tessera::checkpoint {
+
+/// The prefix of the optimizer's tensors; what follows is the state's name, "/" and the
+/// parameter's.
+inline constexpr std::string_view kOptimizerPrefix = "optimizer/";
+
+inline bool is_optimizer_state(std::string_view name) { return name.starts_with(kOptimizerPrefix); }
+
+class Checkpoint : public TensorSource {
+ public:
+  /// UserError, one line: not complete, an index that is not the one it was completed with or that
+  /// is broken, files missing or of another size.
+  explicit Checkpoint(const std::filesystem::path& folder);
+
+  const Index& index() const { return index_; }
+  const Marker& marker() const { return marker_; }
+
+  struct Request {
+    std::string_view name;
+    int64_t begin = 0;                 ///< first element
+    std::span<std::byte> destination;  ///< in the stored dtype
+  };
+
+  /// All of them at once, in the order of the files, each block that they touch read once and
+  /// checked. UserError as for read_parts.
+  void read_all(std::span<const Request> requests) const;
+
+  /// Reads everything. progress(bytes read) now and then. UserError: the first damage.
+  void verify(const std::function<void(int64_t bytes)>& progress = {}) const;
+  int64_t num_bytes() const;  ///< of all its files
+
+ private:
+  void read_part(const std::string& name, const TensorInfo& info, int64_t begin,
+                 std::span<std::byte> destination) const override;
+
+  Index index_;
+  Marker marker_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,96 @@
+#include "tessera/checkpoint/parts.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/checkpoint/tensors.h"
+
+namespace tessera::checkpoint {
+
+Part make_part(std::string name, std::vector<int64_t> shape, int64_t begin,
+               const torch::Tensor& values) {
+  TORCH_INTERNAL_ASSERT(values.dim() == 1 && values.is_contiguous());
+  return {.piece = {.name = std::move(name),
+                    .info = {stored_dtype(values.scalar_type()), std::move(shape)},
+                    .begin = begin,
+                    .length = values.numel()},
+          .values = values};
+}
+
+std::vector<Part> own_share(const std::vector<Part>& held) {
+  std::map<int, int64_t> bytes, before;  // by number of replicas
+  for (const auto& part : held) bytes[part.replicas] += part.piece.num_bytes();
+  std::vector<Part> own;
+  for (const auto& part : held) {
+    // This replica's bytes of all those, and the part's place among them.
+    const int64_t all = bytes[part.replicas], begin = before[part.replicas];
+    before[part.replicas] += part.piece.num_bytes();
+    const auto cut = [&](int replica) {
+      return even_cut(all, part.replicas, replica, begin, dtype_bytes(part.piece.info.dtype),
+                      part.piece.length);
+    };
+    const int64_t from = cut(part.replica), to = cut(part.replica + 1);
+    if (from == to) continue;
+    own.push_back(part);
+    own.back().piece.begin += from;
+    own.back().piece.length = to - from;
+    own.back().values = part.values.narrow(0, from, to - from);
+  }
+  return own;
+}
+
+void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool strict) {
+  const auto where = checkpoint.path().string();
+  std::set<std::string_view> names;
+  for (const auto& [name, shape] : expected) {
+    names.insert(name);
+    if (!checkpoint.contains(name)) {
+      if (!strict) continue;
+      user_error(
+          "{}: of another model: expected a tensor '{}', found none; set checkpoint.strict "
+          "to false to go on without",
+          where, name);
+    }
+    const auto& found = checkpoint.info(name).shape;
+    if (found != shape) {
+      user_error("{}: of another model: '{}': expected shape [{}], got [{}]", where, name,
+                 fmt::join(shape, ", "), fmt::join(found, ", "));
+    }
+  }
+  if (!strict) return;
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    if (names.contains(name)) continue;
+    user_error(
+        "{}: of another model or optimizer: expected no tensor '{}'; set checkpoint.strict "
+        "to false to leave it out",
+        where, name);
+  }
+}
+
+void load_parts(const Checkpoint& checkpoint, std::span<const Part> parts) {
+  const torch::NoGradGuard no_grad;
+  std::vector<Checkpoint::Request> requests;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;  // read, wanted
+  for (const auto& part : parts) {
+    if (!checkpoint.contains(part.piece.name)) continue;
+    const auto dtype = torch_dtype(checkpoint.info(part.piece.name).dtype);
+    auto target = part.values;
+    if (!target.is_cpu() || target.scalar_type() != dtype) {
+      target = at::empty(part.values.sizes(), dtype);
+      copies.emplace_back(target, part.values);
+    }
+    requests.push_back({part.piece.name,
+                        part.piece.begin,
+                        {static_cast<std::byte*>(target.mutable_data_ptr()), target.nbytes()}});
+  }
+  checkpoint.read_all(requests);
+  for (const auto& [from, to] : copies) to.copy_(from);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,53 @@
+#include "tessera/checkpoint/reshard.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/pending_folder.h"
+#include "tessera/checkpoint/safetensors_header.h"
+#include "tessera/checkpoint/training_source.h"
+#include "tessera/checkpoint/write_checkpoint.h"
+#include "tessera/checkpoint/write_tensor.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+void write_plain(const TrainingSource& training, const std::filesystem::path& path) {
+  const auto& source = training.tensors;
+  std::vector<std::pair<std::string, TensorInfo>> tensors(source.tensors().begin(),
+                                                          source.tensors().end());
+  // Large elements first, so that all are aligned.
+  std::ranges::stable_sort(tensors, std::greater<>(),
+                           [](const auto& tensor) { return dtype_bytes(tensor.second.dtype); });
+  AtomicFile file(path);
+  file.write(format_safetensors_header(
+      path, tensors, {{"format", "pt"}, {"step", std::to_string(training.about.step)}}));
+  for (const auto& [name, info] : tensors) write_tensor(source, name, info.dtype, file);
+  file.commit();
+}
+
+}  // namespace
+
+void reshard(const ReshardOptions& options) {
+  refuse_existing(options.destination);
+  auto training =
+      open_training({.source = options.source, .with_optimizer = !options.parameters_only});
+  if (training.stored.front().format != Format::tessera) {
+    user_error("{}: expected a checkpoint of Tessera, got {}; see tessera checkpoint convert",
+               options.source.string(), format_name(training.stored.front().format));
+  }
+  training.tensors.report_reads(options.progress);
+  if (options.destination.extension() == ".safetensors") {
+    assert(options.num_files == 1);
+    return write_plain(training, options.destination);
+  }
+  write_checkpoint(training.tensors, options.destination,
+                   {.about = training.about,
+                    .validation_loss = training.validation_loss,
+                    .assets = training.assets,
+                    .num_files = options.num_files});
+}
+
+}  // namespace tessera::checkpoint

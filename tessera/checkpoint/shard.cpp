@@ -1,0 +1,91 @@
+#include "tessera/checkpoint/shard.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/block_file.h"
+#include "tessera/checkpoint/safetensors_header.h"
+
+namespace tessera::checkpoint {
+
+ShardLayout::ShardLayout(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {
+  std::ranges::stable_sort(pieces_, std::greater<>(),
+                           [](const Piece& piece) { return dtype_bytes(piece.info.dtype); });
+  std::vector<std::pair<std::string, TensorInfo>> stored;
+  for (const auto& piece : pieces_) {
+    if (piece.length == piece.info.num_elements()) {
+      stored.emplace_back(piece.name, piece.info);
+    } else {
+      stored.emplace_back(
+          fmt::format("{}[{}:{}]", piece.name, piece.begin, piece.begin + piece.length),
+          TensorInfo{piece.info.dtype, {piece.length}});
+    }
+  }
+  // Tensors begin at a page: a file mapped or read directly needs no copy.
+  header_ = format_safetensors_header(shard_name(0), stored, {{"format", "pt"}}, kPageBytes);
+  num_bytes_ = std::ssize(header_);
+  for (const auto& piece : pieces_) {
+    offsets_.push_back(num_bytes_);
+    num_bytes_ += piece.num_bytes();
+  }
+}
+
+void ShardLayout::fill(int64_t offset, std::span<std::byte> destination, const Copy& copy) const {
+  const int64_t end = offset + std::ssize(destination);
+  const auto at = [&](int64_t begin, int64_t bytes) {
+    return destination.subspan(static_cast<size_t>(begin - offset), static_cast<size_t>(bytes));
+  };
+  if (offset < std::ssize(header_)) {
+    const int64_t bytes = std::min(end, static_cast<int64_t>(header_.size())) - offset;
+    std::memcpy(at(offset, bytes).data(), header_.data() + offset, static_cast<size_t>(bytes));
+  }
+  const auto first = std::ranges::upper_bound(offsets_, offset);
+  for (auto i = static_cast<size_t>(std::max<std::ptrdiff_t>(first - offsets_.begin() - 1, 0));
+       i < pieces_.size() && offsets_[i] < end; ++i) {
+    const int64_t from = std::max(offsets_[i], offset);
+    const int64_t to = std::min(offsets_[i] + pieces_[i].num_bytes(), end);
+    if (from < to) copy(i, from - offsets_[i], at(from, to - from));
+  }
+}
+
+void ShardLayout::add_to(Index& index, size_t file) const {
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto& piece = pieces_[i];
+    auto& tensor = index.tensors[piece.name];
+    tensor.info = piece.info;
+    if (piece.length > 0) tensor.ranges.push_back({piece.begin, piece.length, file, offsets_[i]});
+  }
+}
+
+int64_t even_cut(int64_t all, int64_t parts, int64_t number, int64_t begin, int64_t element_bytes,
+                 int64_t count) {
+  const int64_t at = all / parts * number + all % parts * number / parts;  // no overflow
+  return std::clamp<int64_t>((at - begin) / element_bytes, 0, count);
+}
+
+std::string shard_name(size_t number) { return fmt::format("shard_{:05}.safetensors", number); }
+
+bool is_shard_name(std::string_view name) {
+  return name.starts_with("shard_") && name.ends_with(".safetensors");
+}
+
+void check_complete(const std::filesystem::path& path, Index& index) {
+  for (auto& [name, tensor] : index.tensors) {
+    std::ranges::sort(tensor.ranges, {}, &Range::begin);
+    int64_t end = 0;
+    for (const auto& range : tensor.ranges) {
+      if (range.begin != end) break;
+      end += range.length;
+    }
+    if (end != tensor.info.num_elements()) {
+      user_error("{}: tensor '{}': expected each of its {} elements once, got a {} at {}",
+                 path.string(), name, tensor.info.num_elements(), "hole or an overlap", end);
+    }
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,113 @@
+// Pieces of tensors as a safetensors file.
+#include "tessera/checkpoint/shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/checkpoint/block_file.h"
+#include "tessera/checkpoint/memory_source.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/data/testing.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using data::testing::refusal;
+using data::testing::TemporaryFolder;
+
+const std::vector<Piece> kPieces = {
+    {"bytes", {DType::i8, {5}}, 0, 5},     {"half", {DType::bf16, {3, 2}}, 1, 4},
+    {"none", {DType::f32, {0, 4}}, 0, 0},  {"whole", {DType::f32, {2, 3}}, 0, 6},
+    {"part", {DType::f32, {100}}, 90, 10}, {"scalar", {DType::f64, {}}, 0, 1},
+    {"nothing", {DType::f32, {8}}, 3, 0},  {"large", {DType::i64, {4, 999}}, 0, 3996}};
+
+/// Piece i's byte k is i * 16 + k.
+void copy(size_t piece, int64_t begin, std::span<std::byte> destination) {
+  for (auto& byte : destination) byte = static_cast<std::byte>(int64_t(piece) * 16 + begin++);
+}
+
+std::string file_of(const ShardLayout& layout) {
+  std::string file(static_cast<size_t>(layout.num_bytes()), '\xEE');
+  layout.fill(0, std::as_writable_bytes(std::span(file)), copy);
+  return file;
+}
+
+TEST(Shard, IsASafetensorsFileWithPartsUnderTheirElements) {
+  const ShardLayout layout(kPieces);
+  const TemporaryFolder folder;
+  const SafetensorsFile file(folder.write("x.safetensors", file_of(layout)));
+  EXPECT_EQ(file.tensors(), (TensorInfos{{"bytes", {DType::i8, {5}}},
+                                         {"half[1:5]", {DType::bf16, {4}}},
+                                         {"none", {DType::f32, {0, 4}}},
+                                         {"whole", {DType::f32, {2, 3}}},
+                                         {"part[90:100]", {DType::f32, {10}}},
+                                         {"scalar", {DType::f64, {}}},
+                                         {"nothing[3:3]", {DType::f32, {0}}},
+                                         {"large", {DType::i64, {4, 999}}}}));
+  EXPECT_EQ(layout.offset(0), kPageBytes);
+  for (size_t i = 0; i < layout.pieces().size(); ++i) {
+    const auto& piece = layout.pieces()[i];
+    EXPECT_EQ(layout.offset(i) % dtype_bytes(piece.info.dtype), 0) << piece.name;
+    if (piece.length != piece.info.num_elements()) continue;
+    EXPECT_EQ(file.offset(piece.name), layout.offset(i));
+    testing::Bytes expected(static_cast<size_t>(piece.num_bytes()));
+    copy(i, 0, expected);
+    EXPECT_EQ(testing::read_all(file, piece.name), expected) << piece.name;
+  }
+}
+
+TEST(Shard, AnyPartOfTheFileIsThatOfTheWhole) {
+  const ShardLayout layout(kPieces);
+  const auto whole = file_of(layout);
+  for (const int64_t size : {1, 7, 64, 4095, 4096, 5000}) {
+    std::string joined;
+    for (int64_t offset = 0; offset < layout.num_bytes(); offset += size) {
+      std::string part(static_cast<size_t>(std::min(size, layout.num_bytes() - offset)), '\xEE');
+      layout.fill(offset, std::as_writable_bytes(std::span(part)), copy);
+      joined += part;
+    }
+    EXPECT_TRUE(joined == whole) << size;
+  }
+}
+
+TEST(Shard, EntersTheIndexAsRanges) {
+  const ShardLayout first({{"a", {DType::f32, {10}}, 0, 4}, {"none", {DType::f32, {0}}, 0, 0}});
+  const ShardLayout second({{"a", {DType::f32, {10}}, 4, 6}});
+  Index index;
+  second.add_to(index, 1);
+  first.add_to(index, 0);
+  check_complete("c", index);
+  EXPECT_EQ(index.tensors.at("a").ranges,
+            (std::vector<Range>{{0, 4, 0, first.offset(0)}, {4, 6, 1, second.offset(0)}}));
+  EXPECT_TRUE(index.tensors.at("none").ranges.empty());
+}
+
+TEST(Shard, AHoleOrAnOverlapIsRefused) {
+  const auto checking = [](std::vector<Range> ranges) {
+    Index index;
+    index.tensors["a"] = {{DType::f32, {10}}, std::move(ranges)};
+    return refusal([&] { check_complete("c", index); });
+  };
+  EXPECT_EQ(checking({{4, 6}, {0, 4}}), "(accepted)");
+  const auto line = [](int64_t at) {
+    return "c: tensor 'a': expected each of its 10 elements once, got a hole or an overlap at " +
+           std::to_string(at);
+  };
+  EXPECT_EQ(checking({}), line(0));
+  EXPECT_EQ(checking({{1, 9}}), line(0));
+  EXPECT_EQ(checking({{0, 4}, {5, 5}}), line(4));
+  EXPECT_EQ(checking({{0, 4}, {3, 7}}), line(4));
+  EXPECT_EQ(checking({{0, 4}, {0, 4}, {4, 6}}), line(4));
+  EXPECT_EQ(checking({{0, 4}, {4, 5}}), line(9));
+  EXPECT_EQ(checking({{0, 4}, {4, 7}}), line(11));
+}
+
+TEST(Shard, NamesOfFiles) {
+  EXPECT_EQ(shard_name(12), "shard_00012.safetensors");
+  EXPECT_TRUE(is_shard_name(shard_name(123456)));
+  EXPECT_FALSE(is_shard_name("tokenizer.json"));
+  EXPECT_FALSE(is_shard_name("model.safetensors"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

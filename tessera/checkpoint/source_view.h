@@ -1,0 +1,50 @@
+// Tensors of stored sources under other names and dtypes, as one source.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/tensor_source.h"
+
+namespace tessera::checkpoint {
+
+/// Values are read from the sources, and converted, when asked for.
+class SourceView : public TensorSource {
+ public:
+  /// `path`: for messages.
+  explicit SourceView(std::filesystem::path path) : TensorSource(std::move(path)) {}
+
+  /// What `source`, which outlives the view, calls `stored` is called `name` here; floats become
+  /// `dtype` if one is given. UserError: no such tensor.
+  void add(const std::string& name, const TensorSource& source, const std::string& stored,
+           std::optional<DType> dtype = std::nullopt);
+
+  /// Another shape of as many elements. UserError: of another number.
+  void reshape(const std::string& name, const std::vector<int64_t>& shape);
+
+  /// Calls progress(bytes read so far, bytes of all tensors) after each read, from one thread.
+  using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+  void report_reads(const Progress& progress);
+
+ private:
+  struct Origin {
+    const TensorSource* source;
+    std::string name;
+    DType dtype;
+  };
+
+  void read_part(const std::string& name, const TensorInfo& info, int64_t begin,
+                 std::span<std::byte> destination) const override;
+
+  std::map<std::string, Origin, std::less<>> origins_;
+  std::function<void(int64_t)> on_read_;
+};
+
+int64_t total_bytes(const TensorSource& source);  ///< of all its tensors
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,197 @@
+#include "tessera/checkpoint/training_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/dcp.h"
+#include "tessera/checkpoint/deepspeed.h"
+#include "tessera/checkpoint/llmc.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/strict_json.h"
+#include "tessera/checkpoint/write_checkpoint.h"
+#include "tessera/hub/file_names.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kConfigFile = "config.json";
+
+/// Which of a source's tensors are what.
+StoredTraining sorted(const OpenedSource& opened) {
+  if (opened.format == Format::dcp)
+    return stored_training(dynamic_cast<const DcpSource&>(*opened.tensors));
+  if (opened.format == Format::deepspeed)
+    return stored_training(dynamic_cast<const DeepspeedUniversalSource&>(*opened.tensors));
+  StoredTraining training;
+  for (const auto& [name, info] : opened.tensors->tensors()) {
+    if (!is_optimizer_state(name)) {
+      training.parameters[name] = name;
+      continue;
+    }
+    const auto rest = name.substr(kOptimizerPrefix.size());
+    const size_t slash = std::min(rest.find('/'), rest.size() - 1);
+    training.states[rest.substr(0, slash)][rest.substr(slash + 1)] = name;
+  }
+  return training;
+}
+
+/// The name by which our models have a tensor of Hugging Face's; "" if they have none.
+std::string our_name(const json& config, const std::string& name) {
+  const auto says = [&](const char* key, const json& value) {
+    return config.is_object() && config.contains(key) && config.at(key) == value;
+  };
+  constexpr const char* kTied = "tie_word_embeddings";  // what a gpt2 is unless it says otherwise
+  const bool is_gpt2 = says("model_type", "gpt2");
+  const bool is_tied = says(kTied, true) || (is_gpt2 && !config.contains(kTied));
+  const bool is_buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+                         name.ends_with(".rotary_emb.inv_freq");
+  if (is_buffer || (is_tied && name == "lm_head.weight")) return "";
+  const bool is_bare = is_gpt2 && !name.starts_with("transformer.") && name != "lm_head.weight";
+  return is_bare ? "transformer." + name : name;
+}
+
+/// The folder that may hold config.json and a tokenizer.
+fs::path folder_of(const fs::path& path) {
+  return fs::is_directory(path) ? path : path.parent_path();
+}
+
+json read_config(const TrainingOptions& options) {
+  auto path = options.config.empty() ? folder_of(options.source) : options.config;
+  if (fs::is_directory(path)) path /= kConfigFile;
+  if (options.config.empty() && !fs::exists(path)) return nullptr;
+  return parse_strict_json(path, read_file(path));
+}
+
+void find_assets(const TrainingOptions& options, TrainingSource& training) {
+  const auto folder = folder_of(options.config.empty() ? options.source : options.config);
+  for (const auto name : hub::kTextFiles) {
+    if (fs::is_regular_file(folder / name)) training.assets.push_back(folder / name);
+  }
+  if (!training.assets.empty()) training.assets_folder = folder;
+}
+
+/// `names` as the result is to have them.
+StoredTraining::Names renamed(const StoredTraining::Names& names, const TrainingOptions& options,
+                              const json& config) {
+  if (!options.our_names) return names;
+  StoredTraining::Names ours;
+  for (const auto& [name, stored] : names) {
+    auto our = our_name(config, name);
+    if (!our.empty()) ours.emplace(std::move(our), stored);
+  }
+  return ours;
+}
+
+void add_state(const TensorSource& source, const std::string& state,
+               const StoredTraining::Names& names, SourceView& tensors) {
+  for (const auto& [parameter, stored] : names) {
+    if (!tensors.contains(parameter)) {
+      user_error("{}: holds {} of '{}', a parameter that {} lacks", source.path().string(), state,
+                 parameter, tensors.path().string());
+    }
+    const auto name = fmt::format("{}{}/{}", kOptimizerPrefix, state, parameter);
+    tensors.add(name, source, stored);
+    tensors.reshape(name, tensors.info(parameter).shape);
+  }
+}
+
+/// Gives tensors that were stored flat the shapes of the same model's weights.
+void add_shapes(const TrainingOptions& options, SourceView& tensors) {
+  const auto& all = tensors.tensors();
+  const bool flat =
+      std::ranges::all_of(all, [](const auto& t) { return t.second.shape.size() == 1; });
+  if (!flat || all.empty()) return;
+  if (options.config.empty() || !is_safetensors(options.config)) {
+    user_error(
+        "{}: its tensors have no shapes, as ZeRO-3 writes them; give a folder with weights "
+        "of the same model with --config",
+        options.source.string());
+  }
+  const Safetensors shaped(options.config);
+  for (const auto& [name, info] : TensorInfos(all)) tensors.reshape(name, shaped.info(name).shape);
+}
+
+/// What train/checkpointing.h expects of another program's training.
+json state_of(int64_t step, const StoredTraining& stored) {
+  json state{{"step", step}};
+  if (!stored.states.empty()) {
+    const bool is_sgd = stored.states.contains("momentum_buffer");
+    state["optimizer"] = {{"type", is_sgd ? "sgd" : "adamw"}, {"step", stored.step.value_or(step)}};
+  }
+  return state;
+}
+
+/// A checkpoint of ours says everything itself.
+TrainingSource from_checkpoint(const TrainingOptions& options, OpenedSource opened) {
+  const auto& checkpoint = dynamic_cast<const Checkpoint&>(*opened.tensors);
+  TrainingSource training{.tensors = SourceView(options.source), .about = about(checkpoint)};
+  training.validation_loss = checkpoint.marker().validation_loss;
+  if (options.step) training.about.state["step"] = training.about.step = *options.step;
+  if (!options.config.empty()) training.about.model = read_config(options);
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    if (!is_optimizer_state(name)) {
+      training.tensors.add(name, checkpoint, name, options.dtype);
+    } else if (options.with_optimizer) {
+      training.tensors.add(name, checkpoint, name);
+    }
+  }
+  if (!options.with_optimizer && training.about.state.is_object()) {
+    training.about.state.erase("optimizer");
+  }
+  training.assets = checked_assets(checkpoint);
+  if (!training.assets.empty()) training.assets_folder = options.source;
+  training.stored.push_back(std::move(opened));
+  return training;
+}
+
+TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) {
+  const auto* llmc = dynamic_cast<const LlmcSource*>(opened.tensors.get());
+  TrainingSource training{.tensors = SourceView(options.source)};
+  const auto config =
+      llmc != nullptr && options.config.empty() ? gpt2_config(llmc->shape()) : read_config(options);
+  auto stored = sorted(opened);
+  for (const auto& [name, stored_name] : renamed(stored.parameters, options, config)) {
+    training.tensors.add(name, *opened.tensors, stored_name, options.dtype);
+  }
+  if (opened.format == Format::deepspeed) add_shapes(options, training.tensors);
+  training.about.layout = {{"converted_from", format_name(opened.format)}};
+  training.about.model = config;
+  training.stored.push_back(std::move(opened));
+  if (options.with_optimizer && !options.optimizer.empty()) {
+    training.stored.push_back(open_with_format(options.optimizer));
+    stored = sorted(training.stored.back());
+  }
+  if (options.with_optimizer) {
+    const auto& states_from = *training.stored.back().tensors;
+    for (const auto& [state, names] : stored.states)
+      add_state(states_from, state, renamed(names, options, config), training.tensors);
+  }
+  training.about.step = options.step.value_or(stored.step.value_or(0));
+  training.about.state = state_of(training.about.step, stored);
+  find_assets(options, training);
+  return training;
+}
+
+}  // namespace
+
+TrainingSource open_training(const TrainingOptions& options) {
+  if (const auto folders = dcp_folders(options.source)) {
+    auto inner = options;
+    inner.source = folders->model;
+    if (options.optimizer.empty()) inner.optimizer = folders->optimizer;
+    if (options.config.empty() && fs::exists(options.source / kConfigFile))
+      inner.config = options.source / kConfigFile;
+    return open_training(inner);
+  }
+  auto opened = open_with_format(options.source);
+  return opened.format == Format::tessera ? from_checkpoint(options, std::move(opened))
+                                          : from_others(options, std::move(opened));
+}
+
+}  // namespace tessera::checkpoint

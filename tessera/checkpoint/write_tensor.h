@@ -1,0 +1,21 @@
+// Stored tensors into files, a buffer at a time.
+#pragma once
+
+#include <string>
+
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/tensor_source.h"
+
+namespace tessera::checkpoint {
+
+/// Elements that are in memory at a time.
+inline constexpr int64_t kBufferElements = int64_t{1} << 19;
+
+/// Appends all values of a tensor as `dtype`, to which they must be convertible. Memory: a few MB.
+void write_tensor(const TensorSource& source, const std::string& name, DType dtype,
+                  AtomicFile& file);
+
+/// Appends `values` of dtype `from` as `to`.
+void write_values(std::span<const std::byte> values, DType from, DType to, AtomicFile& file);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,71 @@
+// Checkpoints of a training run: what belongs in them, when they are saved, from which a run goes
+// on.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/saver.h"
+#include "tessera/train/assemble.h"
+
+namespace tessera::train {
+
+/// What a run has counted. In a checkpoint's index, beside other state (only "step" must be there):
+///   {"step": 100, "samples_seen": 1600, "tokens_seen": 409600, "seeds": {"model": 1234, "data":
+///   0},
+///    "optimizer": {"type": "adamw", "step": 100},
+///    "loss_scaler": {"scale": 65536.0, "growth_tracker": 100, "skipped_steps": 0}}
+struct Counts {
+  int64_t step = 0;  ///< optimizer steps, skipped ones included
+  int64_t samples_seen = 0, tokens_seen = 0;
+};
+
+/// The parameters and optimizer states that this rank holds.
+std::vector<checkpoint::Part> held_state(Run& run);
+
+/// Reads a checkpoint into a run, whatever ranks and placement wrote it. Collective. UserError:
+/// another model's, or damage; then the run's state is undefined.
+Counts load_checkpoint(Run& run, const std::filesystem::path& folder);
+
+/// What checkpoint.resume asks for: which checkpoint was taken, and lines for people: what was
+/// passed over and why, what differs. Collective. UserError: there are some, but none is usable.
+struct Resumed {
+  Counts counts;
+  std::vector<std::string> notes;
+  std::vector<std::filesystem::path> damaged;  ///< passed over
+};
+Resumed resume(Run& run);
+
+/// Saves a run as its configuration says. Collective throughout. With nothing to save ever: does
+/// nothing.
+class Checkpointing {
+ public:
+  /// UserError: checkpoints of another run or of later steps in the folder, another run writing.
+  Checkpointing(Run& run, const Resumed& resumed);
+
+  bool enabled() const { return saver_ != nullptr; }
+
+  /// By the clock, on rank 0: is a save due?
+  bool wanted() const;
+
+  /// After a step. `stop`: the run ends here for now. Lines for people: saves that failed, waits.
+  std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
+                                      const Wishes& wishes);
+
+  /// Waits for the last save. SystemError if it failed: the run's result is not on disk.
+  std::vector<std::string> finish();
+
+ private:
+  std::vector<std::string> take_messages();
+
+  Run& run_;
+  std::unique_ptr<checkpoint::Saver> saver_;
+  std::chrono::steady_clock::time_point last_save_;
+  std::string last_error_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,234 @@
+// A run that was cut in two goes on as if it had not been.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tessera/base/testing.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/train/checkpointing.h"
+#include "tests/parity/fixture.h"
+#include "tests/support/shared_folder.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kSteps = 6, kCut = 3;
+
+config::RunConfig job_of(const SharedFolder& folder, const std::string& placement,
+                         const mesh::MeshShape& shape) {
+  auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/12);
+  job.model.preset = "micro";
+  job.data.shuffle = true;
+  job.schedule.type = "cosine";
+  job.train.steps = kSteps;
+  job.train.run_dir = folder.path();
+  job.parallel.num_ranks = shape.num_ranks();
+  job.parallel.placement = placement;
+  job.parallel.dp_replicate = shape.dp_replicate;
+  job.parallel.dp_shard = shape.dp_shard;
+  job.checkpoint.every = kCut;
+  return job;
+}
+
+/// Losses of the steps after `counts` up to `last`, with the saves that the job asks for.
+std::vector<double> train_from(train::Run& run, train::Counts counts, int64_t last,
+                               train::Checkpointing* checkpointing = nullptr) {
+  std::vector<double> losses;
+  while (counts.step < last) {
+    const auto result = train::train_step(run, counts.step);
+    losses.push_back(result.loss);
+    ++counts.step;
+    counts.samples_seen += run.config.train.global_batch;
+    counts.tokens_seen += result.num_tokens;
+    if (checkpointing != nullptr) checkpointing->after_step(counts, std::nullopt, result.wishes);
+  }
+  if (checkpointing != nullptr) checkpointing->finish();
+  return losses;
+}
+
+struct Cut {
+  std::string placement;
+  mesh::MeshShape shape;
+  std::string precision = "fp32";
+};
+
+class ResumeTest : public ::testing::TestWithParam<Cut> {};
+
+TEST_P(ResumeTest, SameRanksSameBitsOtherRanksSameSamples) {
+  const SharedFolder folder;
+  const auto& [placement, shape, precision] = GetParam();
+  on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of(folder, placement, shape);
+    job.precision.compute = precision;
+    auto whole = train::assemble(job, mesh);
+    train::Checkpointing saving(whole, {});
+    const auto losses = train_from(whole, {}, kSteps, &saving);
+
+    // The checkpoint of the end goes, so that the one of the middle is the newest.
+    if (mesh.rank() == 0)
+      checkpoint::remove_checkpoint(folder.path() / "checkpoints/step_00000006");
+    mesh.world().barrier();
+    job.checkpoint.resume = "auto";
+    auto resumed = train::assemble(job, mesh);
+    const auto from = train::resume(resumed);
+    EXPECT_EQ(from.counts.step, kCut);
+    EXPECT_EQ(from.counts.samples_seen, kCut * 12);
+    EXPECT_EQ(train_from(resumed, from.counts, kSteps),
+              std::vector<double>(losses.begin() + kCut, losses.end()));
+  });
+  if (precision != "fp32") return;
+  for (const mesh::MeshShape& other : {mesh::MeshShape{.dp_shard = 1}, {.dp_shard = 3}}) {
+    on_mesh({.shape = other}, [&](const mesh::DeviceMesh& mesh) {
+      auto job = job_of(folder, "full_shard", other);
+      auto whole = train::assemble(job, mesh);
+      const auto losses = train_from(whole, {}, kSteps);
+      job.checkpoint.resume = "auto";
+      auto resumed = train::assemble(job, mesh);
+      const auto again = train_from(resumed, train::resume(resumed).counts, kSteps);
+      for (size_t i = 0; i < again.size(); ++i) {
+        EXPECT_NEAR(again[i] / losses[kCut + i], 1, 1e-5);
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuts, ResumeTest,
+                         ::testing::Values(Cut{"replicate", {.dp_replicate = 2}},
+                                           Cut{"shard_gradients", {.dp_shard = 2}},
+                                           Cut{"full_shard", {.dp_shard = 3}},
+                                           Cut{"full_shard", {.dp_replicate = 2, .dp_shard = 2}},
+                                           Cut{"full_shard", {.dp_shard = 2}, "bf16"},
+                                           Cut{"full_shard", {.dp_shard = 2}, "fp16"}));
+
+/// What PyTorch's FSDP2 saved on two ranks (torch.distributed.checkpoint, by Accelerate), and the
+/// losses of its next steps.
+TEST(Resume, GoesOnFromPyTorchsDistributedCheckpoint) {
+  const SharedFolder folder;
+  const auto recorded = parity::read_fixture("dcp_micro/expected.json");
+  for (const int ranks : {1, 2, 3}) {
+    const mesh::MeshShape shape{.dp_shard = ranks};
+    on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+      const auto converted = folder.path() / fmt::format("converted_{}", ranks);
+      if (mesh.rank() == 0) {
+        checkpoint::convert({.from = {.source = "tests/fixtures/dcp_micro"},
+                             .to = checkpoint::Target::tessera,
+                             .destination = converted});
+      }
+      mesh.world().barrier();
+      auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/8);
+      job.model.preset = "micro";
+      job.parallel = {.num_ranks = ranks, .placement = "full_shard"};
+      job.checkpoint.resume = converted;
+      auto run = train::assemble(job, mesh);
+      const auto counts = train::resume(run).counts;
+      EXPECT_EQ(counts.step, 5);
+      const auto losses = train_from(run, counts, 10);
+      for (size_t i = 0; i < losses.size(); ++i) {
+        EXPECT_NEAR(losses[i] / recorded["losses_steps_6_10"][i].get<double>(), 1, 2e-5) << i;
+      }
+    });
+  }
+}
+
+TEST(Resume, AnotherBatchGoesOnWithTheNextSample) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of(folder, "replicate", {});
+    job.train.steps = kCut;
+    auto run = train::assemble(job, mesh);
+    train::Checkpointing saving(run, {});
+    train_from(run, {}, kCut, &saving);
+    const auto next = run.train_loader.batch(kCut, 0, 4);
+
+    job.train.global_batch = 4;
+    job.checkpoint.resume = "auto";
+    auto resumed = train::assemble(job, mesh);
+    train::resume(resumed);
+    EXPECT_TRUE(torch::equal(resumed.train_loader.batch(kCut).inputs, next.inputs));
+  });
+}
+
+TEST(Resume, TakesTheNewestThatIsWholeAndSaysWhatItPassedOver) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of(folder, "replicate", {});
+    job.checkpoint.every = 2;
+    {
+      auto run = train::assemble(job, mesh);
+      train::Checkpointing saving(run, {});
+      train_from(run, {}, kSteps, &saving);
+    }
+    const auto checkpoints = folder.path() / "checkpoints";
+    std::filesystem::remove(checkpoints / "step_00000006/complete.json");
+    const auto shard = checkpoints / "step_00000004/shard_00000.safetensors";
+    {
+      std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(200'000);
+      file.put('\x55');
+    }
+    job.checkpoint.resume = "auto";
+    auto run = train::assemble(job, mesh);
+    const auto resumed = train::resume(run);
+    EXPECT_EQ(resumed.counts.step, 2);
+    ASSERT_EQ(resumed.notes.size(), 3u);
+    EXPECT_THAT(resumed.notes[0], HasSubstr("step_00000006: not complete"));
+    EXPECT_THAT(resumed.notes[1],
+                HasSubstr("shard_00000.safetensors: damaged: bytes 0 to 1048575"));
+    EXPECT_THAT(resumed.notes[2], HasSubstr("step_00000002: step 2"));
+
+    // They are out of the way, and not lost.
+    train::Checkpointing saving(run, resumed);
+    EXPECT_TRUE(std::filesystem::exists(checkpoints / "step_00000004.damaged"));
+    EXPECT_EQ(checkpoint::step_folders(checkpoints).size(), 1u);
+
+    std::filesystem::remove(checkpoints / "step_00000002/complete.json");
+    EXPECT_THAT(testing::message_of([&] { train::resume(run); }),
+                HasSubstr("none of 1 checkpoints is usable"));
+  });
+}
+
+TEST(Resume, RefusesAnotherModelAndAFolderInUse) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of(folder, "replicate", {});
+    auto run = train::assemble(job, mesh);
+    train::Checkpointing saving(run, {});
+    train_from(run, {}, kCut, &saving);
+
+    auto other = job;
+    other.checkpoint.resume = "auto";
+    other.model.ffn_dim = 96;
+    auto wider = train::assemble(other, mesh);
+    EXPECT_THAT(testing::message_of([&] { train::resume(wider); }),
+                HasSubstr("of another model: 'model.layers.0.mlp.gate_proj.weight': expected shape "
+                          "[96, 64], got ["));
+    other = job;
+    other.checkpoint.resume = "auto";
+    other.optimizer.type = "sgd";
+    auto plain = train::assemble(other, mesh);
+    EXPECT_THAT(testing::message_of([&] { train::resume(plain); }),
+                HasSubstr("expected no tensor 'optimizer/exp_avg/"));
+    other.checkpoint.strict = false;
+    auto lenient = train::assemble(other, mesh);
+    EXPECT_EQ(train::resume(lenient).counts.step, kCut);
+
+    EXPECT_THAT(testing::message_of([&] { train::Checkpointing second(lenient, {}); }),
+                HasSubstr("another run writes here (host "));
+  });
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of(folder, "replicate", {});
+    auto run = train::assemble(job, mesh);
+    EXPECT_THAT(testing::message_of([&] { train::Checkpointing saving(run, {}); }),
+                HasSubstr("holds a checkpoint of an earlier run (step 3); set checkpoint.resume"));
+    job.checkpoint.overwrite = true;
+    auto fresh = train::assemble(job, mesh);
+    train::Checkpointing saving(fresh, {});
+    EXPECT_TRUE(checkpoint::step_folders(folder.path() / "checkpoints").empty());
+  });
+}
+
+}  // namespace
+}  // namespace tessera

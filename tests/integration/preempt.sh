@@ -1,0 +1,47 @@
+#!/bin/sh
+# A scheduler's signal in the middle of a run: it must save, end with exit code 75, and go on where it was, to the same losses
+# as a run that nobody interrupted.
+# Usage: preempt.sh   (BUILD=build/release)
+set -eu
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build/release}
+folder=$(mktemp -d)
+run=
+trap '[ -z "$run" ] || kill -9 "$run" 2>/dev/null || true; rm -rf "$folder"' EXIT
+
+fail() {
+  echo "preempt.sh: FAILED: $*"
+  tail -n 20 "$folder"/*.log
+  exit 1
+}
+
+# train NAME [options]: into a run folder of that name, with a log beside it.
+train() {
+  name=$1
+  shift
+  "$build/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=60 "--train.run_dir=$folder/$name" "$@" \
+    >>"$folder/$name.log" 2>&1
+}
+losses() { sed -n -E 's/.*"step":([0-9]+),"loss":([^,]*),.*/\1 \2/p' "$folder/$1/metrics.jsonl"; }
+
+train whole || fail "the run that nobody interrupted"
+for signal in USR1 TERM; do
+  train "$signal" &
+  run=$!
+  waited=0
+  until [ -s "$folder/$signal/metrics.jsonl" ]; do
+    [ "$waited" -lt 600 ] || fail "no step within 60 s"
+    sleep 0.1
+    waited=$((waited + 1))
+  done
+  # `train` is a subshell: the signal is for its child.
+  for child in $(cat "/proc/$run/task/$run/children"); do kill "-$signal" "$child"; done
+  code=0
+  wait "$run" || code=$?
+  run=
+  [ "$code" = 75 ] || fail "$signal: expected exit code 75, got $code"
+  stopped=$(losses "$signal" | tail -n 1)
+  train "$signal" --resume auto || fail "$signal: could not go on"
+  [ "$(losses "$signal")" = "$(losses whole)" ] || fail "$signal: other losses than those of the whole run"
+  echo "preempt.sh: $signal: saved at step ${stopped%% *}, exit code 75, then went on to the same 60 losses"
+done
