@@ -71,6 +71,7 @@ schedule: {{type: constant}}
 parallel: {{num_ranks: 2, threads_per_rank: 1, placement: {}}}
 precision: {}
 train: {{steps: {}, global_batch: {}, run_dir: {}, sample_tokens: 0}}
+checkpoint: {{at_end: false}}
 logging: {{tensorboard: false, svg: false, progress: none}}
 )",
                      job.size, tokens.string(), shape.seq_len, run.placement,

@@ -15,7 +15,7 @@ std::vector<std::string> agree(const mesh::Axis& axis, const std::function<std::
     own = kDone + action();
   } catch (const UserError& error) {
     own = kRefused + std::string(error.what());
-  } catch (const SystemError& error) {
+  } catch (const std::exception& error) {
     own = kFailed + std::string(error.what());
   }
   auto all = axis.all_gather_bytes(own);

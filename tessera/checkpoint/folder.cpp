@@ -65,15 +65,6 @@ void remove_folder(const fs::path& path) {
   }
 }
 
-std::string format_marker(const Marker& marker) {
-  nlohmann::json json{{"format", "tessera-checkpoint"},
-                      {"version", kFormatVersion},
-                      {"step", marker.step},
-                      {"index_checksum", to_hex(marker.index_checksum)}};
-  if (marker.validation_loss) json["validation_loss"] = *marker.validation_loss;
-  return json.dump() + "\n";
-}
-
 /// Gives a partial folder the name that it would have got.
 void publish(const fs::path& partial) {
   auto name = partial.string();
@@ -92,12 +83,23 @@ void publish(const fs::path& partial) {
 
 }  // namespace
 
+std::string format_marker(const Marker& marker) {
+  nlohmann::json json{{"format", "tessera-checkpoint"},
+                      {"version", kFormatVersion},
+                      {"step", marker.step},
+                      {"index_checksum", to_hex(marker.index_checksum)}};
+  if (marker.validation_loss) json["validation_loss"] = *marker.validation_loss;
+  json["checksum"] = to_hex(checksum(json.dump()));
+  return json.dump() + "\n";
+}
+
 Marker read_marker(const fs::path& checkpoint) {
   const auto path = checkpoint / kMarkerFile;
   if (!fs::exists(path)) {
     user_error("{}: not complete: expected {} in it, found none", checkpoint.string(), kMarkerFile);
   }
-  const auto json = parse_strict_json(path, read_file(path));
+  const auto text = read_file(path);
+  const auto json = parse_strict_json(path, text);
   Marker marker;
   std::vector<Checksum> checksum;
   const auto is_step = [&](const char* key) {
@@ -113,6 +115,9 @@ Marker read_marker(const fs::path& checkpoint) {
   marker.index_checksum = checksum[0];
   if (json.contains("validation_loss") && json["validation_loss"].is_number()) {
     marker.validation_loss = json["validation_loss"].get<double>();
+  }
+  if (text != format_marker(marker)) {
+    user_error("{}: damaged: its text is not the one that was written", path.string());
   }
   return marker;
 }

@@ -34,7 +34,11 @@ struct Marker {
   bool operator==(const Marker&) const = default;
 };
 
-/// UserError: missing ("not complete"), or not such a file.
+/// {"checksum": of the same text without this key, "format": "tessera-checkpoint",
+///  "index_checksum": "<16 hex digits>", "step": .., "validation_loss": .., "version": 1}
+std::string format_marker(const Marker& marker);
+
+/// UserError: missing ("not complete"), or not to the byte what format_marker writes.
 Marker read_marker(const std::filesystem::path& checkpoint);
 
 struct StepFolder {

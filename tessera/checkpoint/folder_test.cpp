@@ -87,7 +87,7 @@ TEST(CheckpointFolder, MarkersThatAreNoneAreRefused) {
     folder.write("c/complete.json", text);
     return refusal([&] { read_marker(folder.path() / "c"); });
   };
-  const std::string good = R"({"step": 3, "index_checksum": "00000000000000ff"})";
+  const auto good = format_marker({.step = 3, .index_checksum = 255});
   EXPECT_EQ(reading(good), "(accepted)");
   EXPECT_EQ(read_marker(folder.path() / "c"), (Marker{3, 255, std::nullopt}));
   for (const char* text :
@@ -98,6 +98,11 @@ TEST(CheckpointFolder, MarkersThatAreNoneAreRefused) {
         R"({"step": 3, "index_checksum": "ff"})",
         R"({"step": 3, "index_checksum": "00000000000000ff00000000000000ff"})"}) {
     EXPECT_THAT(reading(text), HasSubstr("expected an object with step and index_checksum"));
+  }
+  for (size_t i = 0; i < good.size(); ++i) {
+    auto flipped = good;
+    flipped[i] ^= 1;
+    EXPECT_THAT(reading(flipped), HasSubstr("complete.json: ")) << flipped;
   }
   EXPECT_THAT(reading(good.substr(0, 20)), HasSubstr("complete.json: expected JSON"));
   fs::remove(folder.path() / "c" / kMarkerFile);

@@ -171,7 +171,7 @@ void Saver::write_all(const Snapshot& snapshot, SaveReport& report) {
         append_checksums(std::as_bytes(std::span(content)), files.back().checksums);
       }
       finish_checkpoint(partial, index_of(snapshot, std::move(files)), snapshot.validation_loss);
-      report.removed = remove_superseded();
+      remove_superseded(report);
       return "";
     });
   } catch (const std::runtime_error&) {
@@ -224,7 +224,7 @@ Index Saver::index_of(const Snapshot& snapshot, std::vector<IndexedFile> files) 
           .config = options_.config};
 }
 
-std::vector<int64_t> Saver::remove_superseded() const {
+void Saver::remove_superseded(SaveReport& report) const {
   std::vector<Marker> markers;
   std::map<int64_t, fs::path> paths;
   for (const auto& [step, path] : step_folders(options_.directory)) {
@@ -234,12 +234,14 @@ std::vector<int64_t> Saver::remove_superseded() const {
     } catch (const UserError&) {  // not a complete one: not ours to remove
     }
   }
-  std::vector<int64_t> removed;
-  for (const int64_t step : superseded(markers, options_.retention)) {
-    remove_checkpoint(paths.at(step));
-    removed.push_back(step);
+  try {
+    for (const int64_t step : superseded(markers, options_.retention)) {
+      remove_checkpoint(paths.at(step));
+      report.removed.push_back(step);
+    }
+  } catch (const SystemError& error) {  // the new one is complete all the same
+    report.removal_error = error.what();
   }
-  return removed;
 }
 
 }  // namespace tessera::checkpoint

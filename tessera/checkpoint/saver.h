@@ -43,6 +43,7 @@ struct SaveReport {
   int64_t step = 0;
   std::string error;             ///< one line; empty: the checkpoint is complete
   std::vector<int64_t> removed;  ///< steps whose checkpoints the new one supersedes (rank 0)
+  std::string removal_error;     ///< why one of them is still there (rank 0)
   int64_t num_bytes = 0;         ///< written by this rank
   double wait_seconds = 0;       ///< training stood still for the save before
   double stall_seconds = 0;      ///< for this one
@@ -72,7 +73,7 @@ class Saver {
   SaveReport write(const Snapshot& snapshot);
   void write_all(const Snapshot& snapshot, SaveReport& report);
   IndexedFile write_shard(const std::filesystem::path& partial);
-  std::vector<int64_t> remove_superseded() const;
+  void remove_superseded(SaveReport& report) const;
   Index index_of(const Snapshot& snapshot, std::vector<IndexedFile> files) const;
   void fill(int64_t offset, std::span<std::byte> destination) const;
 

@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -75,29 +77,56 @@ RawValue raw_value(const YAML::Node& node) {
   return raw;
 }
 
+struct NoEvents : YAML::EventHandler {
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+/// Not by YAML::LoadAll: it finds documents without end in some texts that are no YAML.
+bool has_second_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  NoEvents nothing;
+  return parser.HandleNextDocument(nothing) && parser.HandleNextDocument(nothing);
+}
+
 /// The one document of a YAML text as a mapping; UserError says line and column of what is not
 /// YAML.
 YAML::Node parse_job(const std::string& file, const std::string& text) {
-  std::vector<YAML::Node> documents;
+  YAML::Node job;
+  bool second = false;
   try {
-    documents = YAML::LoadAll(text);
+    job = YAML::Load(text);
+    second = has_second_document(text);
   } catch (const YAML::Exception& error) {
-    if (error.mark.is_null()) user_error("{}: expected YAML: {}", file, error.msg);
-    user_error("{}:{}: expected YAML: {} (column {})", file, error.mark.line + 1, error.msg,
+    auto reason = error.msg;  // it repeats what it does not know, a line feed perhaps
+    std::ranges::replace_if(
+        reason, [](unsigned char c) { return c < ' '; }, ' ');
+    if (error.mark.is_null()) user_error("{}: expected YAML: {}", file, reason);
+    user_error("{}:{}: expected YAML: {} (column {})", file, error.mark.line + 1, reason,
                error.mark.column + 1);
   }
-  if (documents.size() > 1)
-    user_error("{}: expected one YAML document, got {}", file, documents.size());
-  if (documents.empty() || documents[0].IsNull()) {
+  if (second) user_error("{}: expected one YAML document, got another after it", file);
+  if (job.IsNull()) {
     user_error(
         "{}: the job file is empty; expected sections such as 'model:', 'data:' and 'train:'",
         file);
   }
-  if (!documents[0].IsMap()) {
+  if (!job.IsMap()) {
     user_error("{}:{}: expected sections such as 'model:' with 'key: value' lines, got {}", file,
-               documents[0].Mark().line + 1, documents[0].IsScalar() ? "a single value" : "a list");
+               job.Mark().line + 1, job.IsScalar() ? "a single value" : "a list");
   }
-  return documents[0];
+  return job;
 }
 
 class JobReader {

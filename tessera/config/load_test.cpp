@@ -125,7 +125,7 @@ TEST_F(LoadTest, FilesThatAreNoJobs) {
       error_of("hello\n"),
       "job.yaml:1: expected sections such as 'model:' with 'key: value' lines, got a single value");
   EXPECT_EQ(error_of("train: {steps: 1}\n---\ntrain: {steps: 2}\n"),
-            "job.yaml: expected one YAML document, got 2");
+            "job.yaml: expected one YAML document, got another after it");
 }
 
 TEST_F(LoadTest, BytesThatAreNoTextAreOneLine) {

@@ -332,6 +332,7 @@ std::vector<std::string> Checkpointing::take_messages() {
       if (!report.removed.empty()) {
         messages.back() += fmt::format("; removed step {}", fmt::join(report.removed, ", "));
       }
+      if (!report.removal_error.empty()) messages.back() += "; " + report.removal_error;
     } else {
       last_error_ = fmt::format("step {}: no checkpoint: {}", report.step, report.error);
       messages.push_back(last_error_);

@@ -335,9 +335,8 @@ TEST_F(CheckpointCommandTest, NamesThatLeadOutside) {
   index["files"][0]["name"] = "../../shard_00000.safetensors";
   const auto text = index.dump();
   write_file(step_ + "/index.json", text);
-  const json marker{{"step", 10},
-                    {"index_checksum", checkpoint::to_hex(checkpoint::checksum(text))}};
-  write_file(step_ + "/complete.json", marker.dump());
+  write_file(step_ + "/complete.json",
+             checkpoint::format_marker({.step = 10, .index_checksum = checkpoint::checksum(text)}));
   expect_refusal({"verify", step_},
                  step_ +
                      "/index.json: files\\[0\\]: name: expected a file of this folder, got "
