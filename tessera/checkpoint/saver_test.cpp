@@ -293,7 +293,7 @@ TEST(Saver, OneRunWritesIntoAFolder) {
     const auto parts = uneven_parts(1, axis.rank(), 2);
     const Saver first(axis, parts, {.directory = folder.path()});
     EXPECT_THAT(message_of([&] { Saver(axis, parts, {.directory = folder.path()}); }),
-                MatchesRegex("rank 0: .*: another run writes here \\(host .+, process [0-9]+\\); "
+                MatchesRegex(".*: another run writes here \\(host .+, process [0-9]+\\); "
                              "wait for its end, or set checkpoint.dir"));
   });
 }
