@@ -5,8 +5,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/sha256.h"
 #include "tessera/data/testing.h"
-#include "tests/support/sha256.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -8,7 +8,6 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/pending_folder.h"
-#include "tessera/checkpoint/safetensors_header.h"
 #include "tessera/checkpoint/write_tensor.h"
 #include "tessera/hub/file_names.h"
 
@@ -33,8 +32,7 @@ Tensors exported_tensors(const TensorSource& source, const HfExportOptions& opti
   return tensors;
 }
 
-/// Fills one file after the other. Within a file larger elements lie first, so that all are
-/// aligned.
+/// Fills one file after the other.
 std::vector<Tensors> shards_of(const Tensors& tensors, int64_t max_bytes) {
   std::vector<Tensors> shards(1);
   int64_t used = 0;
@@ -47,18 +45,11 @@ std::vector<Tensors> shards_of(const Tensors& tensors, int64_t max_bytes) {
     shards.back().push_back(tensor);
     used += num_bytes;
   }
-  for (auto& shard : shards) {
-    std::ranges::stable_sort(shard, std::greater<>(),
-                             [](const auto& tensor) { return dtype_bytes(tensor.second.dtype); });
-  }
   return shards;
 }
 
 void write_shard(const TensorSource& source, const Tensors& tensors, const fs::path& path) {
-  AtomicFile file(path);
-  file.write(format_safetensors_header(path, tensors, {{"format", "pt"}}));
-  for (const auto& [name, info] : tensors) write_tensor(source, name, info.dtype, file);
-  file.commit();
+  write_safetensors(source, tensors, path, {{"format", "pt"}});
 }
 
 void write_weights(const TensorSource& source, const std::vector<Tensors>& shards,

@@ -1,12 +1,9 @@
 #include "tessera/checkpoint/reshard.h"
 
-#include <algorithm>
 #include <cassert>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/checkpoint/pending_folder.h"
-#include "tessera/checkpoint/safetensors_header.h"
 #include "tessera/checkpoint/training_source.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/checkpoint/write_tensor.h"
@@ -15,17 +12,9 @@ namespace tessera::checkpoint {
 namespace {
 
 void write_plain(const TrainingSource& training, const std::filesystem::path& path) {
-  const auto& source = training.tensors;
-  std::vector<std::pair<std::string, TensorInfo>> tensors(source.tensors().begin(),
-                                                          source.tensors().end());
-  // Large elements first, so that all are aligned.
-  std::ranges::stable_sort(tensors, std::greater<>(),
-                           [](const auto& tensor) { return dtype_bytes(tensor.second.dtype); });
-  AtomicFile file(path);
-  file.write(format_safetensors_header(
-      path, tensors, {{"format", "pt"}, {"step", std::to_string(training.about.step)}}));
-  for (const auto& [name, info] : tensors) write_tensor(source, name, info.dtype, file);
-  file.commit();
+  const auto& tensors = training.tensors.tensors();
+  write_safetensors(training.tensors, {tensors.begin(), tensors.end()}, path,
+                    {{"format", "pt"}, {"step", std::to_string(training.about.step)}});
 }
 
 }  // namespace

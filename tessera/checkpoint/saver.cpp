@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/agree.h"
+#include "tessera/checkpoint/write_checkpoint.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -165,10 +166,7 @@ void Saver::write_all(const Snapshot& snapshot, SaveReport& report) {
         if (!shards[rank].empty()) files.push_back(file_of(shard_name(rank), shards[rank]));
       }
       for (const auto& asset : options_.assets) {
-        const auto content = read_file(asset);
-        write_file(fs::path(partial) / asset.filename(), content);
-        files.push_back({asset.filename(), std::ssize(content), {}});
-        append_checksums(std::as_bytes(std::span(content)), files.back().checksums);
+        files.push_back(write_asset(asset, partial));
       }
       finish_checkpoint(partial, index_of(snapshot, std::move(files)), snapshot.validation_loss);
       remove_superseded(report);

@@ -56,6 +56,8 @@ IndexedFile write_shard(const TensorSource& source, const ShardLayout& layout,
   return {path.filename(), layout.num_bytes(), write_parts(path, layout.num_bytes(), part)};
 }
 
+}  // namespace
+
 IndexedFile write_asset(const fs::path& asset, const fs::path& folder) {
   const MappedFile content(asset);
   write_file(folder / asset.filename(), content.text());
@@ -63,8 +65,6 @@ IndexedFile write_asset(const fs::path& asset, const fs::path& folder) {
   append_checksums(content.bytes(), file.checksums);
   return file;
 }
-
-}  // namespace
 
 void write_checkpoint(const TensorSource& source, const fs::path& destination,
                       WriteOptions options) {

@@ -25,6 +25,9 @@ struct WriteOptions {
 void write_checkpoint(const TensorSource& source, const std::filesystem::path& destination,
                       WriteOptions options);
 
+/// A copy of a small file in `folder`, flushed, for Index::files.
+IndexedFile write_asset(const std::filesystem::path& asset, const std::filesystem::path& folder);
+
 /// The files of a checkpoint that hold no tensors, each read and compared with its checksum.
 std::vector<std::filesystem::path> checked_assets(const Checkpoint& checkpoint);
 

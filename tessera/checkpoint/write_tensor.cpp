@@ -34,4 +34,15 @@ void write_tensor(const TensorSource& source, const std::string& name, DType dty
   }
 }
 
+void write_safetensors(const TensorSource& source,
+                       std::vector<std::pair<std::string, TensorInfo>> tensors,
+                       const std::filesystem::path& path, const Metadata& metadata) {
+  std::ranges::stable_sort(tensors, std::greater<>(),
+                           [](const auto& tensor) { return dtype_bytes(tensor.second.dtype); });
+  AtomicFile file(path);
+  file.write(format_safetensors_header(path, tensors, metadata));
+  for (const auto& [name, info] : tensors) write_tensor(source, name, info.dtype, file);
+  file.commit();
+}
+
 }  // namespace tessera::checkpoint

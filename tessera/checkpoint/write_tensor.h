@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/safetensors_header.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
@@ -14,6 +15,12 @@ inline constexpr int64_t kBufferElements = int64_t{1} << 19;
 /// Appends all values of a tensor as `dtype`, to which they must be convertible. Memory: a few MB.
 void write_tensor(const TensorSource& source, const std::string& name, DType dtype,
                   AtomicFile& file);
+
+/// Writes tensors of `source`, as the dtypes of `tensors` say, into one safetensors file that
+/// appears when complete. Larger elements lie first, so that all are aligned.
+void write_safetensors(const TensorSource& source,
+                       std::vector<std::pair<std::string, TensorInfo>> tensors,
+                       const std::filesystem::path& path, const Metadata& metadata);
 
 /// Appends `values` of dtype `from` as `to`.
 void write_values(std::span<const std::byte> values, DType from, DType to, AtomicFile& file);

@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/sha256.h"
 #include "tessera/hub/file_lock.h"
 #include "tessera/hub/retries.h"
-#include "tessera/hub/sha256.h"
 
 namespace tessera::hub {
 namespace fs = std::filesystem;

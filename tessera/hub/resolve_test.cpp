@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "tessera/base/file.h"
+#include "tessera/base/sha256.h"
 #include "tessera/data/testing.h"
-#include "tessera/hub/sha256.h"
 #include "tessera/hub/testing_server.h"
 
 extern char** environ;

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include "tessera/base/sha256.h"
 #include "tessera/data/testing.h"
 #include "tessera/hub/model_files.h"
 #include "tessera/hub/model_name.h"
-#include "tessera/hub/sha256.h"
 
 namespace tessera::hub {
 namespace {

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/hub/sha256.h"
+#include "tessera/base/sha256.h"
 
 namespace tessera::hub::testing {
 namespace {

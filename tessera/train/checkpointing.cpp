@@ -12,6 +12,7 @@
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/open_source.h"
 #include "tessera/config/hf_config.h"
 #include "tessera/hub/file_names.h"
 
@@ -107,8 +108,6 @@ std::vector<std::string> differences(const Run& run, const checkpoint::Checkpoin
   return notes;
 }
 
-bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / checkpoint::kMarkerFile); }
-
 fs::path directory_of(const config::RunConfig& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.train.run_dir) / "checkpoints"
                                        : fs::path(config.checkpoint.dir);
@@ -162,7 +161,8 @@ checkpoint::SaverOptions saver_options(const Run& run) {
   const auto& section = run.config.checkpoint;
   const auto& parallel = run.config.parallel;
   return {.directory = directory_of(run.config),
-          .async = section.async,
+          // A run that saves at its end alone has nothing to go on with: no memory for a copy.
+          .async = section.async && (section.every > 0 || section.every_minutes > 0),
           .verify = kVerify.at(section.verify),
           .retention = {.keep_last = section.keep_last,
                         .keep_every = section.keep_every,
@@ -236,7 +236,8 @@ Resumed resume(Run& run) {
   if (wish == "none") return resumed;
   const bool automatic = wish == "auto";
   const auto directory = automatic ? directory_of(run.config) : fs::path(wish);
-  const auto found = is_checkpoint(directory) ? std::vector{directory} : candidates(run, directory);
+  const auto found =
+      checkpoint::is_checkpoint(directory) ? std::vector{directory} : candidates(run, directory);
   for (const auto& folder : found) {
     std::optional<checkpoint::Checkpoint> opened;
     try {

@@ -1,4 +1,4 @@
-#include "tessera/hub/sha256.h"
+#include "tessera/base/sha256.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace tessera::hub {
+namespace tessera {
 namespace {
 
 constexpr size_t kBlock = 64;
@@ -77,4 +77,4 @@ std::string sha256(std::string_view bytes) {
   return digits;
 }
 
-}  // namespace tessera::hub
+}  // namespace tessera
