@@ -92,6 +92,10 @@ class Bench {
     for (const int ranks : {2, 1, 3}) {
       measured.add(fmt::format("load by {}", ranks), load(ranks));
     }
+    for (const int writers : {1, 3}) {
+      save({.verify = "off"}, writers);
+      measured.add(fmt::format("load by 2, written by {}", writers), load(2));
+    }
     dd_reads(measured);
     if (!options_.dcp_python.empty()) dcp(measured);
   }
@@ -145,12 +149,12 @@ class Bench {
     return json::parse(printed.substr(brace, printed.find('}') + 1 - brace));
   }
 
-  json save(RankJob job) const {
+  json save(RankJob job, int ranks = 2) const {
     fs::remove_all(folder_ / "ours");
     job.action = "save";
     job.folder = folder_ / "ours";
     job.num_bytes = num_bytes_;
-    return on_ranks(2, job);
+    return on_ranks(ranks, job);
   }
 
   double load(int ranks) const {

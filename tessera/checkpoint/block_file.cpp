@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <utility>
 
@@ -16,6 +17,9 @@
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
+
+// One read at a time leaves most disks idle in between; 64 MiB of buffers in all.
+constexpr size_t kReadsInFlight = 7;
 
 int64_t whole_pages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -183,10 +187,11 @@ void read_parts(const fs::path& folder, const IndexedFile& file, std::span<const
   const auto opened = open_checked(folder, file);
   const auto path = folder / file.name;
   const auto parts = cut(wanted);
-  PageBuffer buffers[2];
+  PageBuffer buffers[kReadsInFlight + 1];
+  const auto buffer_of = [&](size_t i) -> PageBuffer& { return buffers[i % std::size(buffers)]; };
   const auto read = [&](size_t i) {
     const auto& [begin, end] = parts[i];
-    auto& buffer = buffers[i % 2];
+    auto& buffer = buffer_of(i);
     if (std::ssize(buffer.bytes()) < end - begin) buffer = PageBuffer(end - begin);
     // Direct reading wants whole pages, beyond the end, too.
     const auto room = buffer.bytes().first(static_cast<size_t>(whole_pages(end - begin)));
@@ -194,16 +199,16 @@ void read_parts(const fs::path& folder, const IndexedFile& file, std::span<const
       user_error("{}: truncated while it was read", path.string());
     }
   };
-  std::future<void> reading;
+  std::deque<std::future<void>> reading;  // of the parts that follow
+  size_t next = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (i == 0) {
-      read(0);
-    } else {
-      reading.get();
+    for (; next < parts.size() && next <= i + kReadsInFlight; ++next) {
+      reading.push_back(std::async(std::launch::async, read, next));
     }
-    if (i + 1 < parts.size()) reading = std::async(std::launch::async, read, i + 1);
+    reading.front().get();
+    reading.pop_front();
     const auto& [begin, end] = parts[i];
-    const auto bytes = buffers[i % 2].bytes().first(static_cast<size_t>(end - begin));
+    const auto bytes = buffer_of(i).bytes().first(static_cast<size_t>(end - begin));
     check_blocks(path, file, begin, bytes);
     use(begin, bytes);
   }

@@ -55,8 +55,9 @@ struct BlockRange {
 };
 
 /// Reads `wanted` (in order, apart) of `folder`'s `file`, checks each block, and calls use(offset,
-/// bytes) for parts of at most kPartBytes, in order; meanwhile the next one is read. UserError, one
-/// line: missing, a link, of another size, a block with another checksum. SystemError: the disk.
+/// bytes) for parts of at most kPartBytes, in order; meanwhile the next seven are read. UserError,
+/// one line: missing, a link, of another size, a block with another checksum. SystemError: the
+/// disk.
 void read_parts(const std::filesystem::path& folder, const IndexedFile& file,
                 std::span<const BlockRange> wanted,
                 const std::function<void(int64_t offset, std::span<const std::byte> bytes)>& use);
