@@ -13,6 +13,11 @@ namespace {
 
 void write_plain(const TrainingSource& training, const std::filesystem::path& path) {
   const auto& tensors = training.tensors.tensors();
+  if (tensors.empty()) {
+    user_error("{}: holds no parameters (an optimizer's state?); name the model's folder",
+               training.tensors.path().string());
+  }
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
   write_safetensors(training.tensors, {tensors.begin(), tensors.end()}, path,
                     {{"format", "pt"}, {"step", std::to_string(training.about.step)}});
 }
@@ -21,14 +26,15 @@ void write_plain(const TrainingSource& training, const std::filesystem::path& pa
 
 void reshard(const ReshardOptions& options) {
   refuse_existing(options.destination);
-  auto training =
-      open_training({.source = options.source, .with_optimizer = !options.parameters_only});
-  if (training.stored.front().format != Format::tessera) {
+  const bool plain = options.destination.extension() == ".safetensors";
+  auto training = open_training(
+      {.source = options.source, .with_optimizer = !options.parameters_only, .our_names = false});
+  if (!plain && training.stored.front().format != Format::tessera) {
     user_error("{}: expected a checkpoint of Tessera, got {}; see tessera checkpoint convert",
                options.source.string(), format_name(training.stored.front().format));
   }
   training.tensors.report_reads(options.progress);
-  if (options.destination.extension() == ".safetensors") {
+  if (plain) {
     assert(options.num_files == 1);
     return write_plain(training, options.destination);
   }

@@ -1,4 +1,4 @@
-// A checkpoint of ours in another number of files.
+// A checkpoint in another number of files.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct ReshardOptions {
 };
 
 /// Writes the same content as a complete checkpoint, the folder `destination`; or, if that ends in
-/// .safetensors, the tensors alone as one such file (num_files: 1). Memory: a few parts.
-/// UserError: `source` is no checkpoint of ours or damaged, `destination` exists. SystemError: no
-/// space, ..
+/// .safetensors, the tensors alone as one such file (num_files: 1), of whatever format `source` is.
+/// Memory: a few parts. UserError: `source` is no checkpoint of ours (as a file: none at all) or
+/// damaged, `destination` exists. SystemError: no space, ..
 void reshard(const ReshardOptions& options);
 
 }  // namespace tessera::checkpoint

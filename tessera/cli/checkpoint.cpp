@@ -29,7 +29,8 @@ using namespace checkpoint;
 
 constexpr const char* kFooter =
     "Exit code: 0 all is well (diff: equal), 1 a failure (diff: different), 2 damage found or a "
-    "mistake in the command.";
+    "mistake in the command.\n"
+    "Example:\n  tessera checkpoint verify run/checkpoints";
 
 CLI::App* add_command(CLI::App& app, const char* name, const char* what, const char* examples) {
   auto* command = app.add_subcommand(name, what);

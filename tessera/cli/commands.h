@@ -7,8 +7,15 @@
 namespace tessera::cli {
 
 void add_checkpoint(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
 void add_config(CLI::App& app, int& exit_code);
+void add_config_questions(CLI::App& config, int& exit_code);  ///< of `tessera config` itself
+void add_env(CLI::App& app, int& exit_code);
+void add_estimate_memory(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
+void add_merge_weights(CLI::App& app, int& exit_code);
+void add_test(CLI::App& app, int& exit_code);
+void add_to_fsdp2(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);
 void add_train(CLI::App& app, int& exit_code);
 

@@ -6,20 +6,25 @@
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
 #include "tessera/cli/commands.h"
+#include "tessera/version.h"
 
 namespace {
 
-/// What CLI11 found wrong; it does not name a word that is no command.
+/// What CLI11 found wrong; it does not name a word that is no command or option.
 std::string describe(const CLI::App& app, const CLI::ParseError& error) {
   const auto unknown = app.remaining();
   const auto parsed = app.get_subcommands();
-  if (!parsed.empty() && parsed.front()->get_require_subcommand_min() > 0)
+  const bool is_word = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+  if (!parsed.empty() && (is_word || !parsed.front()->get_subcommands(nullptr).empty()))
     return describe(*parsed.front(), error);
   if (unknown.empty() || !parsed.empty()) return error.what();
-  std::vector<std::string> commands;
-  for (const auto* command : app.get_subcommands(nullptr)) commands.push_back(command->get_name());
+  std::vector<std::string> known;
+  for (const auto* command : app.get_subcommands(nullptr)) known.push_back(command->get_name());
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) known.push_back("--" + name);
+  }
   return fmt::format("unknown command or option '{}'{}", unknown.front(),
-                     tessera::did_you_mean(unknown.front(), commands));
+                     tessera::did_you_mean(unknown.front(), known));
 }
 
 }  // namespace
@@ -31,9 +36,18 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   tessera::cli::add_train(app, exit_code);
   tessera::cli::add_launch(app, exit_code);
+  tessera::cli::add_test(app, exit_code);
   tessera::cli::add_tokenize(app, exit_code);
   tessera::cli::add_checkpoint(app, exit_code);
+  tessera::cli::add_merge_weights(app, exit_code);
+  tessera::cli::add_to_fsdp2(app, exit_code);
   tessera::cli::add_config(app, exit_code);
+  tessera::cli::add_estimate_memory(app, exit_code);
+  tessera::cli::add_env(app, exit_code);
+  tessera::cli::add_completion(app, exit_code);
+  // Last: commands take the footer that is there when they are added.
+  app.footer(
+      "tessera COMMAND --help says more.\nExample:\n  tessera train recipes/tiny_llama.yaml");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

@@ -47,6 +47,7 @@ void add_tokenize(CLI::App& app, int& exit_code) {
       ->add_option("--extensions", options.extensions,
                    "Of files taken from folders (.h,.cpp); all unless given")
       ->delimiter(',');
+  command->footer("Example:\n  tessera tokenize src --extensions .h,.cpp -o code.bin");
   command->callback([arguments, &exit_code] {
     tokenize(*arguments);
     exit_code = 0;

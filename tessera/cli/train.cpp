@@ -1,18 +1,19 @@
 // tessera train JOB.yaml: starts its own ranks on this machine, or joins those it was started with.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <thread>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/launch_options.h"
+#include "tessera/cli/worker_program.h"
 #include "tessera/config/run_config.h"
 #include "tessera/hub/resolve.h"
 #include "tessera/launch/launch.h"
@@ -22,47 +23,39 @@
 namespace tessera::cli {
 namespace {
 
+using Overrides = std::vector<config::Override>;
+
 constexpr const char* kExample =
-    "Example:\n  tessera train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=200\n\n"
+    "Examples:\n"
+    "  tessera train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=200\n"
+    "  tessera train recipes/tiny_llama.yaml --config_file fsdp.yaml --cpu\n\n"
     "Every key of the job file can be set on the command line as --section.key=value:\n\n";
 
-/// tessera-worker stands beside tessera.
-std::string worker_path() {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tessera-worker")
-      .string();
-}
+struct Arguments {
+  std::string job, resume, config_file;
+  bool print_config = false, strict = false, cpu = false;
+};
 
-std::vector<std::string> worker_command(const std::string& job,
-                                        const std::vector<std::string>& overrides) {
+std::vector<std::string> worker_command(const std::string& job, const Overrides& overrides,
+                                        const config::Origins& origins) {
   std::vector<std::string> command{worker_path(), job};
-  command.insert(command.end(), overrides.begin(), overrides.end());
+  for (const auto& override : overrides) {
+    if (override.if_effective && origins.at(override.key) != override.origin) continue;
+    command.push_back(override.key + "=" + override.value);
+  }
   return command;
 }
 
-[[noreturn]] void become(const std::vector<std::string>& command) {
-  std::vector<char*> arguments;
-  for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
-  ::execv(arguments[0], arguments.data());
-  system_error(command[0] + ": cannot be started");
-}
-
-/// "--section.key=value" -> "section.key=value".
-std::vector<std::string> parse_overrides(const std::vector<std::string>& arguments) {
-  std::vector<std::string> overrides;
+Overrides parse_overrides(const std::vector<std::string>& arguments) {
+  Overrides overrides;
   for (const auto& argument : arguments) {
     if (!argument.starts_with("--") || argument.find('=') == std::string::npos) {
       user_error("unknown option '{}'; expected --section.key=value, see tessera train --help",
                  argument);
     }
-    overrides.push_back(argument.substr(2));
+    overrides.push_back(config::parse_override(argument.substr(2)));
   }
   return overrides;
-}
-
-/// How many ranks this machine starts: as many as asked for, or one per two cores.
-int64_t num_ranks(int64_t asked) {
-  return asked > 0 ? asked : std::max<int64_t>(1, std::thread::hardware_concurrency() / 2);
 }
 
 void check_run_dir(const std::string& folder) {
@@ -100,43 +93,113 @@ std::string model_folder(const config::ModelSection& model) {
       .string();
 }
 
-int train(const std::string& job, std::vector<std::string> overrides, bool print_only) {
-  auto loaded = config::load_run_config(job, overrides);
-  if (const auto& path = loaded.config.model.path; !path.empty() && !print_only) {
-    overrides.push_back("model.path=" + model_folder(loaded.config.model));
-    loaded = config::load_run_config(job, overrides);
+using Ranks = std::optional<launch::RankEnvironment>;
+
+/// What an Accelerate configuration asks: --config_file, or the one with which a launcher started
+/// this rank. As many processes as there are, or as the command line says.
+std::optional<AccelerateRun> accelerate_run_of(const Arguments& arguments, const Overrides& own,
+                                               const Ranks& ranks) {
+  namespace accelerate = config::accelerate;
+  const auto& file = arguments.config_file;
+  AccelerateRequest request{.config_file = file, .strict = arguments.strict};
+  if (file.empty()) {
+    if (ranks) request.settings = accelerate::settings_from_environment(std::getenv);
+    if (request.settings.all().empty()) return {};
   }
-  const auto environment = launch::rank_environment();
-  if (environment) {
-    loaded.config.parallel.num_ranks = environment->world_size;
-    loaded.origins["parallel.num_ranks"] = environment->source;
+  const auto set = [&](const char* key, auto value, const std::string& origin) {
+    request.settings.set({.key = key, .value = fmt::format("{}", value), .origin = origin});
+  };
+  if (arguments.cpu) set("use_cpu", true, "--cpu");
+  for (const auto& [key, value, origin, if_effective] : own) {
+    if (key != "parallel.num_ranks" || ranks) continue;
+    const auto asked = config::load_run_config("", {{key, value}}).config.parallel.num_ranks;
+    set("num_processes", num_ranks(asked), "--" + key);
   }
-  loaded.config.parallel.num_ranks = num_ranks(loaded.config.parallel.num_ranks);
+  if (ranks) {
+    set("num_processes", ranks->world_size, ranks->source);
+    set("num_machines", ranks->world_size / ranks->local_world_size, ranks->source);
+    set("machine_rank", ranks->node_rank, ranks->source);
+    set("main_process_ip", ranks->master_addr, ranks->source);
+  }
+  request.quiet = file.empty() || (ranks && ranks->rank > 0);  // the launcher has told it
+  auto run = accelerate_run(request, file, "tessera train");
+  const auto machines = run.translation.launch.num_machines;
+  if (!ranks && machines > 1) {
+    user_error(
+        "{}: num_machines {}: tessera train starts ranks on one; start tessera launch "
+        "--config_file {} tessera train {} on each",
+        run.settings.find("num_machines")->origin, machines, file, arguments.job);
+  }
+  return run;
+}
+
+/// gradient_accumulation_steps in our words: each rank's share of the global batch in so many
+/// portions.
+config::Override micro_batch(const config::accelerate::Setting& steps,
+                             const config::RunConfig& config) {
+  const auto count = std::stoll(steps.value);
+  const auto global = config.train.global_batch, ranks = config.parallel.num_ranks;
+  if (global % (ranks * count) != 0) {
+    user_error(
+        "{}: {} {}: the {} sequences of train.global_batch cannot be divided over {} ranks and {} "
+        "portions",
+        steps.origin, steps.key, steps.value, global, ranks, count);
+  }
+  return {.key = "train.micro_batch",
+          .value = fmt::format("{}", count == 1 ? 0 : global / ranks / count),
+          .origin = steps.origin};
+}
+
+/// The job file with what takes the place of its values: first the Accelerate configuration's, then
+/// the command line's.
+config::LoadedConfig load(const Arguments& arguments, const Overrides& overrides,
+                          const Ranks& ranks) {
+  auto loaded = config::load_run_config(arguments.job, overrides);
+  auto& parallel = loaded.config.parallel;
+  parallel.num_ranks = num_ranks(parallel.num_ranks);
+  if (ranks) {
+    parallel.num_ranks = ranks->world_size;
+    loaded.origins["parallel.num_ranks"] = ranks->source;
+  }
+  return loaded;
+}
+
+int train(const Arguments& arguments, Overrides overrides) {
+  const auto ranks = launch::rank_environment();
+  launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
+  if (const auto run = accelerate_run_of(arguments, overrides, ranks)) {
+    const auto& [ledger, job, accumulation, plan] = run->translation;
+    overrides.insert(overrides.begin(), job.begin(), job.end());
+    if (accumulation) {
+      overrides.insert(overrides.begin(),
+                       micro_batch(*accumulation, load(arguments, overrides, ranks).config));
+    }
+    start.environment = config::accelerate::environment_of(run->settings);
+    start.master_port = plan.main_process_port;
+    start.other_port_if_busy = true;
+  }
+  auto loaded = load(arguments, overrides, ranks);
+  if (const auto& path = loaded.config.model.path; !path.empty() && !arguments.print_config) {
+    overrides.push_back({.key = "model.path", .value = model_folder(loaded.config.model)});
+    loaded = load(arguments, overrides, ranks);
+  }
   config::check(loaded.config, loaded.origins);
-  if (print_only) {
+  if (arguments.print_config) {
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
-  if (!environment || environment->rank == 0) check_run_dir(loaded.config.train.run_dir);
-  const auto command = worker_command(job, overrides);
-  if (environment) become(command);
-  return launch::launch({.command = command,
-                         .num_processes = static_cast<int>(loaded.config.parallel.num_ranks),
-                         .output = launch::OutputMode::plain,
-                         .environment = {{report::kLaunchTimeVariable,
-                                          fmt::format("{:.6f}", report::boot_seconds())}},
-                         .pass_listen_socket = true,
-                         .signal_grace = signal_grace(loaded.config)});
+  if (!ranks || ranks->rank == 0) check_run_dir(loaded.config.train.run_dir);
+  start.command = worker_command(arguments.job, overrides, loaded.origins);
+  if (ranks) become(start.command);
+  start.num_processes = static_cast<int>(loaded.config.parallel.num_ranks);
+  start.environment[report::kLaunchTimeVariable] = fmt::format("{:.6f}", report::boot_seconds());
+  start.signal_grace = signal_grace(loaded.config);
+  return launch::launch(start);
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, int& exit_code) {
-  struct Arguments {
-    std::string job;
-    bool print_config = false;
-    std::string resume;
-  };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("train", "Train a model as a job file says");
   command->add_option("JOB", arguments->job, "Job file (YAML)")->required();
@@ -144,14 +207,22 @@ void add_train(CLI::App& app, int& exit_code) {
                     "Show the configuration and where each value came from");
   command->add_option("--resume", arguments->resume,
                       "Go on from a checkpoint: auto, or its folder (--checkpoint.resume)");
+  command->add_option("--config_file,--config-file", arguments->config_file,
+                      "Accelerate's YAML or JSON: takes the place of the job file's values, see "
+                      "tessera config show");
+  command->add_flag("--strict", arguments->strict, "Refuse keys of it that have no effect here");
+  command->add_flag("--cpu", arguments->cpu, "Try it on the CPU, whatever it asks for");
   command->allow_extras();
   command->footer([] { return kExample + config::config_help(); });
   command->callback([command, arguments, &exit_code] {
     auto overrides = parse_overrides(command->remaining());
     if (!arguments->resume.empty()) {
-      overrides.push_back("checkpoint.resume=" + arguments->resume);
+      overrides.push_back({.key = "checkpoint.resume", .value = arguments->resume});
     }
-    exit_code = train(arguments->job, overrides, arguments->print_config);
+    if (arguments->config_file.empty() && (arguments->strict || arguments->cpu)) {
+      user_error("train: --strict and --cpu are of a --config_file; give one");
+    }
+    exit_code = train(*arguments, overrides);
   });
 }
 

@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/cli/worker_program.h"
 #include "tessera/config/run_config.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/loop.h"
+#include "tessera/train/self_test.h"
 
 namespace tessera {
 namespace {
@@ -25,9 +27,14 @@ void quieten_libtorch() {
   c10::initLogging();
 }
 
-int run_rank(const std::string& job, const std::vector<std::string>& overrides) {
+int run_rank(const std::string& job, const std::vector<std::string>& arguments) {
   kernels::install_caching_allocator();
   const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
+  std::vector<config::Override> overrides;
+  for (const auto& argument : arguments) overrides.push_back(config::parse_override(argument));
+  if (job == cli::kSelfTest) {
+    return train::self_test(config::load_run_config("", overrides).config.parallel, environment);
+  }
   const auto loaded = config::load_run_config(job, overrides);
   auto run = train::assemble(loaded.config, environment);
   return train::train_loop(run, environment);

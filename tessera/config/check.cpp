@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/config/fields.h"
@@ -27,7 +28,7 @@ class Place {
   std::string prefix(const std::string& key) const {
     const auto found = origins_.find(key);
     if (found == origins_.end() || found->second == "default") return key;
-    return found->second == "command line" ? "--" + key : found->second + ": " + key;
+    return found->second == kCommandLine ? "--" + key : found->second + ": " + key;
   }
 
   const Origins& origins_;
@@ -114,21 +115,20 @@ void check_schedule(const RunConfig& config, const Place& place) {
   }
 }
 
-/// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
-/// a printed configuration names every key and must be accepted again.
-void check_effect(const RunConfig& config, const Place& place) {
+struct EffectRule {
+  const char* key;
+  bool takes_effect;
+  const char* needs;
+};
+
+std::vector<EffectRule> effect_rules(const RunConfig& config) {
   const auto& parallel = config.parallel;
   const bool full_shard = parallel.placement == "full_shard";
   const bool bf16_state =
       config.precision.parameters == "bf16" || config.precision.optimizer_states == "bf16";
-  struct Rule {
-    const char* key;
-    bool takes_effect;
-    const char* needs;
-  };
   const bool adamw = config.optimizer.type == "adamw", tokens = config.data.format != "text";
   const bool random = config.model.init == "random";
-  const Rule rules[] = {
+  return {
       {"model.preset", config.model.path.empty(), "no model.path"},
       {"model.seed", random, "model.init random"},
       {"model.init_std", random, "model.init random"},
@@ -159,7 +159,12 @@ void check_effect(const RunConfig& config, const Place& place) {
       {"checkpoint.keep_best", config.checkpoint.keep_last > 0, "checkpoint.keep_last"},
       {"schedule.decay_steps", config.schedule.type == "wsd", "schedule.type wsd"},
   };
-  for (const auto& rule : rules) {
+}
+
+/// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
+/// a printed configuration names every key and must be accepted again.
+void check_effect(const RunConfig& config, const Place& place) {
+  for (const auto& rule : effect_rules(config)) {
     if (!rule.takes_effect && !is_default(rule.key, config)) {
       place.error(rule.key, "has no effect here: it needs {}; remove one of them", rule.needs);
     }
@@ -216,6 +221,13 @@ std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, i
   return MeshProblem{blame_shard ? "parallel.dp_shard" : "parallel.dp_replicate",
                      fmt::format("the mesh has {} ranks but the run has {}; set {} or -1", size,
                                  num_ranks, std::max<int64_t>(1, num_ranks / other))};
+}
+
+std::string needed_for_effect(const std::string& key, const RunConfig& config) {
+  for (const auto& rule : effect_rules(config)) {
+    if (rule.key == key && !rule.takes_effect) return rule.needs;
+  }
+  return "";
 }
 
 void check(const RunConfig& config, const Origins& origins) {

@@ -1,5 +1,7 @@
 // Hugging Face's config.json: names as transformers writes them (versions 4 and 5), defaults as its
 // version 5 has them.
+#include "tessera/config/hf_config.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -203,9 +205,13 @@ std::string published_name(ModelFamily family, const std::string& field) {
 
 ModelShape read_model_shape(const std::filesystem::path& config_json,
                             const std::string& expected_type) {
-  const auto file = config_json.string();
-  const auto json = read_json_object(config_json, "model_type");
-  const JsonKeys keys(file, json);
+  return model_shape_of(read_json_object(config_json, "model_type"), config_json.string(),
+                        expected_type);
+}
+
+ModelShape model_shape_of(const nlohmann::json& config, const std::string& where,
+                          const std::string& expected_type) {
+  const JsonKeys keys(where, config);
   const auto type = keys.text("model_type");
   const bool known =
       type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3" || type == "gpt2";
@@ -213,11 +219,11 @@ ModelShape read_model_shape(const std::filesystem::path& config_json,
   if (expected_type != "auto" && type != expected_type) {
     user_error(
         "{}: model_type: expected {}, which model.type asks for, got {}; set model.type to auto",
-        file, expected_type, type);
+        where, expected_type, type);
   }
   const auto shape = type == "gpt2" ? read_gpt2(keys) : read_llama(keys, type);
   if (const auto problem = shape_problem(shape)) {
-    user_error("{}: {}: {}", file, published_name(shape.family, problem->field), problem->message);
+    user_error("{}: {}: {}", where, published_name(shape.family, problem->field), problem->message);
   }
   return shape;
 }

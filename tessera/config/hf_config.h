@@ -1,4 +1,5 @@
-// Writing Hugging Face's config.json; reading it is read_model_shape (config/model_shape.h).
+// Hugging Face's config.json as JSON: read and written. read_model_shape (config/model_shape.h)
+// reads a file.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,6 +8,10 @@
 #include "tessera/config/model_shape.h"
 
 namespace tessera::config {
+
+/// As read_model_shape, of a configuration that was read from `where`.
+ModelShape model_shape_of(const nlohmann::json& config, const std::string& where,
+                          const std::string& expected_type = "auto");
 
 /// The model_type by which transformers builds this shape: gpt2, or the first of llama, mistral,
 /// qwen2 and qwen3 that has all its parts (a Mistral without a window is a llama).

@@ -1,11 +1,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -13,6 +11,7 @@
 #include "tessera/config/fields.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
+#include "tessera/config/yaml_document.h"
 
 namespace tessera::config {
 namespace {
@@ -61,70 +60,17 @@ std::string suggestion(const std::string& section, const std::string& name) {
 
 // ---- job file ----------------------------------------------------------------------------------
 
-RawValue raw_value(const YAML::Node& node) {
-  using Kind = RawValue::Kind;
-  if (node.IsNull()) return {};
-  // yaml-cpp tags a scalar in quotes (or a block) with "!", a plain one with "?".
-  if (node.IsScalar())
-    return {.kind = Kind::scalar, .text = node.Scalar(), .quoted = node.Tag() == "!"};
-  if (node.IsMap()) return {.kind = Kind::other, .text = "a mapping"};
-  RawValue raw{.kind = Kind::list};
-  for (const auto& item : node) {
-    if (item.IsNull()) return {.kind = Kind::other, .text = "a list with an empty item"};
-    if (!item.IsScalar()) return {.kind = Kind::other, .text = "a list inside the list"};
-    raw.items.push_back(item.Scalar());
-  }
-  return raw;
-}
-
-struct NoEvents : YAML::EventHandler {
-  void OnDocumentStart(const YAML::Mark&) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                const std::string&) override {}
-  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                       YAML::EmitterStyle::value) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                  YAML::EmitterStyle::value) override {}
-  void OnMapEnd() override {}
-};
-
-/// Not by YAML::LoadAll: it finds documents without end in some texts that are no YAML.
-bool has_second_document(const std::string& text) {
-  std::istringstream stream(text);
-  YAML::Parser parser(stream);
-  NoEvents nothing;
-  return parser.HandleNextDocument(nothing) && parser.HandleNextDocument(nothing);
-}
-
-/// The one document of a YAML text as a mapping; UserError says line and column of what is not
-/// YAML.
+/// A job file as a mapping.
 YAML::Node parse_job(const std::string& file, const std::string& text) {
-  YAML::Node job;
-  bool second = false;
-  try {
-    job = YAML::Load(text);
-    second = has_second_document(text);
-  } catch (const YAML::Exception& error) {
-    auto reason = error.msg;  // it repeats what it does not know, a line feed perhaps
-    std::ranges::replace_if(
-        reason, [](unsigned char c) { return c < ' '; }, ' ');
-    if (error.mark.is_null()) user_error("{}: expected YAML: {}", file, reason);
-    user_error("{}:{}: expected YAML: {} (column {})", file, error.mark.line + 1, reason,
-               error.mark.column + 1);
-  }
-  if (second) user_error("{}: expected one YAML document, got another after it", file);
+  const auto job = parse_yaml(file, text);
   if (job.IsNull()) {
     user_error(
         "{}: the job file is empty; expected sections such as 'model:', 'data:' and 'train:'",
         file);
   }
   if (!job.IsMap()) {
-    user_error("{}:{}: expected sections such as 'model:' with 'key: value' lines, got {}", file,
-               job.Mark().line + 1, job.IsScalar() ? "a single value" : "a list");
+    user_error("{}: expected sections such as 'model:' with 'key: value' lines, got {}",
+               line_of(file, job), job.IsScalar() ? "a single value" : "a list");
   }
   return job;
 }
@@ -170,9 +116,7 @@ class JobReader {
     }
   }
 
-  std::string line(const YAML::Node& key) const {
-    return fmt::format("{}:{}", file_, key.Mark().line + 1);
-  }
+  std::string line(const YAML::Node& key) const { return line_of(file_, key); }
 
   std::string key_name(const YAML::Node& key) const {
     if (!key.IsScalar()) user_error("{}: expected a name before the colon", line(key));
@@ -225,32 +169,51 @@ RawValue raw_override(const Field& field, const std::string& where, const std::s
   return {.kind = Kind::scalar, .text = text};
 }
 
-void apply_override(const std::string& override, LoadedConfig& loaded) {
-  const auto equals = override.find('=');
-  const auto key = override.substr(0, equals);
+void apply_override(const Override& override, LoadedConfig& loaded) {
+  const auto& [key, value, origin, if_effective] = override;
   const auto* field = find_field(key);
+  const auto where = origin == kCommandLine ? "--" + key : origin + ": " + key;
   if (field == nullptr) {
     const auto dot = key.find('.');
     const auto section = dot == std::string::npos ? "" : key.substr(0, dot);
     const auto name = dot == std::string::npos ? key : key.substr(dot + 1);
     user_error("unknown key {}{}", quoted("--" + key), suggestion(section, name));
   }
-  if (equals == std::string::npos) user_error("--{}: expected a value, as in --{}=VALUE", key, key);
-  set_field(*field, raw_override(*field, "--" + key, override.substr(equals + 1)), "--" + key,
-            loaded.config);
-  loaded.origins[key] = "command line";
+  set_field(*field, raw_override(*field, where, value), where, loaded.config);
+  loaded.origins[key] = origin;
+}
+
+/// Takes back what could have no effect, unless a later override said it, too.
+void drop_ineffective(const std::vector<Override>& overrides, LoadedConfig& loaded) {
+  for (const auto& override : overrides) {
+    auto& origin = loaded.origins.at(override.key);
+    if (!override.if_effective || origin != override.origin) continue;
+    if (needed_for_effect(override.key, loaded.config).empty()) continue;
+    const auto& field = *find_field(override.key);
+    RunConfig defaults;
+    std::visit([&](auto* value) { *value = *std::get<decltype(value)>(field.slot(defaults)); },
+               field.slot(loaded.config));
+    origin = "default";
+  }
 }
 
 }  // namespace
 
-LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides) {
+Override parse_override(const std::string& text) {
+  const auto equals = text.find('=');
+  const auto key = text.substr(0, equals);
+  if (equals == std::string::npos) user_error("--{}: expected a value, as in --{}=VALUE", key, key);
+  return {.key = key, .value = text.substr(equals + 1)};
+}
+
+LoadedConfig load_run_config(const std::string& file, const std::vector<Override>& overrides) {
   LoadedConfig loaded;
   for (const auto& section : sections()) {
     for (const auto& field : section.fields) loaded.origins[field.key] = "default";
   }
-  const auto job = parse_job(file, read_file(file));
-  JobReader(file, loaded).read(job);
+  if (!file.empty()) JobReader(file, loaded).read(parse_job(file, read_file(file)));
   for (const auto& override : overrides) apply_override(override, loaded);
+  drop_ineffective(overrides, loaded);
   return loaded;
 }
 

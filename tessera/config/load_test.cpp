@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/base/testing.h"
 #include "tessera/config/run_config.h"
 
 namespace tessera::config {
@@ -31,7 +32,9 @@ class LoadTest : public ::testing::Test {
   static LoadedConfig load(const std::string& yaml,
                            const std::vector<std::string>& overrides = {}) {
     std::ofstream("job.yaml", std::ios::binary) << yaml;
-    return load_run_config("job.yaml", overrides);
+    std::vector<Override> parsed;
+    for (const auto& override : overrides) parsed.push_back(parse_override(override));
+    return load_run_config("job.yaml", parsed);
   }
   /// The error line, or "no error".
   static std::string error_of(const std::string& yaml,
@@ -91,6 +94,37 @@ TEST_F(LoadTest, AListGivenOnTheCommandLineMayBeEmptyOrOne) {
 
 TEST_F(LoadTest, LaterOverridesWin) {
   EXPECT_EQ(load(kSmallJob, {"train.steps=6", "train.steps=7"}).config.train.steps, 7);
+}
+
+TEST_F(LoadTest, AnOverrideCarriesItsOrigin) {
+  load(kSmallJob);
+  const auto [config, origins] = load_run_config(
+      "job.yaml", {{.key = "parallel.placement", .value = "full_shard", .origin = "fsdp.yaml:14"}});
+  EXPECT_EQ(config.parallel.placement, "full_shard");
+  EXPECT_EQ(origins.at("parallel.placement"), "fsdp.yaml:14");
+  EXPECT_EQ(tessera::testing::message_of([] {
+              load_run_config("job.yaml",
+                              {{.key = "train.steps", .value = "x", .origin = "fsdp.yaml:14"}});
+            }),
+            "fsdp.yaml:14: train.steps: expected a whole number >= 0, got 'x'");
+}
+
+TEST_F(LoadTest, AnOverrideMayBeLeftOutWhereItHasNoEffect) {
+  const Override sync{.key = "parallel.sync_module_states",
+                      .value = "true",
+                      .origin = "fsdp.yaml:9",
+                      .if_effective = true};
+  load(kSmallJob);
+  const auto random = load_run_config("job.yaml", {sync});
+  EXPECT_FALSE(random.config.parallel.sync_module_states);
+  EXPECT_EQ(random.origins.at(sync.key), "default");
+  const auto pretrained =
+      load_run_config("job.yaml", {sync, parse_override("model.init=pretrained")});
+  EXPECT_TRUE(pretrained.config.parallel.sync_module_states);
+  EXPECT_EQ(pretrained.origins.at(sync.key), "fsdp.yaml:9");
+  // What the user says after it stands, and is an error of its own in `check`.
+  EXPECT_TRUE(load_run_config("job.yaml", {sync, parse_override(sync.key + "=true")})
+                  .config.parallel.sync_module_states);
 }
 
 TEST_F(LoadTest, FilesThatAreNoJobs) {

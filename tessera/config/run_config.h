@@ -185,10 +185,23 @@ struct LoadedConfig {
   Origins origins;  ///< by dotted key, every key of the field list
 };
 
-/// Reads a job file and applies overrides ("--section.key=value" as "section.key=value", in order).
+inline constexpr const char* kCommandLine = "command line";
+
+/// A value that takes the place of the job file's.
+struct Override {
+  std::string key;    ///< "parallel.placement"
+  std::string value;  ///< as on the command line
+  std::string origin = kCommandLine;
+  bool if_effective = false;  ///< left out where it could have no effect, instead of an error
+};
+
+/// "section.key=value" as an override. UserError if there is no "=".
+Override parse_override(const std::string& text);
+
+/// Reads a job file ("": none, the defaults) and applies overrides, in order.
 /// UserError: file, line, key, what was expected, the nearest right key. Looks at each value alone;
 /// `check` at the rest.
-LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides);
+LoadedConfig load_run_config(const std::string& file, const std::vector<Override>& overrides);
 
 /// What one value alone cannot tell, no other file needed: batches that ranks cannot share, phases
 /// longer than the run, settings that cannot take effect. Call it once `parallel.num_ranks` holds
@@ -196,6 +209,9 @@ LoadedConfig load_run_config(const std::string& file, const std::vector<std::str
 /// about ranks wait. UserError: origin (job.yaml:12, or --section.key), key, what was expected.
 /// Keys missing in `origins` are defaults.
 void check(const RunConfig& config, const Origins& origins);
+
+/// What a key lacks to have an effect, "parallel.placement full_shard"; "" if it has one.
+std::string needed_for_effect(const std::string& key, const RunConfig& config);
 
 /// The resolved configuration as YAML; each line ends with a comment that says where the value came
 /// from.

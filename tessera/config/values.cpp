@@ -30,37 +30,6 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-bool in_range(double x, const Range& range) {
-  if (range.also && x == static_cast<double>(*range.also)) return true;
-  return (range.low_open ? x > range.low : x >= range.low) &&
-         (range.high_open ? x < range.high : x <= range.high);
-}
-
-std::optional<double> parse_number(std::string_view text) {
-  if (text.starts_with('+')) text.remove_prefix(1);
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return {};
-  return value;
-}
-
-std::optional<int64_t> parse_integer(std::string_view text) {
-  if (text.starts_with('+')) text.remove_prefix(1);
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc{} && end == text.data() + text.size()) return value;
-  // "1e3" is a whole number; beyond 2^53 a double no longer says which.
-  const auto number = parse_number(text);
-  if (!number || *number != std::floor(*number) || std::abs(*number) > 0x1p53) return {};
-  return static_cast<int64_t>(*number);
-}
-
-std::optional<bool> parse_bool(const std::string& text) {
-  bool value = false;
-  if (!YAML::convert<bool>::decode(YAML::Node(text), value)) return {};
-  return value;
-}
-
 std::string describe(const RawValue& raw) {
   switch (raw.kind) {
     case RawValue::Kind::null:
@@ -210,7 +179,10 @@ std::string type_name(const Field& field) {
 
 std::string allowed_values(const Field& field) {
   if (!field.rule.choices.empty()) return fmt::format("{}", fmt::join(field.rule.choices, ", "));
-  const auto& range = field.rule.range;
+  return allowed_values(field.rule.range);
+}
+
+std::string allowed_values(const Range& range) {
   std::string text;
   if (std::isfinite(range.low) && std::isfinite(range.high)) {
     text = fmt::format("in {}{}, {}{}", range.low_open ? '(' : '[', range.low, range.high,
@@ -219,6 +191,37 @@ std::string allowed_values(const Field& field) {
     text = fmt::format("{} {}", range.low_open ? ">" : ">=", range.low);
   }
   return range.also ? fmt::format("{}, or {}", text, *range.also) : text;
+}
+
+bool in_range(double x, const Range& range) {
+  if (range.also && x == static_cast<double>(*range.also)) return true;
+  return (range.low_open ? x > range.low : x >= range.low) &&
+         (range.high_open ? x < range.high : x <= range.high);
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
+std::optional<int64_t> parse_integer(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size()) return value;
+  // "1e3" is a whole number; beyond 2^53 a double no longer says which.
+  const auto number = parse_number(text);
+  if (!number || *number != std::floor(*number) || std::abs(*number) > 0x1p53) return {};
+  return static_cast<int64_t>(*number);
+}
+
+std::optional<bool> parse_bool(const std::string& text) {
+  bool value = false;
+  if (!YAML::convert<bool>::decode(YAML::Node(text), value)) return {};
+  return value;
 }
 
 std::string quoted(const std::string& text) {

@@ -1,7 +1,10 @@
 // One value of the field list: from text or YAML into its slot, and back into YAML.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/config/fields.h"
@@ -31,6 +34,17 @@ std::string type_name(const Field& field);
 /// What is allowed, in words: ">= 1, or -1", "in [0, 1)", "adamw, sgd"; "" if anything of the type
 /// is.
 std::string allowed_values(const Field& field);
+
+/// What is allowed, in words: ">= 1, or -1", "in [0, 1)"; "" if any number is.
+std::string allowed_values(const Range& range);
+
+bool in_range(double x, const Range& range);
+
+/// A text as YAML reads it: "+1e3" is a whole number, "off" is false; nothing if it is of another
+/// type, or not finite.
+std::optional<double> parse_number(std::string_view text);
+std::optional<int64_t> parse_integer(std::string_view text);
+std::optional<bool> parse_bool(const std::string& text);
 
 /// `text` in single quotes on one line: control characters escaped, cut after 60 bytes.
 std::string quoted(const std::string& text);

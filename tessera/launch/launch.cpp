@@ -68,10 +68,20 @@ struct Rendezvous {
   FileDescriptor listening;  ///< only if it is passed on
 };
 
+BoundSocket bind_master_port(const LaunchOptions& options, bool any_address) {
+  if (options.num_nodes > 1 || !options.other_port_if_busy)
+    return bind_port(options.master_port, any_address);
+  if (auto bound = try_bind_port(options.master_port, any_address)) return std::move(*bound);
+  BoundSocket other = bind_port(0, any_address);
+  write_all(2, fmt::format("tessera launch: port {} is in use: taking {}, which is free\n",
+                           options.master_port, other.port));
+  return other;
+}
+
 Rendezvous make_rendezvous(const LaunchOptions& options) {
   if (options.node_rank > 0) return {.port = options.master_port};
   const bool loopback = options.num_nodes == 1 && is_loopback(options.master_addr);
-  BoundSocket bound = bind_port(options.master_port, !loopback);
+  BoundSocket bound = bind_master_port(options, !loopback);
   if (!loopback || !options.pass_listen_socket)
     return {.port = bound.port};  // free again for the program
   if (::listen(bound.fd.get(), SOMAXCONN) != 0) {
@@ -153,7 +163,7 @@ std::vector<RankStart> Launch::starts(Rendezvous rendezvous, int attempt,
     set("GROUP_WORLD_SIZE", options_.num_nodes);
     set("ROLE_RANK", rank);
     set("ROLE_WORLD_SIZE", world_size);
-    set("ROLE_NAME", "default");
+    set("ROLE_NAME", options_.role);
     set("MASTER_ADDR", options_.master_addr);
     set("MASTER_PORT", rendezvous.port);
     set("TORCHELASTIC_RUN_ID", run_id_);

@@ -21,11 +21,14 @@ struct LaunchOptions {
   int num_nodes = 1;      ///< machines; each runs its own launcher with the same num_processes
   int node_rank = 0;      ///< which of them this is
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;   ///< 0: a free one; one-machine runs only
-  int max_restarts = 0;  ///< after a failure all ranks are stopped and started again
+  int master_port = 0;              ///< 0: a free one; one-machine runs only
+  bool other_port_if_busy = false;  ///< on one machine a taken master_port gives way to a free one,
+                                    ///< with a line on stderr
+  int max_restarts = 0;             ///< after a failure all ranks are stopped and started again
   OutputMode output = OutputMode::prefixed;
   std::string log_dir;  ///< when set, a rank's output also goes to log_dir/rank_N.log
   std::map<std::string, std::string> environment;  ///< added to this process's own
+  std::string role = "default";                    ///< ROLE_NAME of the ranks
   /// Binds the loopback socket of the rendezvous here and hands it, listening, to rank 0 as
   /// TESSERA_LISTEN_FD, so that nobody can take the port meanwhile. Only for programs that use it
   /// (rank_environment.h); one machine only.

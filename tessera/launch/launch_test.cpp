@@ -383,6 +383,23 @@ TEST_F(LaunchTest, AnOccupiedPortIsAUsersError) {
       HasSubstr("port " + std::to_string(taken.port) + " cannot be used: Address already in use"));
 }
 
+TEST_F(LaunchTest, AnOccupiedPortGivesWayToAFreeOneIfAllowed) {
+  const BoundSocket taken = bind_port(0);
+  ASSERT_EQ(::listen(taken.fd.get(), 1), 0);
+  auto options = shell("echo $MASTER_PORT $ROLE_NAME", 1);
+  options.master_port = taken.port;
+  options.other_port_if_busy = true;
+  options.role = "trainer";
+  const auto outcome = run(options);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("port " + std::to_string(taken.port) + " is in use"));
+  EXPECT_THAT(outcome.out, HasSubstr(" trainer"));
+  EXPECT_THAT(outcome.out, testing::Not(HasSubstr(std::to_string(taken.port))));
+
+  options.num_nodes = 2;  // the other machines know only that port
+  EXPECT_THAT(error_of(options), HasSubstr("cannot be used"));
+}
+
 TEST(OutOfMemory, CountersAreRead) {
   EXPECT_EQ(parse_oom_kills("low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 0\n"), 3);
   EXPECT_EQ(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);

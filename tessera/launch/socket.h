@@ -1,6 +1,8 @@
 // Ports of the rendezvous.
 #pragma once
 
+#include <optional>
+
 #include "tessera/launch/file_descriptor.h"
 
 namespace tessera::launch {
@@ -13,6 +15,9 @@ struct BoundSocket {
 /// A TCP socket bound to `port` (0: a free one) of 127.0.0.1, or of every address when
 /// `any_address`; not listening yet. Throws UserError if the port is taken or not ours to use.
 BoundSocket bind_port(int port, bool any_address = false);
+
+/// The same; nothing if the port is taken.
+std::optional<BoundSocket> try_bind_port(int port, bool any_address = false);
 
 /// Whether `fd` is an open TCP socket that listens.
 bool is_listening(int fd);

@@ -1,59 +1,16 @@
 #include "tessera/train/assemble.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <map>
-#include <thread>
 #include <variant>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/pretrained.h"
-#include "tessera/comm/device.h"
-#include "tessera/memory/checkpoint.h"
-#include "tessera/train/memory_account.h"
+#include "tessera/estimate/activations.h"
+#include "tessera/train/engine_options.h"
 
 namespace tessera::train {
 namespace {
-
-void set_threads(const config::ParallelSection& parallel,
-                 const launch::RankEnvironment& environment) {
-  int64_t threads = parallel.threads_per_rank;
-  if (threads == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
-    threads =
-        std::max<int64_t>(1, std::thread::hardware_concurrency() / environment.local_world_size);
-  }
-  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-}
-
-mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
-                           const launch::RankEnvironment& environment) {
-  static const std::map<std::string, comm::BackendChoice> kBackends{
-      {"auto", comm::BackendChoice::automatic},
-      {"gloo", comm::BackendChoice::gloo},
-      {"nccl", comm::BackendChoice::nccl}};
-  const auto choice = comm::choose_device(kBackends.at(parallel.backend), environment.local_rank,
-                                          environment.local_world_size);
-  if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
-  const auto timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
-  const auto sizes = config::data_mesh(parallel, environment.world_size);
-  if (const auto* problem = std::get_if<config::MeshProblem>(&sizes)) {
-    user_error("{}: {}", problem->key, problem->message);
-  }
-  const auto& data = std::get<config::DataMesh>(sizes);
-  return mesh::DeviceMesh({.dp_replicate = static_cast<int>(data.dp_replicate),
-                           .dp_shard = static_cast<int>(data.dp_shard)},
-                          {.rank = environment.rank,
-                           .world_size = environment.world_size,
-                           .master_addr = environment.master_addr,
-                           .master_port = environment.master_port,
-                           .listen_fd = environment.listen_fd,
-                           .served = environment.agent_store,
-                           .timeout = timeout},
-                          /*transport=*/{}, choice.device);
-}
 
 data::Datasets open_data(const config::DataSection& section, int64_t vocab_size) {
   return data::open_datasets({.train = {.paths = section.train,
@@ -64,10 +21,6 @@ data::Datasets open_data(const config::DataSection& section, int64_t vocab_size)
                               .validation_fraction = section.validation_fraction,
                               .seq_len = section.seq_len,
                               .vocab_size = vocab_size});
-}
-
-torch::Dtype dtype_named(const std::string& name) {
-  return name == "bf16" ? torch::kBFloat16 : name == "fp16" ? torch::kHalf : torch::kFloat32;
 }
 
 /// On the meta device: each rank later fills its slices only. But where rank 0's values count, it
@@ -99,19 +52,6 @@ parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
   };
 }
 
-void checkpoint_activations(models::LanguageModel& model, const config::MemorySection& section) {
-  static const std::map<std::string, memory::CheckpointMode> kModes{
-      {"none", memory::CheckpointMode::none},
-      {"full", memory::CheckpointMode::full},
-      {"selective", memory::CheckpointMode::selective}};
-  const auto mode = kModes.at(section.checkpointing);
-  // Blocks end by adding their last product to the residual stream.
-  memory::checkpoint_blocks(model.blocks(),
-                            {.mode = mode,
-                             .every_k = section.checkpoint_every,
-                             .drop_last_product = mode == memory::CheckpointMode::selective});
-}
-
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                               const config::ParallelSection& section) {
   if (section.units == "block") {
@@ -128,51 +68,12 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                       .min_num_params = section.min_num_params});
 }
 
-parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config) {
-  static const std::map<std::string, parallel::Placement> kPlacements{
-      {"replicate", parallel::Placement::replicate},
-      {"shard_optimizer", parallel::Placement::shard_optimizer},
-      {"shard_gradients", parallel::Placement::shard_gradients},
-      {"full_shard", parallel::Placement::full_shard}};
-  static const std::map<std::string, parallel::BackwardPrefetch> kPrefetches{
-      {"none", parallel::BackwardPrefetch::none},
-      {"pre", parallel::BackwardPrefetch::pre},
-      {"post", parallel::BackwardPrefetch::post}};
-  const auto& section = config.parallel;
-  const auto& precision = config.precision;
-  parallel::DataParallelOptions options{
-      .offload = {.offload_params = section.offload_params,
-                  .offload_optimizer = section.offload_optimizer,
-                  .fraction = section.offload_fraction},
-      .backward_prefetch = kPrefetches.at(section.backward_prefetch),
-      .forward_prefetch = section.forward_prefetch,
-      .max_gathered_units = static_cast<int>(section.max_gathered_units),
-      .gradient_divide_factor = 1,  // the loss is divided by the valid tokens of all ranks
-      .sync_module_states = section.sync_module_states};
-  options.unit.placement = kPlacements.at(section.placement);
-  const auto& reshard = section.reshard_after_forward;
-  if (reshard == "true" || reshard == "false") {
-    options.unit.reshard_after_forward = reshard == "true";
-  } else {
-    options.unit.reshard_after_forward = std::stoi(reshard);
-  }
-  if (precision.compute != "fp32" && !precision.autocast) {
-    options.unit.mixed_precision.reduce_dtype = dtype_named(precision.reduce);
-    if (precision.parameters == "fp32") {
-      options.unit.mixed_precision.param_dtype = dtype_named(precision.compute);
-    }
-  }
-  if (config.optimizer.decay_norms_and_biases) {
-    options.decays = [](const std::string&, const torch::Tensor&) { return true; };
-  }
-  return options;
-}
-
 parallel::DataParallel make_data_parallel(models::LanguageModel& model,
                                           const config::RunConfig& config,
                                           const mesh::DeviceMesh& mesh) {
   const auto fill = first_values(model, config.model);
-  const auto options = data_parallel_options(config);
+  auto options = data_parallel_options(config);
+  options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
   auto result =
       parallel::parallelise(model, make_units(model, config.parallel),
@@ -244,7 +145,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     validation_loader.emplace(std::move(*datasets.validation), loading);
   }
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
-  checkpoint_activations(*model, config.memory);
+  checkpoint_activations(model->blocks(), config.memory);
   auto parallel = make_data_parallel(*model, config, mesh);
   auto optimizer = make_optimizer(parallel, config);
   Run run{.config = config,
@@ -262,10 +163,11 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .schedule = make_schedule(config),
           .predicted_activations = 0,
           .peak_activations = 0,
+          .peak_tensors = 0,
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
   const auto rows = run.train_loader.rows().size();
-  run.predicted_activations = predicted_activation_bytes(
+  run.predicted_activations = estimate::kept_activation_bytes(
       config, shape,
       config.data.seq_len *
           (config.train.micro_batch > 0 ? std::min(config.train.micro_batch, rows) : rows));

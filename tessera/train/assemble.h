@@ -37,9 +37,10 @@ struct Run {
   parallel::DataParallel parallel;
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;
-  /// Bytes that a micro-batch keeps between forward and backward: predicted (0: no formula), and
-  /// measured at the most so far (CPU).
+  /// Bytes that a micro-batch keeps between forward and backward: predicted, and measured at the
+  /// most so far (CPU).
   int64_t predicted_activations = 0, peak_activations = 0;
+  int64_t peak_tensors = 0;  ///< bytes in all tensors at once, at the most in a step so far (CPU)
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
   /// Asked on this rank once a step; what any rank answers, all learn with the step's loss.

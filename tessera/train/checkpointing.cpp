@@ -200,23 +200,31 @@ void make_room(const config::RunConfig& config, const Resumed& resumed) {
 
 }  // namespace
 
-std::vector<checkpoint::Part> held_state(Run& run) {
-  std::vector<checkpoint::Part> parameters, states;
-  for (const auto& part : run.parallel.parts()) {
+std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
+                                         const SliceStates& states,
+                                         const std::function<std::string(std::string)>& named) {
+  std::vector<checkpoint::Part> parameters, kept;
+  for (const auto& part : parallel.parts()) {
     const auto& piece = part.piece;
+    const auto own = named(piece.name);
     const auto add = [&](auto& list, std::string name, const torch::Tensor& values) {
       list.push_back(checkpoint::make_part(std::move(name), piece.shape, piece.begin, values));
       list.back().replicas = part.replicas;
       list.back().replica = part.replica;
     };
-    add(parameters, piece.name, piece.part);
+    add(parameters, own, piece.part);
     if (!part.slice) continue;
-    for (const auto& [state, tensor] : run.optimizer.states(*part.slice)) {
-      add(states, state_name(state, piece.name), tensor.narrow(0, part.offset, piece.part.numel()));
+    for (const auto& [state, tensor] : states(*part.slice)) {
+      add(kept, state_name(state, own), tensor.narrow(0, part.offset, piece.part.numel()));
     }
   }
-  parameters.insert(parameters.end(), states.begin(), states.end());
+  parameters.insert(parameters.end(), kept.begin(), kept.end());
   return parameters;
+}
+
+std::vector<checkpoint::Part> held_state(Run& run) {
+  return held_parts(
+      run.parallel, [&](size_t slice) { return run.optimizer.states(slice); }, std::identity{});
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

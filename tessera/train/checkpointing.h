@@ -3,9 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/parts.h"
@@ -24,7 +26,14 @@ struct Counts {
   int64_t samples_seen = 0, tokens_seen = 0;
 };
 
-/// The parameters and optimizer states that this rank holds.
+/// What an optimizer keeps for slice `slice` of a data-parallel model, by name.
+using SliceStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(size_t slice)>;
+
+/// The parameters and optimizer states that this rank holds of a model, under the names that
+/// `named` makes of the model's own.
+std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
+                                         const SliceStates& states,
+                                         const std::function<std::string(std::string)>& named);
 std::vector<checkpoint::Part> held_state(Run& run);
 
 /// Reads a checkpoint into a run, whatever ranks and placement wrote it. Collective. UserError:

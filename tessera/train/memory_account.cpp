@@ -1,128 +1,71 @@
 #include "tessera/train/memory_account.h"
 
-#include <algorithm>
-#include <numeric>
+#include "tessera/estimate/buffers.h"
+#include "tessera/estimate/step_memory.h"
 
 namespace tessera::train {
 namespace {
 
-/// Of one kind of buffer of one unit.
-struct Prediction {
-  double parameters = 0, whole = 0, gradients = 0, gradient_slice = 0, states = 0;
-};
-
-int64_t content_of(const parallel::FlatBuffer& buffer) {
-  int64_t elements = 0;
-  for (const auto& entry : buffer.entries()) elements += entry.parameter.numel();
-  return elements;
-}
-
-Prediction predict(const parallel::FlatBuffer& buffer, const config::RunConfig& config) {
-  const auto elements = static_cast<double>(content_of(buffer));
-  const double share = elements / buffer.options().num_slices;
+estimate::BufferPlan plan_of(const parallel::FlatBuffer& buffer) {
+  const auto& options = buffer.options();
   const auto bytes = [](const torch::Tensor& tensor) {
-    return static_cast<double>(tensor.element_size());
+    return static_cast<int64_t>(tensor.element_size());
   };
-  Prediction result{.parameters = share * bytes(buffer.slice())};
-  result.whole = elements * bytes(buffer.whole.tensor());
-  if (buffer.slice_in_whole()) result.whole -= result.parameters;
-  if (buffer.options().keeps_copy) result.parameters += share * bytes(buffer.gather_source());
-  if (!buffer.trained()) return result;
-  result.gradients = elements * bytes(buffer.gradient.tensor());
-  if (!buffer.gradient_slice_in_gradient()) {
-    result.gradient_slice = share * bytes(buffer.gradient_slice.tensor());
-  }
-  if (config.optimizer.type == "adamw") {
-    result.states = 2 * share * (config.precision.optimizer_states == "bf16" ? 2 : 4);
-  } else if (config.optimizer.momentum != 0) {
-    result.states = share * bytes(buffer.slice());
-  }
-  return result;
+  estimate::BufferPlan plan{.num_slices = options.num_slices,
+                            .trained = buffer.trained(),
+                            .whole_bytes = bytes(buffer.whole.tensor()),
+                            .slice_bytes = bytes(buffer.slice()),
+                            .keeps_whole = options.keeps_whole,
+                            .keeps_gradient = options.keeps_gradient,
+                            .keeps_copy = options.keeps_copy,
+                            .slice_in_whole = buffer.slice_in_whole(),
+                            .gradient_slice_in_gradient = buffer.gradient_slice_in_gradient()};
+  for (const auto& entry : buffer.entries()) plan.elements += entry.parameter.numel();
+  if (plan.trained) plan.gradient_bytes = bytes(buffer.gradient.tensor());
+  return plan;
 }
 
-/// The largest sum of `count` neighbours: units come and go in order.
-double largest_neighbours(const std::vector<double>& values, size_t count) {
-  double largest = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const auto end =
-        values.begin() + static_cast<std::ptrdiff_t>(std::min(i + count, values.size()));
-    largest = std::max(largest,
-                       std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(i), end, 0.0));
+std::vector<estimate::UnitBytes> bytes_by_unit(const Run& run) {
+  std::vector<estimate::UnitBytes> units;
+  for (const auto& unit : run.parallel.units()) {
+    estimate::UnitPlan plan;
+    for (const auto& buffer : unit.buffers()) plan.buffers.push_back(plan_of(buffer));
+    units.push_back(bytes_of(plan, run.config));
   }
-  return largest;
+  return units;
 }
 
-/// Gradients at the most: backward comes to the units in reverse; one unit's whole gradient is
-/// computed while that of the one after it is reduced, and the slices of all that came before stay.
-double peak_of_backward(const std::vector<double>& whole, const std::vector<double>& slices) {
-  double peak = 0, slices_so_far = 0;
-  for (size_t i = whole.size(); i-- > 0;) {
-    slices_so_far += slices[i];
-    peak = std::max(peak, whole[i] + (i + 1 < whole.size() ? whole[i + 1] : 0) + slices_so_far);
-  }
-  return peak;
+/// The most that tensors are predicted to take at once.
+double predicted_peak(const Run& run) {
+  auto config = run.config;
+  config.parallel.num_ranks = run.data_axis.size();
+  const auto shape = run.model->shape();
+  const auto device = estimate::this_cpu();
+  const auto units = estimate::plan_units(config, shape, device.is_host);
+  return step_memory(config, shape, units, run.train_loader.rows().size(), device).peak().total();
 }
 
 }  // namespace
 
-int64_t predicted_activation_bytes(const config::RunConfig& config, const config::ModelShape& shape,
-                                   int64_t tokens) {
-  if (shape.family != config::ModelFamily::llama || config.precision.compute != "fp32") return 0;
-  const int64_t d = shape.dim, f = shape.ffn_dim, h = shape.num_heads;
-  const int64_t q = h * shape.head_dim, k = shape.num_kv_heads * shape.head_dim;
-  const auto& mode = config.memory.checkpointing;
-  const int64_t every = config.memory.checkpoint_every;
-  const int64_t kept = mode == "full"        ? d
-                       : mode == "selective" ? 2 * d + 2 * q + 2 * k + 2 * f + h
-                                             : 0;
-  // Norms of heads keep what they norm, and a number for each head.
-  const int64_t head_norms = shape.qk_norm ? q + k + h + shape.num_kv_heads : 0;
-  const int64_t plain = 4 * d + 2 * q + 2 * k + 3 * f + h + 2 + head_norms;
-  const int64_t checkpointed = mode == "none" ? 0 : (shape.num_layers + every - 1) / every;
-  // Beside the blocks: the last one's output, and the gradient of the last norm's output.
-  const int64_t floats =
-      checkpointed * kept + (shape.num_layers - checkpointed) * plain + 2 * d + 1;
-  return 4 * tokens * floats;
-}
-
 std::vector<report::MemoryPart> memory_account(const Run& run) {
-  double parameters = 0, kept_whole = 0, kept_gradients = 0, states = 0;
-  std::vector<double> passing_whole, passing_gradients, gradient_slices;
-  for (const auto& unit : run.parallel.units()) {
-    double whole = 0, gradients = 0, slice = 0;
-    for (const auto& buffer : unit.buffers()) {
-      const auto prediction = predict(buffer, run.config);
-      parameters += prediction.parameters;
-      slice += prediction.gradient_slice;
-      states += prediction.states;
-      (buffer.options().keeps_whole ? kept_whole : whole) += prediction.whole;
-      (buffer.options().keeps_gradient ? kept_gradients : gradients) += prediction.gradients;
-    }
-    passing_whole.push_back(whole);
-    passing_gradients.push_back(gradients);
-    gradient_slices.push_back(slice);
-  }
-  // The unit at work and the one that is on the way.
-  const auto& section = run.config.parallel;
-  const bool prefetches = section.forward_prefetch || section.backward_prefetch != "none";
-  const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
-  const auto gathered =
-      kept_whole + largest_neighbours(passing_whole, static_cast<size_t>(in_flight));
-  const auto gradients = kept_gradients + peak_of_backward(passing_gradients, gradient_slices);
+  const auto predicted = estimate::peak_of_states(bytes_by_unit(run), run.config.parallel);
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
-  const auto part = [](const char* name, double predicted, int64_t bytes) {
-    return report::MemoryPart{name, static_cast<int64_t>(predicted), bytes};
+  const auto part = [](const char* name, double bytes, int64_t found) {
+    return report::MemoryPart{name, static_cast<int64_t>(bytes), found};
   };
-  return {part("parameters", parameters, measured.parameters),
-          part("gathered", gathered, measured.peak_gathered),
-          part("gradients", gradients, measured.peak_gradients),
-          part("optimizer", states, run.optimizer.state_bytes()),
-          part("activations",
-               run.predicted_activations > 0 ? static_cast<double>(run.predicted_activations) : -1,
-               run.peak_activations),
-          part("communication", -1, buffers)};
+  std::vector<report::MemoryPart> parts{
+      part("parameters", predicted.parameters, measured.parameters),
+      part("gathered", predicted.gathered, measured.peak_gathered),
+      part("gradients", predicted.gradients, measured.peak_gradients),
+      part("optimizer", predicted.optimizer, run.optimizer.state_bytes()),
+      part("activations",
+           run.autocast ? -1 : static_cast<double>(run.predicted_activations),
+           run.peak_activations),
+      part("communication", -1, buffers)};
+  if (run.peak_tensors > 0) parts.push_back(part("at once", predicted_peak(run), run.peak_tensors));
+  return parts;
 }
 
 }  // namespace tessera::train

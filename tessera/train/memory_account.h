@@ -8,14 +8,9 @@
 
 namespace tessera::train {
 
-/// Bytes of activations that one micro-batch of `tokens` tokens keeps between forward and backward,
-/// 0 if no formula is known for the family (docs/activation_checkpointing.md has Llama's).
-int64_t predicted_activation_bytes(const config::RunConfig& config, const config::ModelShape& shape,
-                                   int64_t tokens);
-
-/// This rank's memory by purpose, at the most during the steps so far. Predictions are those of
-/// ZeRO (Rajbhandari et al., SC 2020, section 5) on the unpadded numbers of parameters; buffers of
-/// communication and what has no formula are not predicted (-1).
+/// This rank's memory by purpose, each at the most during the steps so far; "at once": all tensors
+/// together, on a CPU. Predictions are those of tessera/estimate/ (docs/estimates.md); buffers of
+/// communication are not predicted (-1).
 std::vector<report::MemoryPart> memory_account(const Run& run);
 
 }  // namespace tessera::train

@@ -8,6 +8,7 @@
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/precision/autocast.h"
+#include "tessera/train/engine_options.h"
 
 namespace tessera::train {
 namespace {
@@ -37,11 +38,6 @@ int64_t held_bytes(const Run& run) {
   return kernels::allocator_stats().allocated_bytes - memory.gathered - memory.gradients;
 }
 
-/// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.
-bool reduces_each(const config::ParallelSection& parallel) {
-  return parallel.placement == "shard_gradients" || parallel.placement == "full_shard";
-}
-
 }  // namespace
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
@@ -67,6 +63,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   const double num_tokens = summed(run.data_axis, {local_tokens})[0];
   if (num_tokens == 0)
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
+  kernels::reset_peak();
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
   double local_loss = 0;
@@ -114,6 +111,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }
   run.parallel.finish_step();
+  run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
   return result;
 }
 

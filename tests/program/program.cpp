@@ -1,6 +1,5 @@
 #include "tests/program/program.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -17,11 +16,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A file in memory that a child writes and we read afterwards: it never waits for a reader.
+/// A file in memory that a child reads, or writes and we read afterwards: nobody waits for the
+/// other.
 class Capture {
  public:
-  Capture() : fd_(::memfd_create("capture", MFD_CLOEXEC)) {
+  explicit Capture(const std::string& text = "") : fd_(::memfd_create("capture", MFD_CLOEXEC)) {
     if (!fd_.is_open()) system_error("memfd_create");
+    const auto written = ::pwrite(fd_.get(), text.data(), text.size(), 0);
+    if (written != static_cast<ssize_t>(text.size())) system_error("capture");
   }
   int fd() const { return fd_.get(); }
 
@@ -51,14 +53,13 @@ std::vector<std::string> environment_of(const ProgramOptions& options) {
 }  // namespace
 
 ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramOptions& options) {
-  const Capture out, error;
-  const launch::FileDescriptor null_fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const Capture in(options.input), out, error;
   std::vector<std::string> command{"tessera"};
   command.insert(command.end(), arguments.begin(), arguments.end());
   const pid_t pid = launch::spawn({.program = TESSERA_PROGRAM,
                                    .arguments = std::move(command),
                                    .environment = environment_of(options),
-                                   .stdin_fd = null_fd.get(),
+                                   .stdin_fd = in.fd(),
                                    .stdout_fd = out.fd(),
                                    .stderr_fd = error.fd()});
   ProgramEnd end;

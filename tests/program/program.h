@@ -10,6 +10,7 @@ namespace tessera {
 
 struct ProgramOptions {
   std::map<std::string, std::string> environment;  ///< beside PATH and the like: no rank's
+  std::string input;                               ///< on standard input
   std::chrono::seconds deadline{60};
 };
 
@@ -19,8 +20,7 @@ struct ProgramEnd {
   std::string out, error;
 };
 
-/// `tessera ARGUMENTS..` in the current folder, standard input from /dev/null. Killed at the
-/// deadline.
+/// `tessera ARGUMENTS..` in the current folder. Killed at the deadline.
 ProgramEnd run_tessera(const std::vector<std::string>& arguments,
                        const ProgramOptions& options = {});
 

@@ -1,0 +1,74 @@
+# What stands below a prefix: programs, a static library per folder and its headers, the CMake package Tessera, LibTorch.
+# `cmake --install`, `make install` and CPack put it there. Nothing in it names a folder outside: it may be moved.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# The libraries of CUDA are gigabytes, some loaded by name only: a build with CUDA stays with the LibTorch it has.
+set(TESSERA_BUNDLE_LIBTORCH AUTO CACHE STRING
+    "Install LibTorch, too (500 MB): AUTO (without CUDA), ON, OFF (what is installed uses TESSERA_LIBTORCH)")
+set_property(CACHE TESSERA_BUNDLE_LIBTORCH PROPERTY STRINGS AUTO ON OFF)
+if(TESSERA_BUNDLE_LIBTORCH STREQUAL ON AND TESSERA_WITH_CUDA)
+  message(FATAL_ERROR "TESSERA_BUNDLE_LIBTORCH=ON: expected AUTO or OFF in a build with CUDA (TESSERA_CUDA)")
+endif()
+if(TESSERA_BUNDLE_LIBTORCH STREQUAL OFF OR TESSERA_WITH_CUDA)
+  set(installed_libtorch ${TESSERA_LIBTORCH})
+  set(worker_rpath ${TESSERA_LIBTORCH}/lib)
+else()
+  set(installed_libtorch ${CMAKE_INSTALL_LIBDIR}/tessera/libtorch)
+  file(RELATIVE_PATH from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR}/tessera/libtorch/lib)
+  set(worker_rpath "$ORIGIN/${from_programs}")
+
+  # Of what tessera-worker loads, that which stands with LibTorch: in a wheel, CUDA's libraries are beside its folder.
+  file(REAL_PATH ${TESSERA_LIBTORCH}/.. beside_libtorch)
+  string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" beside_libtorch "${beside_libtorch}")
+  install(RUNTIME_DEPENDENCY_SET tessera_loads DESTINATION ${installed_libtorch}/lib
+          PRE_EXCLUDE_REGEXES "^lib(fmt|yaml-cpp|curl)\\."
+          POST_INCLUDE_REGEXES "^${beside_libtorch}/" POST_EXCLUDE_REGEXES ".")
+  install(DIRECTORY ${TESSERA_LIBTORCH}/include DESTINATION ${installed_libtorch})
+endif()
+set(TESSERA_INSTALLED_LIBTORCH ${installed_libtorch} CACHE INTERNAL
+    "where installed programs find LibTorch; relative: below the prefix")
+set_target_properties(tessera-worker PROPERTIES INSTALL_RPATH "${worker_rpath}")
+install(TARGETS tessera tessera-worker RUNTIME_DEPENDENCY_SET tessera_loads DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+configure_file(cmake/version.h.in ${CMAKE_BINARY_DIR}/include/tessera/version.h @ONLY)
+
+# Included after the folders of tessera/, before those of tests: these are the libraries of the former.
+get_property(libraries GLOBAL PROPERTY TESSERA_LIBRARIES)
+foreach(library IN LISTS libraries)
+  string(REGEX REPLACE "^tessera_" "" folder ${library})
+  set_target_properties(${library} PROPERTIES EXPORT_NAME ${folder})
+endforeach()
+add_library(tessera_all INTERFACE)
+set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
+target_link_libraries(tessera_all INTERFACE ${libraries})
+install(TARGETS tessera_all ${libraries} EXPORT TesseraTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+        PATTERN "testing*.h" EXCLUDE PATTERN cli EXCLUDE PATTERN gloo_shim EXCLUDE PATTERN cpu EXCLUDE)
+install(FILES ${CMAKE_BINARY_DIR}/include/tessera/version.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
+configure_package_config_file(cmake/TesseraConfig.cmake.in ${CMAKE_BINARY_DIR}/TesseraConfig.cmake
+                              INSTALL_DESTINATION ${package} PATH_VARS TESSERA_INSTALLED_LIBTORCH)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package})
+install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake cmake/libtorch.cmake
+        DESTINATION ${package})
+install(DIRECTORY recipes examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE CHANGELOG.md docs/install.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# `./dev package`, or cpack in the build folder.
+set(CPACK_GENERATOR DEB TGZ)
+set(CPACK_PACKAGE_VENDOR "The Tessera authors")
+set(CPACK_PACKAGE_CONTACT "The Tessera authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Scales model training from one device to many, without Python")
+set(CPACK_PACKAGE_FILE_NAME tessera-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR})
+set(CPACK_VERBATIM_VARIABLES ON)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # gzip takes several times as long over LibTorch, xz minutes
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${TESSERA_LIBTORCH}/lib)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS
+    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libcurl4-openssl-dev")  # to build programs with it
+include(CPack)

@@ -1,0 +1,349 @@
+// tessera estimate-memory: what a model takes to load and to train, before anything runs. The first
+// table is Accelerate's.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/machine.h"
+#include "tessera/base/nearest.h"
+#include "tessera/base/units.h"
+#include "tessera/checkpoint/convert_dtype.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/cli/commands.h"
+#include "tessera/config/fields.h"
+#include "tessera/config/json_keys.h"
+#include "tessera/config/values.h"
+#include "tessera/estimate/architecture.h"
+#include "tessera/estimate/fit.h"
+#include "tessera/estimate/known_models.h"
+#include "tessera/estimate/table.h"
+#include "tessera/hub/model_name.h"
+#include "tessera/hub/resolve.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace estimate;
+
+constexpr const char* kCommand = "estimate-memory";
+constexpr const char* kFooter =
+    R"(The first table is that of Accelerate, the second its phases of one step. The third is of one rank of tessera train,
+for gpt2, llama, mistral, qwen2 and qwen3; docs/estimates.md has its formulas. All settings of a run: --job.
+Examples:
+  tessera estimate-memory bert-base-cased
+  tessera estimate-memory meta-llama/Meta-Llama-3-8B --dtypes float32 float16 --ranks 8 --placement full_shard \
+      --precision bf16 --seq-len 4096 --checkpointing selective --device-memory 80GB
+  tessera estimate-memory --job recipes/tiny_llama.yaml)";
+
+/// Options of one rank's part, each with the key of a job file that it sets.
+struct RankOption {
+  const char* name;
+  const char* key;
+  const char* meaning;
+};
+const RankOption kRankOptions[] = {
+    {"--batch-size", "train.micro_batch", "Sequences that a rank takes at once; 1 unless given"},
+    {"--seq-len", "data.seq_len", "Tokens of a sequence; 512 unless given"},
+    {"--precision", "precision.compute", "fp32, bf16 or fp16; fp32 unless given"},
+    {"--placement", "parallel.placement",
+     "replicate, shard_optimizer, shard_gradients or full_shard"},
+    {"--ranks", "parallel.num_ranks", "1 unless given"},
+    {"--checkpointing", "memory.checkpointing", "Of activations: none, selective or full"},
+    {"--optimizer", "optimizer.type", "adamw or sgd"}};
+
+struct Arguments {
+  std::string model, job, library, transformers;
+  std::vector<std::string> dtypes = load_dtype_names();
+  std::vector<std::pair<const RankOption*, std::string>> rank_settings;  ///< as given
+  std::string offload;
+  std::string device_memory;
+  bool json = false;
+};
+
+/// What MODEL turned out to be.
+struct Model {
+  std::string name;
+  Module modules;
+  std::optional<config::ModelShape> shape;
+  std::optional<Version> old_rotary_version;
+  std::string why_no_shape;
+};
+
+std::optional<Version> asked_version(const std::string& text) {
+  if (text.empty()) return {};
+  const auto version = parse_version(text);
+  if (!version) {
+    user_error("{}: --transformers: expected a version such as 4.40 or 5.0, got '{}'", kCommand,
+               text);
+  }
+  return version;
+}
+
+Model from_config(const std::string& name, const nlohmann::json& config, const std::string& where,
+                  std::optional<Version> version) {
+  auto architecture = architecture_of(config, where, version);
+  return {.name = name,
+          .modules = std::move(architecture.modules),
+          .shape = architecture.shape,
+          .old_rotary_version = architecture.old_rotary_version,
+          .why_no_shape = "no formula for activations of " + architecture.type};
+}
+
+/// From the headers alone: no values are read.
+Model from_tensors(const std::string& name, const fs::path& path) {
+  constexpr int64_t kFloat = 4;
+  const checkpoint::Safetensors source(path);
+  std::vector<std::pair<std::string, int64_t>> tensors;
+  for (const auto& [tensor, info] : source.tensors()) {
+    const bool is_float = checkpoint::is_float(info.dtype);
+    tensors.emplace_back(tensor, is_float ? kFloat * info.num_elements() : info.num_bytes());
+  }
+  return {.name = name,
+          .modules = modules_of_tensors(tensors),
+          .why_no_shape = "stored tensors do not say how they are used; give the config.json"};
+}
+
+Model from_path(const std::string& name, const fs::path& path, std::optional<Version> version) {
+  const auto config = fs::is_directory(path) ? path / "config.json" : path;
+  if (config.extension() == ".json" && !path.string().ends_with(".index.json") &&
+      fs::exists(config)) {
+    return from_config(name, config::read_json_object(config, "model_type"), config.string(),
+                       version);
+  }
+  if (fs::is_directory(path) && !checkpoint::is_safetensors(path)) {
+    user_error("{}: MODEL: expected config.json or *.safetensors in {}, found neither", kCommand,
+               path.string());
+  }
+  return from_tensors(name, path);
+}
+
+Model find_model(const std::string& name, std::optional<Version> version) {
+  if (fs::exists(name)) return from_path(name, name, version);
+  if (const auto config = known_config(name)) return from_config(name, *config, name, version);
+  if (!hub::parse_model_name(name)) {
+    auto names = known_model_names();
+    for (size_t i = names.size(); i-- > 0;)
+      names.push_back(names[i].substr(names[i].find('/') + 1));  // the owner may be left out
+    user_error(
+        "{}: MODEL: expected a preset, a model's name, a folder, a config.json or a .safetensors, "
+        "got '{}'{}",
+        kCommand, name, did_you_mean(name, names));
+  }
+  const auto folder = hub::resolve(name, {.weights = false, .on_notice = [](const auto& line) {
+                                            fmt::print(stderr, "{}\n", line);
+                                          }});
+  return from_path(name, folder, version);
+}
+
+Model model_of_job(const config::RunConfig& job) {
+  auto section = job.model;
+  if (!section.path.empty()) section.path = hub::resolve(section.path, {.weights = false}).string();
+  const auto shape = config::resolve_model_shape(section);
+  return {.name = job.model.path.empty() ? job.model.preset : job.model.path,
+          .modules = architecture_of(shape).modules,
+          .shape = shape};
+}
+
+void apply(const std::string& option, const std::string& key, const std::string& value,
+           config::RunConfig& config) {
+  config::set_field(*config::find_field(key),
+                    {.kind = config::RawValue::Kind::scalar, .text = value},
+                    fmt::format("{}: {}", kCommand, option), config);
+}
+
+void apply_offload(const std::string& what, config::RunConfig& config) {
+  const std::vector<std::string> words{"none", "optimizer", "params"};
+  if (std::ranges::count(words, what) == 0) {
+    user_error("{}: --offload: expected {}, got '{}'{}", kCommand, fmt::join(words, ", "), what,
+               did_you_mean(what, words));
+  }
+  config.parallel.offload_optimizer = what == "optimizer";
+  config.parallel.offload_params = what == "params";
+}
+
+/// The run whose ranks are asked for: the job's, or one micro-batch a step, with the options given.
+config::RunConfig run_of(const Arguments& arguments, const std::optional<config::RunConfig>& job) {
+  auto config = job.value_or(config::RunConfig{});
+  if (!job) config.data.seq_len = 512, config.train.micro_batch = 1;
+  for (const auto& [option, value] : arguments.rank_settings)
+    apply(option->name, option->key, value, config);
+  if (!arguments.offload.empty()) apply_offload(arguments.offload, config);
+  auto& ranks = config.parallel.num_ranks;
+  if (ranks == -1) ranks = std::max<int64_t>(1, this_machine().num_cores / 2);
+  if (!job) {
+    if (config.train.micro_batch == 0)
+      user_error("{}: --batch-size: expected a whole number >= 1, got 0", kCommand);
+    config.train.global_batch = config.train.micro_batch * ranks;
+    config.data.train = {"any"};  // a run has data; how much a rank takes does not depend on it
+  }
+  config::Origins origins;
+  for (const auto& [option, value] : arguments.rank_settings) origins[option->key] = option->name;
+  if (!arguments.offload.empty()) {
+    origins["parallel.offload_optimizer"] = origins["parallel.offload_params"] = "--offload";
+  }
+  config::check(config, origins);
+  return config;
+}
+
+struct Limit {
+  std::string name;
+  double bytes = 0;
+  Device device;
+};
+
+/// "80GB", "24 GiB": bytes.
+double parse_bytes(const std::string& text) {
+  const CLI::AsSizeValue in_bytes(/*kb_is_1000=*/true);
+  auto value = text;
+  const bool is_count = !text.empty() && text[0] >= '0' && text[0] <= '9';
+  if (!is_count || !in_bytes(value).empty() || value == "0") {
+    user_error("{}: --device-memory: expected bytes with a unit, such as 80GB, got '{}'", kCommand,
+               text);
+  }
+  return std::stod(value);
+}
+
+Limit limit_of(const Arguments& arguments, int64_t num_ranks) {
+  if (!arguments.device_memory.empty())
+    return {"the device", parse_bytes(arguments.device_memory), {}};
+  const auto machine = this_machine();
+  return {
+      num_ranks == 1 ? "this machine" : fmt::format("this machine, shared by {} ranks", num_ranks),
+      static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks), this_cpu()};
+}
+
+/// Which transformers counts, where it matters.
+std::string version_note(const Model& model, int64_t total) {
+  if (!model.old_rotary_version) return "";
+  const auto today = architecture_of(*model.shape).modules;
+  return fmt::format(
+      "counts the rotary tables that transformers {}.{} keeps in each "
+      "layer; from 4.41 on there are none: {} instead of {} (--transformers 4.41)\n",
+      model.old_rotary_version->major, model.old_rotary_version->minor,
+      python_bytes(static_cast<double>(total_bytes(today)), true),
+      python_bytes(static_cast<double>(total), true));
+}
+
+nlohmann::ordered_json classic_json(const Model& model, int64_t total, const LargestLayer& largest,
+                                    const std::vector<LoadDtype>& dtypes) {
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array();
+  for (const auto dtype : dtypes) {
+    const auto divisor = static_cast<double>(divisor_of(dtype));
+    Json row{{"dtype", name_of(dtype)},
+             {"largest_layer_bytes", static_cast<double>(largest.bytes) / divisor},
+             {"total_bytes", static_cast<double>(total) / divisor},
+             {"training_bytes", nullptr}};
+    if (trains_in(dtype)) {
+      const auto phases = training_phases(total, dtype);
+      row["training_bytes"] = phases.highest();
+      row["phases"] = {{"model", phases.model},
+                       {"gradients", phases.gradients},
+                       {"backward", phases.backward},
+                       {"step", phases.step},
+                       {"highest", phases.highest()}};
+    }
+    rows.push_back(row);
+  }
+  return {{"model", model.name},
+          {"total_bytes", total},
+          {"largest_layer_bytes", largest.bytes},
+          {"largest_layer", largest.name},
+          {"dtypes", rows}};
+}
+
+void check_library(const std::string& library) {
+  if (library.empty() || library == "transformers") return;
+  user_error(
+      "{}: --library_name: expected transformers, got '{}'; for models of others give their "
+      ".safetensors",
+      kCommand, library);
+}
+
+int run(const Arguments& arguments) {
+  check_library(arguments.library);
+  std::vector<LoadDtype> dtypes;
+  for (const auto& name : arguments.dtypes) dtypes.push_back(parse_load_dtype(name));
+  if (arguments.model.empty() == arguments.job.empty())
+    user_error("{}: expected MODEL or --job, got {}", kCommand,
+               arguments.model.empty() ? "neither" : "both; the job names its model");
+  std::optional<config::RunConfig> job;
+  if (!arguments.job.empty()) job = config::load_run_config(arguments.job, {}).config;
+  const auto model =
+      job ? model_of_job(*job) : find_model(arguments.model, asked_version(arguments.transformers));
+  const bool asks_for_rank = job || !arguments.rank_settings.empty() ||
+                             !arguments.offload.empty() || !arguments.device_memory.empty();
+  if (!model.shape && asks_for_rank)
+    user_error("{}: {}: nothing is known of a rank's peak: {}", kCommand, model.name,
+               model.why_no_shape);
+  const int64_t total = total_bytes(model.modules);
+  const auto largest = largest_layer(model.modules);
+  std::optional<RankEstimate> rank;
+  Limit limit;
+  if (model.shape) {
+    const auto config = run_of(arguments, job);
+    if (model.shape->family == config::ModelFamily::gpt2 &&
+        config.data.seq_len > model.shape->max_seq_len) {
+      user_error("{}: --seq-len: expected at most {} (the model's positions), got {}", kCommand,
+                 model.shape->max_seq_len, config.data.seq_len);
+    }
+    limit = limit_of(arguments, config.parallel.num_ranks);
+    rank = estimate_rank(config, *model.shape, limit.device, limit.bytes);
+  }
+  if (arguments.json) {
+    auto json = classic_json(model, total, largest, dtypes);
+    json["rank"] = rank ? rank_json(*rank) : nlohmann::ordered_json();
+    fmt::print("{}\n", json.dump(2));
+    return 0;
+  }
+  fmt::print("{}{}{}", loading_table(model.name, total, largest.bytes, dtypes),
+             phase_table(model.name, total, dtypes), version_note(model, total));
+  if (rank) fmt::print("{}", rank_text(*rank, limit.name));
+  return 0;
+}
+
+}  // namespace
+
+void add_estimate_memory(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = app.add_subcommand(
+      kCommand, "Estimate what a model takes to load and to train, before anything runs");
+  command->footer(kFooter);
+  command->add_option("MODEL", arguments->model,
+                      "Preset, model's name, folder, config.json or .safetensors");
+  command->add_option("--dtypes", arguments->dtypes,
+                      "Of the first two tables: float32, float16, int8, int4");
+  command->add_option("--library_name,--library-name", arguments->library,
+                      "transformers, as with Accelerate");
+  command->add_option("--transformers", arguments->transformers,
+                      "Count the modules of this version of transformers; unless given that which "
+                      "wrote the config.json, or the newest");
+  command->add_option("--job", arguments->job, "Job file, whose model and settings are taken");
+  for (const auto& option : kRankOptions) {
+    command->add_option_function<std::string>(
+        option.name,
+        [arguments, &option](const std::string& value) {
+          arguments->rank_settings.emplace_back(&option, value);
+        },
+        option.meaning);
+  }
+  command->add_option("--offload", arguments->offload,
+                      "What waits on the host: none, optimizer or params");
+  command->add_option("--device-memory", arguments->device_memory,
+                      "Of a GPU, such as 80GB; unless given, this machine's by the ranks on it");
+  command->add_flag("--json", arguments->json, "As JSON, in bytes");
+  command->callback([arguments, &exit_code] { exit_code = run(*arguments); });
+}
+
+}  // namespace tessera::cli

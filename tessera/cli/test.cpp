@@ -1,0 +1,68 @@
+// tessera test: is this set-up working?
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/cli/commands.h"
+#include "tessera/cli/worker_program.h"
+#include "tessera/config/accelerate/ledger.h"
+#include "tessera/launch/launch.h"
+#include "tessera/launch/rank_environment.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace accelerate = config::accelerate;
+
+constexpr const char* kFooter =
+    R"(Checks devices, every collective with every averaging operation, and training steps under each
+placement against one rank alone. Exit code 1 if anything is wrong. To check several machines, start
+it under what starts your jobs (tessera launch, torchrun, srun, mpirun).
+Examples:
+  tessera test -n 2
+  tessera test --config_file accelerate.yaml)";
+
+struct Arguments {
+  int num_processes = 0;  // 0: not given
+  std::string config_file;
+  bool cpu = false;
+};
+
+int test(const Arguments& arguments) {
+  int processes = num_ranks(-1);
+  std::vector<std::string> command{worker_path(), kSelfTest};
+  bool cpu = arguments.cpu;
+  if (!arguments.config_file.empty()) {
+    const auto translation =
+        accelerate::translate(accelerate::read_settings(arguments.config_file));
+    accelerate::check_ledger(translation.ledger, /*strict=*/false);
+    processes = translation.launch.num_processes / translation.launch.num_machines;
+    cpu = cpu || translation.launch.cpu;
+  }
+  if (arguments.num_processes > 0) processes = arguments.num_processes;
+  if (cpu) command.push_back("parallel.backend=gloo");
+  if (launch::rank_environment()) become(command);
+  return launch::launch({.command = command,
+                         .num_processes = processes,
+                         .output = launch::OutputMode::plain,
+                         .pass_listen_socket = true});
+}
+
+}  // namespace
+
+void add_test(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = app.add_subcommand("test", "Is this set-up working?");
+  command
+      ->add_option(
+          "-n,--num_processes,--num-processes", arguments->num_processes,
+          "Ranks on this machine; unset: as the configuration says, else one per two cores")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--config_file,--config-file", arguments->config_file,
+                      "Accelerate's configuration");
+  command->add_flag("--cpu", arguments->cpu, "Even where there are GPUs");
+  command->footer(kFooter);
+  command->callback([arguments, &exit_code] { exit_code = test(*arguments); });
+}
+
+}  // namespace tessera::cli

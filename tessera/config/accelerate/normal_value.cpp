@@ -1,0 +1,128 @@
+#include "tessera/config/accelerate/normal_value.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+
+namespace tessera::config::accelerate {
+namespace {
+
+std::string lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+std::string expected(const Key& key) {
+  if (!key.choices.empty()) return fmt::format("one of {}", fmt::join(key.choices, ", "));
+  const auto range = allowed_values(key.range);
+  const auto with_range = [&](const std::string& noun) {
+    return range.empty() ? noun : noun + " " + range;
+  };
+  switch (key.type) {
+    case KeyType::boolean:
+      return "true or false";
+    case KeyType::integer:
+      return with_range("a whole number");
+    case KeyType::number:
+      return with_range("a number");
+    case KeyType::list:
+      return "a list such as [a, b]";
+    case KeyType::text:
+      break;
+  }
+  return "a text on one line";
+}
+
+/// As Accelerate's str_to_bool, whatever the case.
+std::optional<bool> truth(const std::string& text) {
+  const auto lower = lower_case(text);
+  if (lower == "t" || lower == "1") return true;
+  if (lower == "f" || lower == "0") return false;
+  return parse_bool(lower);
+}
+
+std::optional<std::string> choice(const Key& key, const std::string& text) {
+  const auto& choices = key.choices;
+  const auto found = std::ranges::find_if(
+      choices, [&](const auto& c) { return lower_case(c) == lower_case(text); });
+  if (found != choices.end()) return *found;
+  if (choices.front() == "true" && truth(text)) return *truth(text) ? "true" : "false";
+  if (key.section != "fsdp_config" || key.type != KeyType::text) return {};
+  const size_t first =
+      choices.front() == "true" ? 2 : 0;  // the strategies of fsdp_reshard_after_forward
+  const auto number = parse_integer(text);
+  if (!number || *number < 1 || static_cast<size_t>(*number) > choices.size() - first) return {};
+  return choices[first + static_cast<size_t>(*number) - 1];
+}
+
+/// "[a, b]", "(a, b)" and "a,b" alike.
+std::string list_text(std::string text) {
+  if (text.size() > 1 && (text.front() == '[' || text.front() == '(')) {
+    text = text.substr(1, text.size() - 2);
+  }
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    auto item = text.substr(begin, end - begin);
+    item.erase(0, item.find_first_not_of(' '));
+    item.erase(item.find_last_not_of(' ') + 1);
+    if (!item.empty()) items.push_back(item);
+    begin = end + 1;
+  }
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+std::optional<std::string> scalar(const Key& key, const std::string& text) {
+  if (!key.choices.empty()) return choice(key, text);
+  switch (key.type) {
+    case KeyType::boolean: {
+      const auto value = truth(text);
+      return value ? std::optional<std::string>(*value ? "true" : "false") : std::nullopt;
+    }
+    case KeyType::integer: {
+      const auto value = parse_integer(text);
+      if (!value || !in_range(static_cast<double>(*value), key.range)) return {};
+      return fmt::format("{}", *value);
+    }
+    case KeyType::number: {
+      const auto value = parse_number(text);
+      if (!value || !in_range(*value, key.range)) return {};
+      return fmt::format("{}", *value);
+    }
+    case KeyType::list:
+      return list_text(text);
+    case KeyType::text:
+      break;
+  }
+  const bool one_line =
+      std::ranges::none_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });
+  return one_line ? std::optional(text) : std::nullopt;
+}
+
+}  // namespace
+
+std::string normal_value(const Key& key, const RawValue& raw, const std::string& where) {
+  using Kind = RawValue::Kind;
+  std::optional<std::string> value;
+  if (raw.kind == Kind::scalar) value = scalar(key, raw.text);
+  if (raw.kind == Kind::list && key.type == KeyType::list) {
+    value = fmt::format("[{}]", fmt::join(raw.items, ", "));
+  }
+  if (value) return *value;
+  const auto got = raw.kind == Kind::scalar ? quoted(raw.text)
+                   : raw.kind == Kind::list ? "a list"
+                                            : raw.text;
+  const auto hint = raw.kind == Kind::scalar && !key.choices.empty() && raw.text.size() <= 64
+                        ? did_you_mean(raw.text, key.choices)
+                        : "";
+  user_error("{}: {}: expected {}, got {}{}", where, key.dotted(), expected(key), got, hint);
+}
+
+}  // namespace tessera::config::accelerate

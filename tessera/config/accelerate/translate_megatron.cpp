@@ -1,0 +1,119 @@
+#include <fmt/format.h>
+
+#include "tessera/config/accelerate/translate.h"
+
+namespace tessera::config::accelerate {
+namespace {
+
+const std::string kPrefix = "megatron_lm_config.megatron_lm_";
+
+Decision degree(const RuleInput& input) {
+  if (input.setting.value == "1") return honoured();
+  const auto& key = input.setting.key;
+  const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
+  return refused(fmt::format("{} parallelism is not built yet; set 1", has("pp_")       ? "pipeline"
+                                                                       : has("context") ? "context"
+                                                                       : has("expert")  ? "expert"
+                                                                                       : "tensor"));
+}
+
+Decision micro_batches(const RuleInput& input) {
+  const auto& count = input.setting.value;
+  return translated({}, "train.micro_batch=" + (count == "1" ? "0" : "share of a rank / " + count));
+}
+
+Decision distributed_optimizer(const RuleInput& input) {
+  const bool split = input.setting.value == "true";
+  return translated({{"parallel.placement", split ? "shard_optimizer" : "replicate"}});
+}
+
+Decision recompute_activations(const RuleInput& input) {
+  const auto granularity = input.settings.find(kPrefix + "recompute_granularity");
+  if (granularity != nullptr) return honoured("recompute_granularity says how");
+  const bool again = input.setting.value == "true";
+  return translated({{"memory.checkpointing", again ? "selective" : "none"}});
+}
+
+Decision recompute_granularity(const RuleInput& input) {
+  return translated({{"memory.checkpointing", input.setting.value}});
+}
+
+/// Of granularity full: every block by itself is all that there is here.
+Decision recompute_blocks(const RuleInput& input) {
+  if (input.text(kPrefix + "recompute_granularity") != "full") {
+    return not_applicable("counts for recompute_granularity full");
+  }
+  if (input.setting.value == "uniform" || input.setting.value == "1") return honoured();
+  return refused("each block is computed again by itself; set uniform and 1");
+}
+
+Decision gradient_clipping(const RuleInput& input) {
+  return translated({{"optimizer.max_grad_norm", input.setting.value}});
+}
+
+Decision offload_optimizer(const RuleInput& input) {
+  return translated({{"parallel.offload_optimizer", input.setting.value}});
+}
+
+/// Off: so here, too; on: cannot be done.
+Decision switched_off(const RuleInput& input) {
+  if (input.setting.value == "false" || input.setting.value == "0") return honoured();
+  static const std::map<std::string, std::string> why{
+      {"use_custom_fsdp", "set distributed_type: FSDP instead"},
+      {"no_load_optim", "a checkpoint's optimizer is always read; remove it"},
+      {"no_save_optim", "a checkpoint's optimizer is always written; remove it"},
+      {"eod_mask_loss", "the loss counts every token; remove it"},
+      {"use_precision_aware_optimizer", "set precision.optimizer_states in the job file"},
+      {"attention_dropout", "attention has no dropout; set 0"},
+      {"hidden_dropout", "set model.dropout in the job file"}};
+  return refused(why.at(input.setting.key.substr(kPrefix.size())));
+}
+
+Decision always_so(const RuleInput& input) {
+  if (input.setting.value == "true") return honoured("always so");
+  return not_applicable("always true");
+}
+
+Decision sequence_parallelism(const RuleInput&) {
+  return not_applicable("counts for tp_degree above 1");
+}
+Decision last_stage(const RuleInput&) { return not_applicable("counts for pp_degree above 1"); }
+Decision overlap(const RuleInput&) { return not_applicable("copies are always in the background"); }
+Decision of_the_model(const RuleInput&) { return not_applicable("the model's own matter"); }
+
+}  // namespace
+
+const Rules& megatron_lm_rules() {
+  static const Rules rules{
+      {kPrefix + "tp_degree", degree},
+      {kPrefix + "pp_degree", degree},
+      {kPrefix + "expert_model_parallel_size", degree},
+      {kPrefix + "expert_tensor_parallel_size", degree},
+      {kPrefix + "context_parallel_size", degree},
+      {kPrefix + "num_micro_batches", micro_batches},
+      {kPrefix + "sequence_parallelism", sequence_parallelism},
+      {kPrefix + "recompute_activations", recompute_activations},
+      {kPrefix + "recompute_granularity", recompute_granularity},
+      {kPrefix + "recompute_method", recompute_blocks},
+      {kPrefix + "recompute_num_layers", recompute_blocks},
+      {kPrefix + "use_distributed_optimizer", distributed_optimizer},
+      {kPrefix + "gradient_clipping", gradient_clipping},
+      {kPrefix + "optimizer_cpu_offload", offload_optimizer},
+      {kPrefix + "overlap_cpu_optimizer_d2h_h2d", overlap},
+      {kPrefix + "decoder_last_pipeline_num_layers", last_stage},
+      {kPrefix + "use_custom_fsdp", switched_off},
+      {kPrefix + "no_load_optim", switched_off},
+      {kPrefix + "no_save_optim", switched_off},
+      {kPrefix + "eod_mask_loss", switched_off},
+      {kPrefix + "use_precision_aware_optimizer", switched_off},
+      {kPrefix + "attention_dropout", switched_off},
+      {kPrefix + "hidden_dropout", switched_off},
+      {kPrefix + "attention_softmax_in_fp32", always_so},
+      {kPrefix + "calculate_per_token_loss", always_so},
+      {kPrefix + "attention_backend", of_the_model},
+      {kPrefix + "use_rotary_position_embeddings", of_the_model},
+  };
+  return rules;
+}
+
+}  // namespace tessera::config::accelerate

@@ -1,0 +1,262 @@
+// The Accelerator: a training loop written for one device runs as DDP, ZeRO 1 to 3, FSDP or HSDP,
+// as the launcher's configuration says. Names and behaviour are those of Hugging Face Accelerate.
+//
+//     tessera::Accelerator accelerator;
+//     auto [loader, model, optimizer, scheduler] =
+//         accelerator.prepare(my_loader, my_model, my_optimizer, my_scheduler);
+//     for (auto& batch : loader) {
+//       auto loss = at::cross_entropy_loss(model(batch.data), batch.target);
+//       accelerator.backward(loss);
+//       optimizer.step();
+//       scheduler.step();
+//       optimizer.zero_grad();
+//     }
+//
+// docs/accelerator.md tells what differs.
+#pragma once
+
+#include <fmt/format.h>
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tessera/report/tensorboard.h"
+#include "tessera/train/accelerator_core.h"
+#include "tessera/train/prepared.h"
+
+namespace tessera {
+
+class Accelerator {
+ public:
+  /// Joins the run that a launcher started (`tessera launch`, torchrun, mpirun, srun), as its
+  /// environment says (ACCELERATE_*, FSDP_*, ..: `tessera launch --config_file`); alone: one rank.
+  /// UserError: settings that are refused here, see `tessera config show`. Collective.
+  explicit Accelerator(const AcceleratorOptions& options = {});
+
+  /// The same over a mesh that exists already (and lives as long), with settings of the program's.
+  Accelerator(const AcceleratorOptions& options, const mesh::DeviceMesh& mesh,
+              const config::accelerate::Settings& settings);
+
+  // ---- who and where ----
+
+  int num_processes() const { return core_->axis().size(); }
+  int process_index() const { return core_->axis().rank(); }
+  int local_process_index() const { return core_->environment().local_rank; }
+  bool is_main_process() const { return process_index() == 0; }
+  bool is_local_main_process() const { return local_process_index() == 0; }
+  bool is_last_process() const { return process_index() == num_processes() - 1; }
+  torch::Device device() const { return core_->mesh().device(); }
+  std::string mixed_precision() const;  ///< "no", "fp16", "bf16"
+  /// "NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED" (ZeRO-1, ZeRO-2) or "FSDP".
+  std::string distributed_type() const;
+  const config::RunConfig& config() const { return core_->config(); }  ///< as translated
+  const mesh::DeviceMesh& mesh() const { return core_->mesh(); }
+
+  /// Returns when every process has come here.
+  void wait_for_everyone() const { core_->axis().barrier(); }
+
+  /// Prints on the main process alone.
+  template <typename... Args>
+  void print(fmt::format_string<Args...> format, Args&&... args) const {
+    if (is_main_process()) fmt::print("{}\n", fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  /// Runs `work` on the main process first, then on all others (downloads, caches).
+  void main_process_first(const std::function<void()>& work) const;
+
+  // ---- preparing ----
+
+  /// Makes data loaders, models, optimizers and schedulers, in any order and number, ready for this
+  /// run; returns what takes their places, in the order given (one alone: not as a tuple). They are
+  /// held by reference and must live as long.
+  /// - models: holders of nn::Hooked, TORCH_MODULE or shared_ptr. On this run's device; their
+  ///   parameters become views. Units: the classes of fsdp_transformer_layer_cls_to_wrap, a minimal
+  ///   size, or the whole model; a model that is not nn::Hookable is one unit.
+  /// - optimizers: any of torch::optim, over parameters of models prepared in the same call or
+  ///   before, in one or two groups; each model belongs to one optimizer.
+  /// - loaders: torch::data::make_data_loader's; batches see batch_rows.h.
+  /// - schedulers: whatever has step(). ValueError for what cannot be.
+  template <typename... Objects>
+  auto prepare(Objects&... objects) {
+    core_->note_groups(optimizers_among(objects...));
+    (prepare_model(objects), ...);
+    if constexpr (sizeof...(objects) == 1) {
+      return prepared(objects...);
+    } else {
+      return std::tuple{prepared(objects)...};
+    }
+  }
+
+  /// The loader without its first `num_batches` batches of this rank, once: to go on inside an
+  /// epoch.
+  template <typename Loader>
+  PreparedLoader<Loader> skip_first_batches(PreparedLoader<Loader> loader, int64_t num_batches) {
+    return loader.skip(num_batches), loader;
+  }
+
+  /// The module inside a prepared model.
+  template <typename Impl>
+  std::shared_ptr<Impl> unwrap(const PreparedModel<Impl>& model) const {
+    return model.module();
+  }
+
+  // ---- a step ----
+
+  /// Backward of `loss` over gradient_accumulation_steps; gradients are averaged over the processes
+  /// when sync_gradients().
+  void backward(const torch::Tensor& loss) { core_->backward(loss); }
+
+  /// At the beginning of a micro-batch: does its step() update? Once in
+  /// gradient_accumulation_steps calls, and at the end of a loader. In between optimizers and
+  /// schedulers do nothing.
+  ///     auto scope = accelerator.accumulate(model);
+  template <typename... Models>
+  [[nodiscard]] AccumulationScope accumulate(const Models&...) {
+    return AccumulationScope(*core_);
+  }
+  bool sync_gradients() const { return core_->sync_gradients(); }
+
+  /// While it lives, backward only accumulates.
+  template <typename... Models>
+  [[nodiscard]] NoSyncScope no_sync(const Models&...) {
+    return NoSyncScope(*core_);
+  }
+
+  /// Scales gradients down to `max_norm`; their norm before. Does nothing (0) between updates.
+  double clip_grad_norm(double max_norm) { return core_->clip_grad_norm(max_norm); }
+
+  /// While it lives, operators run in the dtype of mixed_precision, where that is by autocast;
+  /// models do so on their own.
+  [[nodiscard]] std::unique_ptr<precision::Autocast> autocast() const { return core_->autocast(); }
+
+  // ---- exchange among the processes ----
+
+  /// Every process's rows, in order [sum of n_r, ..]; scalars: [processes].
+  torch::Tensor gather(const torch::Tensor& tensor) const { return core_->gather(tensor); }
+
+  /// The same without what was repeated to fill the last batch of a loader.
+  torch::Tensor gather_for_metrics(const torch::Tensor& tensor) const;
+
+  /// "sum" or "mean" over the processes.
+  torch::Tensor reduce(const torch::Tensor& tensor, const std::string& reduction = "sum") const;
+
+  /// Dimension `dim` brought to the largest size of any process with `pad_index`.
+  torch::Tensor pad_across_processes(const torch::Tensor& tensor, int64_t dim = 0,
+                                     double pad_index = 0, bool pad_first = false) const;
+
+  /// This process's part of a list or of a tensor's rows, the first ones one longer.
+  /// apply_padding: the last element repeated, so that all are equal in length.
+  template <typename T>
+  T split_between_processes(const T& all, bool apply_padding = false) const {
+    const auto count = BatchRows<T>::count(all);
+    const auto rows = core_->share_of(count);
+    auto mine = BatchRows<T>::slice(all, rows.first, rows.second);
+    const auto longest = (count + num_processes() - 1) / num_processes();
+    if (!apply_padding || rows.second - rows.first == longest || count == 0) return mine;
+    return BatchRows<T>::join({mine, BatchRows<T>::slice(all, count - 1, count)});
+  }
+
+  /// A flag that any process may set and all read (early stopping). check_trigger is collective,
+  /// and clears it.
+  void set_trigger() { trigger_ = true; }
+  bool check_trigger();
+
+  // ---- state ----
+
+  /// Saves models, optimizers, schedulers' and scaler's state and generators as a checkpoint of
+  /// this number of updates below `directory` (docs/checkpoints.md). Collective.
+  void save_state(const std::filesystem::path& directory) { core_->save_state(directory); }
+
+  /// Reads a checkpoint, or the newest below `directory`; any number of ranks and placement may
+  /// have written it. Collective. UserError: another model's, damage, none.
+  void load_state(const std::filesystem::path& directory) { core_->load_state(directory); }
+
+  // ---- trackers ----
+
+  /// Opens TensorBoard events in `run_dir` on the main process.
+  void init_trackers(const std::filesystem::path& run_dir,
+                     const report::HyperParameters& config = {});
+  void log(const std::map<std::string, double>& values, int64_t step);
+  void end_training();
+
+ private:
+  template <typename Object>
+  void prepare_model(Object& object) {
+    if constexpr (ModelHolder<Object>) {
+      using Prepared = PreparedModel<ModuleOf<Object>>;
+      auto inner = shared(object);
+      TORCH_CHECK_VALUE(inner != nullptr, "prepare: expected a model, got an empty holder");
+      if constexpr (Prepared::kIsWrapped) {
+        core_->add_model(*inner, std::make_shared<typename Prepared::Root>(inner));
+      } else {
+        core_->add_model(*inner, inner);
+      }
+    }
+  }
+
+  template <typename Object>
+  auto prepared(Object& object) {
+    if constexpr (ModelHolder<Object>) {
+      using Prepared = PreparedModel<ModuleOf<Object>>;
+      return Prepared(
+          core_, std::dynamic_pointer_cast<typename Prepared::Root>(core_->root_of(*object.get())));
+    } else if constexpr (std::derived_from<Object, torch::optim::Optimizer>) {
+      return PreparedOptimizer(core_, core_->add_optimizer(object));
+    } else if constexpr (LoaderHolder<Object>) {
+      auto& loader = loader_of(object);
+      return PreparedLoader<std::remove_reference_t<decltype(loader)>>(core_, loader);
+    } else {
+      if constexpr (std::derived_from<Object, torch::optim::LRScheduler>) {
+        core_->add_scheduler(SchedulerAccess::record(object));
+      }
+      return PreparedScheduler<Object>(core_, object);
+    }
+  }
+
+  template <typename Holder>
+  static std::shared_ptr<ModuleOf<Holder>> shared(Holder& holder) {
+    if constexpr (requires { holder.ptr(); }) {
+      return holder.ptr();
+    } else {
+      return holder;
+    }
+  }
+
+  template <typename... Objects>
+  static std::vector<torch::optim::Optimizer*> optimizers_among(Objects&... objects) {
+    std::vector<torch::optim::Optimizer*> found;
+    const auto add = [&](auto& object) {
+      if constexpr (std::derived_from<std::remove_reference_t<decltype(object)>,
+                                      torch::optim::Optimizer>) {
+        found.push_back(&object);
+      }
+    };
+    (add(objects), ...);
+    return found;
+  }
+
+  std::shared_ptr<AcceleratorCore> core_;
+  std::shared_ptr<report::EventWriter> events_;
+  bool trigger_ = false;
+};
+
+/// Calls function(batch_size), at first with `starting_batch_size`; halves it as long as memory
+/// does not suffice. Returns the size that did. ValueError when 1 was too much. Ranks decide each
+/// for itself: call it where all run out of memory alike.
+int64_t find_executable_batch_size(const std::function<void(int64_t batch_size)>& function,
+                                   int64_t starting_batch_size = 128);
+
+/// Seeds LibTorch's generators; `device_specific`: another seed on every process.
+void set_seed(uint64_t seed, bool device_specific = false);
+
+}  // namespace tessera

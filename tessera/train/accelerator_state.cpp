@@ -1,0 +1,182 @@
+// Saves and loads what an Accelerator prepared.
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/agree.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/open_source.h"
+#include "tessera/checkpoint/saver.h"
+#include "tessera/train/accelerator_core.h"
+#include "tessera/train/checkpointing.h"
+#include "tessera/train/torch_states.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+/// The place of this rank's CPU generator, as text.
+std::string generator_state() {
+  const auto state = at::detail::getDefaultCPUGenerator().get_state();
+  const auto* bytes = state.const_data_ptr<uint8_t>();
+  std::string text;
+  for (int64_t i = 0; i < state.numel(); ++i) text += fmt::format("{:02x}", bytes[i]);
+  return text;
+}
+
+void set_generator_state(const std::string& text) {
+  auto state = torch::empty({std::ssize(text) / 2}, torch::kUInt8);
+  auto* bytes = state.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; 2 * i + 1 < text.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  }
+  auto generator = at::detail::getDefaultCPUGenerator();
+  generator.set_state(state);
+}
+
+/// The checkpoint at `path`, or the newest complete one below it.
+fs::path newest(const fs::path& path) {
+  if (checkpoint::is_checkpoint(path)) return path;
+  auto folders = checkpoint::step_folders(path);
+  while (!folders.empty() && !fs::exists(folders.back().path / checkpoint::kMarkerFile)) {
+    folders.pop_back();
+  }
+  if (folders.empty()) {
+    user_error("load_state: expected a checkpoint or a folder of them, got '{}'", path.string());
+  }
+  return folders.back().path;
+}
+
+std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
+}
+
+}  // namespace
+
+std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states) {
+  std::vector<checkpoint::Part> held;
+  for (size_t i = 0; i < models_.size(); ++i) {
+    auto& model = models_[i];
+    const auto named = [&](std::string name) {
+      if (model.wrapped) name.erase(0, std::string_view("module.").size());
+      return i == 0 ? name : fmt::format("model_{}.{}", i, name);
+    };
+    const auto states = [&](size_t slice) -> std::vector<std::pair<std::string, torch::Tensor>> {
+      if (model.optimizer == nullptr) return {};
+      auto& groups = model.optimizer->base->param_groups();
+      const bool first = groups.size() == 1 || model.parallel.slices()[slice].decayed;
+      return train::torch_states(*model.optimizer->base, groups[first ? 0 : 1], model.leaves[slice],
+                                 all_states);
+    };
+    auto parts = train::held_parts(model.parallel, states, named);
+    std::ranges::move(parts, std::back_inserter(held));
+  }
+  return held;
+}
+
+json AcceleratorCore::counts() const {
+  json optimizers = json::array(), schedulers = json::array();
+  for (const auto& record : optimizers_) {
+    int64_t step = 0;
+    for (const auto index : record->models) {
+      for (const auto& leaf : models_[index].leaves) {
+        step = std::max(step, train::torch_step(*record->base, leaf));
+      }
+    }
+    optimizers.push_back({{"step", step}, {"learning_rates", learning_rates(*record->base)}});
+  }
+  for (const auto& scheduler : schedulers_) schedulers.push_back(scheduler.count());
+  json state{{"step", num_steps_},
+             {"micro_batches", num_micro_batches_},
+             {"optimizers", optimizers},
+             {"schedulers", schedulers},
+             {"generators", axis_.all_gather_bytes(generator_state())}};
+  if (scaler_) {
+    state["loss_scaler"] = {{"scale", scaler_->state().scale},
+                            {"growth_tracker", scaler_->state().growth_tracker},
+                            {"skipped_steps", scaler_->state().skipped_steps}};
+  }
+  return state;
+}
+
+void AcceleratorCore::set_counts(const json& state) {
+  num_steps_ = state.at("step");
+  num_micro_batches_ = state.at("micro_batches");
+  const auto& optimizers = state.at("optimizers");
+  for (size_t i = 0; i < std::min(optimizers_.size(), optimizers.size()); ++i) {
+    auto& record = *optimizers_[i];
+    auto& groups = record.base->param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      groups[g].options().set_lr(optimizers[i].at("learning_rates").at(g));
+    }
+    for (const auto index : record.models) {
+      for (const auto& leaf : models_[index].leaves) {
+        train::set_torch_step(*record.base, leaf, optimizers[i].at("step"));
+      }
+    }
+  }
+  const auto& schedulers = state.at("schedulers");
+  for (size_t i = 0; i < std::min(schedulers_.size(), schedulers.size()); ++i) {
+    schedulers_[i].set_count(schedulers[i]);
+  }
+  // Of as many processes: each goes on drawing where it was.
+  const auto& generators = state.at("generators");
+  if (std::ssize(generators) == axis_.size()) {
+    set_generator_state(generators.at(static_cast<size_t>(axis_.rank())));
+  }
+  if (scaler_ && state.contains("loss_scaler")) {
+    const auto& scaler = state["loss_scaler"];
+    scaler_->load({.scale = scaler.at("scale"),
+                   .growth_tracker = scaler.at("growth_tracker"),
+                   .skipped_steps = scaler.at("skipped_steps")});
+  }
+}
+
+void AcceleratorCore::save_state(const fs::path& directory) {
+  const auto& axis = mesh_->axis({"dp_replicate", "dp_shard"}, {.channel = "save"});
+  checkpoint::Saver saver(axis, held_state(/*all_states=*/num_steps_ > 0),
+                          {.directory = directory,
+                           .async = false,
+                           .layout = {{"num_ranks", axis_.size()},
+                                      {"placement", config_.parallel.placement},
+                                      {"units", config_.parallel.units}},
+                           .model = json::object(),
+                           .config = config::to_yaml(config_)});
+  saver.save({.step = num_steps_, .state = counts()});
+  saver.finish();
+  for (const auto& report : saver.take_reports()) {
+    if (!report.error.empty()) throw SystemError(report.error);
+  }
+}
+
+void AcceleratorCore::load_state(const fs::path& directory) {
+  checkpoint::agree(axis_, [&] {
+    const checkpoint::Checkpoint found(newest(directory));
+    const auto& state = found.index().state;
+    auto held = held_state(/*all_states=*/found.index().step > 0);
+    for (const auto& part : held) {
+      if (found.contains(part.piece.name)) continue;
+      user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
+                 found.path().string(), part.piece.name);
+    }
+    checkpoint::load_parts(found, held);
+    for (auto& model : models_) model.parallel.values_changed();
+    try {
+      set_counts(state);
+    } catch (const json::exception& error) {
+      user_error("{}: expected a checkpoint of Accelerator::save_state: {}", found.path().string(),
+                 error.what());
+    }
+    return "";
+  });
+}
+
+}  // namespace tessera

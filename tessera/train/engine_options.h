@@ -1,0 +1,36 @@
+// What the configuration's sections mean to the parts of the engine: the same for `tessera train`
+// and for the Accelerator.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/config/run_config.h"
+#include "tessera/launch/rank_environment.h"
+#include "tessera/mesh/mesh.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/parallel/data/options.h"
+
+namespace tessera::train {
+
+/// The number of threads of this rank.
+void set_threads(const config::ParallelSection& parallel,
+                 const launch::RankEnvironment& environment);
+
+/// Joins the run. UserError: axes that do not fit its ranks, a backend that is not here.
+mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
+                           const launch::RankEnvironment& environment);
+
+torch::Dtype dtype_named(const std::string& name);  ///< fp32, bf16, fp16
+
+/// As memory.checkpointing says; `blocks` end by adding their last product to a residual stream.
+void checkpoint_activations(const std::vector<nn::Hookable*>& blocks,
+                            const config::MemorySection& section);
+
+/// Of the sections parallel, precision and optimizer (which parameters decay).
+parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config);
+
+/// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.
+bool reduces_each(const config::ParallelSection& parallel);
+
+}  // namespace tessera::train

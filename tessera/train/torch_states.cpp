@@ -1,0 +1,86 @@
+#include "tessera/train/torch_states.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+
+namespace tessera::train {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamState;
+using States = std::vector<std::pair<std::string, torch::Tensor>>;
+
+OptimizerParamState* find_state(const Optimizer& optimizer, const torch::Tensor& parameter) {
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  return found == optimizer.state().end() ? nullptr : found->second.get();
+}
+
+template <typename State, typename Options>
+States adam_states(Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
+                   const torch::Tensor& parameter, bool create) {
+  const bool amsgrad = static_cast<const Options&>(group.options()).amsgrad();
+  auto* state = static_cast<State*>(find_state(optimizer, parameter));
+  if (state == nullptr) {
+    if (!create) return {};
+    auto made = std::make_unique<State>();
+    made->exp_avg(at::zeros_like(parameter));
+    made->exp_avg_sq(at::zeros_like(parameter));
+    if (amsgrad) made->max_exp_avg_sq(at::zeros_like(parameter));
+    state = made.get();
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(made);
+  }
+  States states{{"exp_avg", state->exp_avg()}, {"exp_avg_sq", state->exp_avg_sq()}};
+  if (amsgrad) states.emplace_back("max_exp_avg_sq", state->max_exp_avg_sq());
+  return states;
+}
+
+States sgd_states(Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
+                  const torch::Tensor& parameter, bool create) {
+  if (static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() == 0) return {};
+  auto* state = static_cast<torch::optim::SGDParamState*>(find_state(optimizer, parameter));
+  if (state == nullptr) {
+    if (!create) return {};
+    auto made = std::make_unique<torch::optim::SGDParamState>();
+    made->momentum_buffer(at::zeros_like(parameter));
+    state = made.get();
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(made);
+  }
+  return {{"momentum_buffer", state->momentum_buffer()}};
+}
+
+}  // namespace
+
+States torch_states(Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
+                    const torch::Tensor& parameter, bool create) {
+  const torch::NoGradGuard no_grad;
+  if (dynamic_cast<torch::optim::AdamW*>(&optimizer) != nullptr) {
+    return adam_states<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
+        optimizer, group, parameter, create);
+  }
+  if (dynamic_cast<torch::optim::Adam*>(&optimizer) != nullptr) {
+    return adam_states<torch::optim::AdamParamState, torch::optim::AdamOptions>(optimizer, group,
+                                                                                parameter, create);
+  }
+  TORCH_CHECK_VALUE(dynamic_cast<torch::optim::SGD*>(&optimizer) != nullptr,
+                    "save_state: expected torch::optim::Adam, AdamW or SGD, got another optimizer");
+  return sgd_states(optimizer, group, parameter, create);
+}
+
+int64_t torch_step(const Optimizer& optimizer, const torch::Tensor& parameter) {
+  auto* state = find_state(optimizer, parameter);
+  if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(state)) return adamw->step();
+  if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(state)) return adam->step();
+  return 0;
+}
+
+void set_torch_step(Optimizer& optimizer, const torch::Tensor& parameter, int64_t step) {
+  auto* state = find_state(optimizer, parameter);
+  if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(state)) adamw->step(step);
+  if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(state)) adam->step(step);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,24 @@
+// What LibTorch's optimizers keep for a parameter.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::train {
+
+/// By torch's names ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"). If `create`,
+/// zeros where nothing is kept yet. ValueError: an optimizer other than Adam, AdamW and SGD.
+std::vector<std::pair<std::string, torch::Tensor>> torch_states(
+    torch::optim::Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
+    const torch::Tensor& parameter, bool create);
+
+/// Updates of the parameter so far, as Adam counts them; 0 for SGD.
+int64_t torch_step(const torch::optim::Optimizer& optimizer, const torch::Tensor& parameter);
+void set_torch_step(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter,
+                    int64_t step);
+
+}  // namespace tessera::train
