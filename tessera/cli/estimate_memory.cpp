@@ -271,45 +271,55 @@ void check_library(const std::string& library) {
       kCommand, library);
 }
 
+struct Rank {
+  RankEstimate estimate;
+  std::string limit_name;
+};
+
+/// None for a model that does not train here, unless something of a rank was asked for.
+std::optional<Rank> estimate_rank_of(const Arguments& arguments, const Model& model,
+                                     const std::optional<config::RunConfig>& job) {
+  const bool asked = job || !arguments.rank_settings.empty() || !arguments.offload.empty() ||
+                     !arguments.device_memory.empty();
+  if (!model.shape && asked) {
+    user_error("{}: {}: nothing is known of a rank's peak: {}", kCommand, model.name,
+               model.why_no_shape);
+  }
+  if (!model.shape) return {};
+  const auto config = run_of(arguments, job);
+  if (model.shape->family == config::ModelFamily::gpt2 &&
+      config.data.seq_len > model.shape->max_seq_len) {
+    user_error("{}: --seq-len: expected at most {} (the model's positions), got {}", kCommand,
+               model.shape->max_seq_len, config.data.seq_len);
+  }
+  const auto limit = limit_of(arguments, config.parallel.num_ranks);
+  return Rank{estimate_rank(config, *model.shape, limit.device, limit.bytes), limit.name};
+}
+
 int run(const Arguments& arguments) {
   check_library(arguments.library);
   std::vector<LoadDtype> dtypes;
   for (const auto& name : arguments.dtypes) dtypes.push_back(parse_load_dtype(name));
-  if (arguments.model.empty() == arguments.job.empty())
+  if (arguments.model.empty() == arguments.job.empty()) {
     user_error("{}: expected MODEL or --job, got {}", kCommand,
                arguments.model.empty() ? "neither" : "both; the job names its model");
+  }
   std::optional<config::RunConfig> job;
   if (!arguments.job.empty()) job = config::load_run_config(arguments.job, {}).config;
   const auto model =
       job ? model_of_job(*job) : find_model(arguments.model, asked_version(arguments.transformers));
-  const bool asks_for_rank = job || !arguments.rank_settings.empty() ||
-                             !arguments.offload.empty() || !arguments.device_memory.empty();
-  if (!model.shape && asks_for_rank)
-    user_error("{}: {}: nothing is known of a rank's peak: {}", kCommand, model.name,
-               model.why_no_shape);
   const int64_t total = total_bytes(model.modules);
   const auto largest = largest_layer(model.modules);
-  std::optional<RankEstimate> rank;
-  Limit limit;
-  if (model.shape) {
-    const auto config = run_of(arguments, job);
-    if (model.shape->family == config::ModelFamily::gpt2 &&
-        config.data.seq_len > model.shape->max_seq_len) {
-      user_error("{}: --seq-len: expected at most {} (the model's positions), got {}", kCommand,
-                 model.shape->max_seq_len, config.data.seq_len);
-    }
-    limit = limit_of(arguments, config.parallel.num_ranks);
-    rank = estimate_rank(config, *model.shape, limit.device, limit.bytes);
-  }
+  const auto rank = estimate_rank_of(arguments, model, job);
   if (arguments.json) {
     auto json = classic_json(model, total, largest, dtypes);
-    json["rank"] = rank ? rank_json(*rank) : nlohmann::ordered_json();
+    json["rank"] = rank ? rank_json(rank->estimate) : nlohmann::ordered_json();
     fmt::print("{}\n", json.dump(2));
     return 0;
   }
   fmt::print("{}{}{}", loading_table(model.name, total, largest.bytes, dtypes),
              phase_table(model.name, total, dtypes), version_note(model, total));
-  if (rank) fmt::print("{}", rank_text(*rank, limit.name));
+  if (rank) fmt::print("{}", rank_text(rank->estimate, rank->limit_name));
   return 0;
 }
 

@@ -1,0 +1,125 @@
+// `tessera estimate-memory` as a user runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tests/program/program.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+ProgramEnd estimate(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "estimate-memory");
+  return run_tessera(arguments, {.environment = {{"HF_HUB_OFFLINE", "1"}}});
+}
+
+nlohmann::json json_of(std::vector<std::string> arguments) {
+  arguments.emplace_back("--json");
+  const auto end = estimate(std::move(arguments));
+  EXPECT_EQ(end.exit_code, 0) << end.error;
+  return nlohmann::json::parse(end.out, nullptr, /*allow_exceptions=*/false);
+}
+
+TEST(EstimateMemory, BertBaseIsBothTablesAndNoMore) {
+  const auto end = estimate({"bert-base-cased", "--dtypes", "float32", "float16"});
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_EQ(end.error, "");
+  EXPECT_EQ(end.out, R"(┌────────────────────────────────────────────────────┐
+│     Memory Usage for loading `bert-base-cased`     │
+├───────┬─────────────┬──────────┬───────────────────┤
+│ dtype │Largest Layer│Total Size│Training using Adam│
+├───────┼─────────────┼──────────┼───────────────────┤
+│float32│   86.47 MB  │413.18 MB │      1.61 GB      │
+│float16│   43.23 MB  │206.59 MB │     826.36 MB     │
+└───────┴─────────────┴──────────┴───────────────────┘
+┌──────────────────────────────────────────────────────────────────┐
+│        Training `bert-base-cased` with Adam, batch size 1        │
+├───────┬─────────┬─────────┬─────────────┬──────────────┬─────────┤
+│ dtype │  Model  │Gradients│Backward pass│Optimizer step│ Highest │
+├───────┼─────────┼─────────┼─────────────┼──────────────┼─────────┤
+│float32│413.18 MB│413.18 MB│  826.36 MB  │   1.61 GB    │ 1.61 GB │
+│float16│413.18 MB│619.77 MB│  826.36 MB  │  826.36 MB   │826.36 MB│
+└───────┴─────────┴─────────┴─────────────┴──────────────┴─────────┘
+)");
+}
+
+TEST(EstimateMemory, SaysWhoseRotaryTablesCount) {
+  const auto then = estimate({"meta-llama/Meta-Llama-3-8B"});
+  EXPECT_THAT(then.out, HasSubstr("│float32│   1.96 GB   │ 28.21 GB │"));
+  EXPECT_THAT(then.out, HasSubstr("there are none: 27.96 GB instead of 28.21 GB"));
+  const auto now = estimate({"meta-llama/Meta-Llama-3-8B", "--transformers", "5.0"});
+  EXPECT_THAT(now.out, HasSubstr("│ 27.96 GB │"));
+  EXPECT_THAT(now.out, Not(HasSubstr("28.21")));
+}
+
+TEST(EstimateMemory, ReadsConfigurationsAndHeaders) {
+  const auto folder = json_of({"tests/fixtures/llama_micro"});
+  EXPECT_EQ(folder["rank"]["ranks"], 1);
+  const auto file = json_of({"tests/fixtures/llama_micro/config.json"});
+  EXPECT_EQ(file["total_bytes"], folder["total_bytes"]);
+  // Stored with the head, which AutoModel leaves out, and without the two rotary vectors.
+  const auto stored = json_of({"tests/fixtures/llama_micro/model.safetensors"});
+  EXPECT_EQ(stored["total_bytes"], folder["total_bytes"].get<int64_t>() + 256 * 64 * 4 - 16 * 4);
+  EXPECT_EQ(stored["largest_layer_bytes"], folder["largest_layer_bytes"]);
+  EXPECT_TRUE(stored["rank"].is_null());
+  const auto sharded = json_of({"tests/fixtures/llama_micro_sharded/model.safetensors.index.json"});
+  EXPECT_EQ(sharded["total_bytes"], stored["total_bytes"]);
+}
+
+TEST(EstimateMemory, AJobIsItsOptions) {
+  const auto job = json_of({"--job", "tests/integration/tiny_job.yaml"});
+  const auto options = json_of({"micro", "--ranks", "2", "--batch-size", "2", "--seq-len", "64"});
+  EXPECT_EQ(job["rank"], options["rank"]);
+  const auto sharded =
+      json_of({"--job", "tests/integration/tiny_job.yaml", "--placement", "full_shard"});
+  EXPECT_LT(sharded["rank"]["peak_bytes"], job["rank"]["peak_bytes"]);
+}
+
+TEST(EstimateMemory, NamesTheChange) {
+  const std::vector<std::string> run{"llama-3-8b", "--ranks",         "8",    "--precision",
+                                     "bf16",       "--checkpointing", "full", "--seq-len",
+                                     "4096",       "--device-memory"};
+  auto small = run, large = run;
+  small.emplace_back("80GB");
+  large.emplace_back("400GB");
+  const auto text = estimate(small).out;
+  EXPECT_THAT(text, HasSubstr("does not fit the device (74.5 GiB)"));
+  EXPECT_THAT(text, HasSubstr("one change makes it fit: parallel.placement=shard_optimizer"));
+  EXPECT_EQ(json_of(large)["rank"]["fits"], true);
+}
+
+TEST(EstimateMemory, MistakesAreOneLine) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
+      {{}, "expected MODEL or --job, got neither"},
+      {{"bert-base-casd"}, "did you mean 'bert-base-cased'?"},
+      {{"tiny", "--placement", "full_shart"}, "did you mean 'full_shard'?"},
+      {{"tiny", "--dtypes", "int9"}, "--dtypes: expected float32, float16, int8, int4, got 'int9'"},
+      {{"tiny", "--ranks", "0"}, "--ranks: expected a whole number in [1, 1024], or -1, got '0'"},
+      {{"tiny", "--batch-size", "0"}, "--batch-size: expected a whole number >= 1, got 0"},
+      {{"tiny", "--device-memory", "-3GB"},
+       "--device-memory: expected bytes with a unit, such as 80GB, got '-3GB'"},
+      {{"tiny", "--offload", "disk"}, "--offload: expected none, optimizer, params, got 'disk'"},
+      {{"gpt2", "--seq-len", "4096"}, "--seq-len: expected at most 1024"},
+      {{"bert-base-cased", "--ranks", "2"}, "no formula for activations of bert"},
+      {{"tiny", "--job", "tests/integration/tiny_job.yaml"}, "got both"},
+      {{"tests/fixtures"}, "expected config.json or *.safetensors in tests/fixtures"},
+      {{"someone/something"}, "not in the cache"}};
+  for (const auto& [arguments, message] : mistakes) {
+    const auto end = estimate(arguments);
+    EXPECT_EQ(end.exit_code, kUserErrorExit) << message;
+    EXPECT_EQ(end.out, "") << message;
+    EXPECT_THAT(end.error, StartsWith("tessera: "));
+    EXPECT_THAT(end.error, HasSubstr(message));
+    EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
