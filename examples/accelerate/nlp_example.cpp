@@ -13,6 +13,7 @@
 #include <torch/data/transforms/base.h>
 #include <torch/data/transforms/stack.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/schedulers/step_lr.h>
 
 #include <filesystem>
 #include <random>
@@ -105,19 +106,20 @@ Classifier make_model(const char* folder) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int kEpochs = 8;
+  constexpr int kEpochs = 6;
   tessera::Accelerator accelerator({.split_batches = true});
   tessera::set_seed(42);
   auto net = make_model(argc > 1 ? argv[1] : nullptr);
   torch::optim::AdamW adamw(net->parameters(), torch::optim::AdamWOptions(2e-3));
+  torch::optim::StepLR decay(adamw, /*step_size=*/1, /*gamma=*/0.7);
   const auto stack = torch::data::transforms::BatchLambda<std::vector<torch::data::Example<>>,
                                                           torch::data::Example<>>(collate);
   auto train = torch::data::make_data_loader<torch::data::samplers::RandomSampler>(
-      Pairs(960, 1).map(stack), /*batch_size=*/32);
+      Pairs(1920, 1).map(stack), /*batch_size=*/32);
   auto held_out = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Pairs(250, 2).map(stack), /*batch_size=*/32);
-  auto [model, optimizer, train_loader, eval_loader] =
-      accelerator.prepare(net, adamw, train, held_out);
+  auto [model, optimizer, train_loader, eval_loader, scheduler] =
+      accelerator.prepare(net, adamw, train, held_out, decay);
 
   double accuracy = 0;
   for (int epoch = 1; epoch <= kEpochs; ++epoch) {
@@ -128,6 +130,7 @@ int main(int argc, char** argv) {
       optimizer.step();
       optimizer.zero_grad();
     }
+    scheduler.step();
     int64_t correct = 0, count = 0;
     const torch::NoGradGuard no_grad;
     for (auto& batch : eval_loader) {
