@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/stripe.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/index.h"
 #include "tessera/checkpoint/tensor_source.h"
@@ -30,12 +31,14 @@ class Checkpoint : public TensorSource {
 
   struct Request {
     std::string_view name;
-    int64_t begin = 0;                 ///< first element
+    int64_t begin = 0;                 ///< first element, of those that the stripe takes
     std::span<std::byte> destination;  ///< in the stored dtype
+    Stripe stripe;
   };
 
   /// All of them at once, in the order of the files, each block that they touch read once and
-  /// checked. UserError as for read_parts.
+  /// checked, whatever stripes are asked for and stored. UserError as for read_parts. Cost beside
+  /// the bytes: of each pair of a request and a range of its tensor, the runs that they share.
   void read_all(std::span<const Request> requests) const;
 
   /// Reads everything. progress(bytes read) now and then. UserError: the first damage.

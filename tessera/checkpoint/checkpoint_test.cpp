@@ -5,10 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <numeric>
 #include <random>
 
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/memory_source.h"
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/shard.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/data/testing.h"
@@ -52,6 +58,13 @@ void expect_equal(const TensorSource& got, const TensorSource& expected) {
   }
 }
 
+void flip_bit(const fs::path& path, int64_t at) {
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(at);
+  const char byte = static_cast<char>(stream.get() ^ 16);
+  stream.seekp(at).put(byte);
+}
+
 class CheckpointFiles : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(CheckpointFiles, HoldTheWholeAndAnyPartOfIt) {
@@ -85,30 +98,50 @@ TEST_P(CheckpointFiles, HoldTheWholeAndAnyPartOfIt) {
 
 INSTANTIATE_TEST_SUITE_P(Numbers, CheckpointFiles, ::testing::Values(1, 2, 3, 7, 40));
 
-/// As ranks write: pieces of a tensor in any order over the files.
-TEST(Checkpoint, ReadsPiecesInAnyOrder) {
-  const TemporaryFolder folder;
-  MemorySource source;
-  source.add_counting("a", {10});
-  const auto partial = begin_checkpoint(folder.path(), 3);
-  const std::vector<ShardLayout> layouts = {
-      ShardLayout({{"a", source.info("a"), 8, 2}, {"a", source.info("a"), 0, 1}}),
-      ShardLayout({{"a", source.info("a"), 1, 7}})};
+/// The elements of a piece, run by run.
+Bytes values_of(const TensorSource& source, const Piece& piece) {
+  Bytes values(static_cast<size_t>(piece.num_bytes()));
+  const int64_t element = dtype_bytes(piece.info.dtype);
+  piece.stripe.for_each_stretch(
+      piece.begin, piece.length, [&](int64_t position, int64_t k, int64_t n) {
+        source.read(piece.name, position,
+                    std::span(values).subspan(static_cast<size_t>((k - piece.begin) * element),
+                                              static_cast<size_t>(n * element)));
+      });
+  return values;
+}
+
+using Ranks = std::vector<std::vector<Piece>>;
+
+/// A complete checkpoint of a file for each rank's pieces.
+fs::path write_pieces(const TensorSource& source, const Ranks& ranks, const fs::path& directory) {
+  const auto partial = begin_checkpoint(directory, 3);
   Index index{.step = 3};
-  for (size_t file = 0; file < layouts.size(); ++file) {
-    const auto& layout = layouts[file];
+  for (size_t file = 0; file < ranks.size(); ++file) {
+    const ShardLayout layout(ranks[file]);
     std::string bytes(static_cast<size_t>(layout.num_bytes()), '\0');
     layout.fill(0, std::as_writable_bytes(std::span(bytes)),
                 [&](size_t piece, int64_t begin, std::span<std::byte> destination) {
-                  source.read("a", layout.pieces()[piece].begin + begin / 4, destination);
+                  const auto values = values_of(source, layout.pieces()[piece]);
+                  std::copy_n(values.begin() + begin, destination.size(), destination.begin());
                 });
     write_file(partial / shard_name(file), bytes);
     index.files.push_back({shard_name(file), layout.num_bytes(), {}});
     append_checksums(std::as_bytes(std::span(bytes)), index.files.back().checksums);
     layout.add_to(index, file);
   }
-  check_complete(folder.path(), index);
-  const Checkpoint found(finish_checkpoint(partial, index, std::nullopt));
+  check_complete(directory, index);
+  return finish_checkpoint(partial, index, std::nullopt);
+}
+
+/// As ranks write: pieces of a tensor in any order over the files.
+TEST(Checkpoint, ReadsPiecesInAnyOrder) {
+  const TemporaryFolder folder;
+  MemorySource source;
+  source.add_counting("a", {10});
+  const auto info = source.info("a");
+  const Checkpoint found(write_pieces(
+      source, {{{"a", info, 8, 2}, {"a", info, 0, 1}}, {{"a", info, 1, 7}}}, folder.path()));
   expect_equal(found, source);
   for (int64_t begin = 0; begin < 10; ++begin) {
     for (int64_t end = begin; end <= 10; ++end) {
@@ -118,6 +151,194 @@ TEST(Checkpoint, ReadsPiecesInAnyOrder) {
       EXPECT_EQ(got, expected) << begin << " to " << end;
     }
   }
+}
+
+/// Tensors of three dims over ranks: cut along one of these, uneven, and then, flattened, once
+/// more.
+struct Cut {
+  std::string name;
+  size_t dim = 0;
+  int64_t parts = 1, flat_parts = 1;
+};
+
+std::ostream& operator<<(std::ostream& out, const Cut& cut) { return out << cut.name; }
+
+const Cut kCuts[] = {{"Whole"},
+                     {"Rows", 0, 3},
+                     {"Flat", 0, 1, 5},
+                     {"Columns", 1, 2},
+                     {"ColumnsFlat", 1, 4, 3},
+                     {"Inner", 2, 3},
+                     {"InnerFlat", 2, 2, 2}};
+
+/// Where part `which` of `parts` begins: later parts are larger.
+int64_t cut_at(int64_t count, int64_t which, int64_t parts) {
+  return count * (which * (which + 1)) / (parts * (parts + 1));
+}
+
+Ranks cut_over_ranks(const TensorSource& source, const Cut& cut) {
+  Ranks ranks;
+  for (int64_t part = 0; part < cut.parts; ++part) {
+    for (int64_t flat = 0; flat < cut.flat_parts; ++flat) {
+      auto& pieces = ranks.emplace_back();
+      for (const auto& [name, info] : source.tensors()) {
+        const int64_t size = info.shape[cut.dim];
+        const auto behind = info.shape.begin() + static_cast<std::ptrdiff_t>(cut.dim) + 1;
+        const int64_t inner =
+            std::accumulate(behind, info.shape.end(), int64_t{1}, std::multiplies<>());
+        const int64_t from = cut_at(size, part, cut.parts), to = cut_at(size, part + 1, cut.parts);
+        const Stripe stripe{from * inner, (to - from) * inner, size * inner};
+        const int64_t count = stripe.taken(info.num_elements());
+        const int64_t begin = cut_at(count, flat, cut.flat_parts);
+        pieces.push_back(
+            {name, info, begin, cut_at(count, flat + 1, cut.flat_parts) - begin, stripe});
+      }
+    }
+  }
+  return ranks;
+}
+
+/// A few blocks, and one that lies in a block with others.
+MemorySource source_to_cut() {
+  MemorySource source;
+  source.add("large", DType::f32, {23, 31, 997}, counting<uint32_t>(23 * 31 * 997));
+  source.add("small", DType::bf16, {5, 7, 6}, counting<uint16_t>(5 * 7 * 6));
+  return source;
+}
+
+class StripedCheckpoint : public ::testing::TestWithParam<Cut> {
+ protected:
+  const MemorySource source_ = source_to_cut();
+  const TemporaryFolder folder_;
+  const Checkpoint stored_{
+      write_pieces(source_, cut_over_ranks(source_, GetParam()), folder_.path())};
+};
+
+TEST_P(StripedCheckpoint, IsReadAsAnyOther) {
+  for (const auto& cut : kCuts) {
+    std::vector<Piece> pieces;
+    for (const auto& rank : cut_over_ranks(source_, cut)) {
+      pieces.insert(pieces.end(), rank.begin(), rank.end());
+    }
+    std::vector<Bytes> together;
+    std::vector<Checkpoint::Request> requests;
+    for (const auto& piece : pieces) {
+      Bytes alone(static_cast<size_t>(piece.num_bytes()));
+      together.push_back(alone);
+      requests.push_back({piece.name, piece.begin, together.back(), piece.stripe});
+      const Checkpoint::Request request{piece.name, piece.begin, alone, piece.stripe};
+      stored_.read_all({&request, 1});
+      EXPECT_TRUE(alone == values_of(source_, piece)) << cut.name << ": " << piece.name;
+    }
+    stored_.read_all(requests);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      EXPECT_TRUE(together[i] == values_of(source_, pieces[i])) << cut.name << " together: " << i;
+    }
+  }
+}
+
+TEST_P(StripedCheckpoint, IsReadInAnyPart) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = i % 2 == 0 ? "small" : "large";
+    const auto& info = source_.info(name);
+    const auto element = dtype_bytes(info.dtype);
+    // Of the whole, or of a stripe that nobody wrote.
+    const int64_t stride = i % 3 == 0 ? 0 : info.shape[2] * (i % 3 == 1 ? 1 : info.shape[1]);
+    const auto number = [&](int64_t most) {
+      return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1));
+    };
+    const int64_t offset = stride == 0 ? 0 : number(stride - 1);
+    const Stripe stripe{offset, stride == 0 ? 0 : 1 + number(stride - offset - 1), stride};
+    const int64_t count = stripe.taken(info.num_elements()), begin = number(count);
+    const Piece piece{name, info, begin, number(count - begin), stripe};
+    Bytes read(static_cast<size_t>(piece.length * element));
+    const Checkpoint::Request request{name, begin, read, stripe};
+    stored_.read_all({&request, 1});
+    ASSERT_TRUE(read == values_of(source_, piece)) << name << " " << i;
+  }
+}
+
+TEST_P(StripedCheckpoint, IsWhatTheToolsTakeItFor) {
+  expect_equal(stored_, source_);
+  stored_.verify();
+  EXPECT_EQ(diff(stored_, source_, 0).num_equal, 2);
+
+  const auto to = folder_.path();
+  reshard({.source = stored_.path(), .destination = to / "three", .num_files = 3});
+  const Checkpoint three(to / "three");
+  EXPECT_EQ(three.index().files.size(), 3u);
+  expect_equal(three, source_);
+  reshard({.source = stored_.path(), .destination = to / "merged.safetensors"});
+  expect_equal(SafetensorsFile(to / "merged.safetensors"), source_);
+  convert({.from = {.source = stored_.path()}, .to = Target::tessera, .destination = to / "again"});
+  expect_equal(Checkpoint(to / "again"), source_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuts, StripedCheckpoint, ::testing::ValuesIn(kCuts),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(StripedCheckpoint, SaysInInspectWhereItsStripesLie) {
+  const TemporaryFolder folder;
+  MemorySource source;
+  source.add_counting("a", {2, 3});
+  const auto info = source.info("a");
+  const auto path = write_pieces(
+      source, {{{"a", info, 0, 2, {0, 1, 3}}}, {{"a", info, 0, 4, {1, 2, 3}}}}, folder.path());
+  const auto about = inspect(open_with_format(path), /*with_tensors=*/true);
+  const auto& ranges = about["tensors"]["a"]["ranges"];
+  EXPECT_EQ(ranges[1]["stripe"], (nlohmann::json{{"offset", 1}, {"run", 2}, {"stride", 3}}));
+  EXPECT_EQ(ranges[1]["begin"], 0);
+  EXPECT_EQ(ranges[1]["length"], 4);
+}
+
+/// Columns of a matrix whose rows are longer than a block.
+class LongRows : public ::testing::Test {
+ protected:
+  static constexpr int64_t kColumns = 3 * kBlockBytes;
+
+  void SetUp() override {
+    source_.add("a", DType::u8, {4, kColumns}, counting<uint8_t>(4 * kColumns));
+  }
+  Piece columns(int64_t from, int64_t to) const {
+    return {"a", source_.info("a"), 0, 4 * (to - from), {from, to - from, kColumns}};
+  }
+  /// "(accepted)" if the right values were read.
+  std::string reading(const Checkpoint& stored, const Piece& piece) const {
+    Bytes read(static_cast<size_t>(piece.num_bytes()));
+    const Checkpoint::Request request{piece.name, piece.begin, read, piece.stripe};
+    const auto line = refusal([&] { stored.read_all({&request, 1}); });
+    return line == "(accepted)" && read != values_of(source_, piece) ? "(other values)" : line;
+  }
+
+  MemorySource source_;
+  TemporaryFolder folder_;
+};
+
+TEST_F(LongRows, AreReadInTheBlocksThatAStripeTouches) {
+  const auto whole = columns(0, kColumns);
+  const Checkpoint stored(write_pieces(source_, {{whole}}, folder_.path()));
+  flip_bit(stored.path() / shard_name(0), 2 * kBlockBytes + kBlockBytes / 2);
+  EXPECT_EQ(reading(stored, columns(0, kBlockBytes)), "(accepted)");
+  EXPECT_THAT(reading(stored, columns(kBlockBytes, 2 * kBlockBytes)),
+              HasSubstr("damaged: bytes 2097152 to 3145727 "));
+  EXPECT_THAT(reading(stored, whole), HasSubstr("damaged: bytes 2097152 to 3145727 "));
+}
+
+TEST_F(LongRows, AreReadFromTheFilesThatHoldAStripe) {
+  constexpr int64_t kCut = 1'234'567;
+  const auto left = columns(0, kCut), right = columns(kCut, kColumns);
+  const Checkpoint stored(write_pieces(source_, {{left}, {right}}, folder_.path()));
+  flip_bit(stored.path() / shard_name(1), 2 * kBlockBytes);
+  EXPECT_EQ(reading(stored, left), "(accepted)");
+  EXPECT_EQ(reading(stored, columns(17, kCut - 17)), "(accepted)");
+  EXPECT_THAT(reading(stored, right), HasSubstr("shard_00001.safetensors: damaged"));
+  EXPECT_THAT(refusal([&] { stored.verify(); }), HasSubstr("shard_00001.safetensors: damaged"));
+  fs::remove(stored.path() / shard_name(1));
+  EXPECT_EQ(reading(stored, left), "(accepted)");
+  // Of every other row: no column is in the missing file, though rows in between are.
+  const Piece rows{"a", source_.info("a"), 0, 2 * kCut, {0, kCut, 2 * kColumns}};
+  EXPECT_EQ(reading(stored, rows), "(accepted)");
 }
 
 /// What to spoil in a checkpoint, and what it is called then.
@@ -136,12 +357,7 @@ class DamagedCheckpoint : public ::testing::Test {
   std::string verifying() const {
     return refusal([&] { Checkpoint(path_).verify(); });
   }
-  void flip(const std::string& file, int64_t at) const {
-    std::fstream stream(path_ / file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(at);
-    const char byte = static_cast<char>(stream.get() ^ 16);
-    stream.seekp(at).put(byte);
-  }
+  void flip(const std::string& file, int64_t at) const { flip_bit(path_ / file, at); }
 
   TemporaryFolder folder_;
   fs::path path_ = folder_.path() / "c";

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/strict_json.h"
+#include "tessera/checkpoint/tiling.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -84,9 +85,25 @@ TensorInfo parse_info(const Place& place) {
   return info;
 }
 
-Range parse_range(const Place& place, int64_t element_bytes,
+Stripe parse_stripe(const Place& place) {
+  const Stripe stripe{.offset = place.at(4).whole_number(),
+                      .run = place.at(5).whole_number(),
+                      .stride = place.at(6).whole_number()};
+  const auto& [offset, run, stride] = stripe;
+  if (run < 1 || run >= stride || offset > stride - run) {
+    place.refuse("expected a stripe of 0 < run < stride and offset + run <= stride, got {}+{}/{}",
+                 offset, run, stride);
+  }
+  return stripe;
+}
+
+Range parse_range(const Place& place, int64_t version, int64_t element_bytes,
                   const std::vector<IndexedFile>& files) {
-  if (place.list_size() != 4) place.refuse("expected [begin, length, file, offset]");
+  const bool striped = version >= kStripedVersion && place.list_size() == 7;
+  if (!striped && place.list_size() != 4) {
+    place.refuse("expected [begin, length, file, offset]{}",
+                 version < kStripedVersion ? "" : " and, of a stripe, its offset, run and stride");
+  }
   Range range{.begin = place.at(size_t{0}).whole_number(),
               .length = place.at(1).whole_number(),
               .file = static_cast<size_t>(place.at(2).whole_number()),
@@ -100,26 +117,30 @@ Range parse_range(const Place& place, int64_t element_bytes,
     place.refuse("expected bytes inside {} of {} bytes", files[range.file].name,
                  files[range.file].num_bytes);
   }
+  if (!striped) return range;
+  range.stripe = parse_stripe(place);
+  if (range.length == 0) place.refuse("expected elements of its stripe, got none");
   return range;
 }
 
-IndexedTensor parse_tensor(const Place& place, const std::vector<IndexedFile>& files) {
+IndexedTensor parse_tensor(const Place& place, int64_t version,
+                           const std::vector<IndexedFile>& files) {
   IndexedTensor tensor{.info = parse_info(place)};
   const auto ranges = place.at("ranges");
-  int64_t end = 0;  // cannot overflow: the file that holds a range is as long
   for (size_t i = 0; i < ranges.list_size(); ++i) {
-    const auto here = ranges.at(i);
-    const auto range = parse_range(here, dtype_bytes(tensor.info.dtype), files);
-    if (range.begin != end) {
-      here.refuse("expected elements from {} on, got {}: {}", end, range.begin,
-                  range.begin < end ? "they overlap" : "a hole");
-    }
-    end += range.length;
-    tensor.ranges.push_back(range);
+    tensor.ranges.push_back(
+        parse_range(ranges.at(i), version, dtype_bytes(tensor.info.dtype), files));
   }
-  if (end != tensor.info.num_elements()) {
-    ranges.refuse("expected {} elements of shape [{}], got {}", tensor.info.num_elements(),
-                  fmt::join(tensor.info.shape, ", "), end);
+  const auto flaw = untiled(tensor.info.num_elements(), tensor.ranges);
+  if (!flaw.empty()) {
+    ranges.refuse("expected each of the {} elements of shape [{}] once, got {}",
+                  tensor.info.num_elements(), fmt::join(tensor.info.shape, ", "), flaw);
+  }
+  const auto late = std::ranges::is_sorted_until(tensor.ranges, {}, &Range::first);
+  if (late != tensor.ranges.end()) {
+    ranges.at(static_cast<size_t>(late - tensor.ranges.begin()))
+        .refuse("expected ranges in the order of their first elements, got {} after {}",
+                late->first(), std::prev(late)->first());
   }
   return tensor;
 }
@@ -147,6 +168,7 @@ void check_apart(const std::filesystem::path& path, const Index& index) {
 
 std::string format_index(const Index& index) {
   json files = json::array(), tensors = json::object();
+  int64_t version = kFormatVersion;
   for (const auto& file : index.files) {
     std::string checksums;
     for (const auto checksum : file.checksums) checksums += to_hex(checksum);
@@ -156,12 +178,16 @@ std::string format_index(const Index& index) {
     json ranges = json::array();
     for (const auto& range : tensor.ranges) {
       ranges.push_back({range.begin, range.length, range.file, range.offset});
+      const auto& [offset, run, stride] = range.stripe;
+      if (range.stripe.whole()) continue;
+      ranges.back().insert(ranges.back().end(), {offset, run, stride});
+      version = kStripedVersion;
     }
     tensors[name] = {{"dtype", dtype_name(tensor.info.dtype)},
                      {"shape", tensor.info.shape},
                      {"ranges", std::move(ranges)}};
   }
-  return json{{"format", kFormat},         {"version", kFormatVersion},
+  return json{{"format", kFormat},         {"version", version},
               {"step", index.step},        {"block_bytes", kBlockBytes},
               {"layout", index.layout},    {"state", index.state},
               {"model", index.model},      {"config", index.config},
@@ -174,9 +200,9 @@ Index parse_index(const std::filesystem::path& path, std::string_view text) {
   const Place root{path.string(), parsed};
   if (root.at("format").text() != kFormat) root.refuse("format: expected {}", kFormat);
   const int64_t version = root.at("version").whole_number();
-  if (version != kFormatVersion) {
-    root.refuse("version: expected {}, got {}; read it with the Tessera that wrote it",
-                kFormatVersion, version);
+  if (version != kFormatVersion && version != kStripedVersion) {
+    root.refuse("version: expected {} or {}, got {}; read it with the Tessera that wrote it",
+                kFormatVersion, kStripedVersion, version);
   }
   if (root.at("block_bytes").whole_number() != kBlockBytes) {
     root.refuse("block_bytes: expected {}", kBlockBytes);
@@ -196,7 +222,7 @@ Index parse_index(const std::filesystem::path& path, std::string_view text) {
   if (!tensors.value.is_object()) tensors.refuse("expected an object");
   for (const auto& [name, value] : tensors.value.items()) {
     const Place place{fmt::format("{}: tensor {}", path.string(), json(name).dump()), value};
-    index.tensors.emplace(name, parse_tensor(place, index.files));
+    index.tensors.emplace(name, parse_tensor(place, version, index.files));
   }
   check_apart(path, index);
   return index;

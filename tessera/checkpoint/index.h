@@ -9,26 +9,32 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/stripe.h"
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
 inline constexpr int64_t kFormatVersion = 1;
+/// Of an index with stripes. One without is written as version 1, which older readers know.
+inline constexpr int64_t kStripedVersion = 2;
 
-/// Elements [begin, begin + length) of a tensor, row-major: where they lie. Not a word about
-/// placements: whoever reads cuts the tensor as it likes.
+/// Elements [begin, begin + length) of those that a stripe takes of a tensor, row-major: where they
+/// lie. Not a word about placements: whoever reads cuts the tensor as it likes.
 struct Range {
   int64_t begin = 0, length = 0;
   size_t file = 0;     ///< in Index::files
   int64_t offset = 0;  ///< of the first byte in that file
+  Stripe stripe;
+
+  int64_t first() const { return stripe.position(begin); }  ///< element of the whole tensor
 
   bool operator==(const Range&) const = default;
 };
 
 struct IndexedTensor {
   TensorInfo info;
-  std::vector<Range> ranges;  ///< by begin; they tile the tensor
+  std::vector<Range> ranges;  ///< by first(); they tile the tensor (tiling.h)
 
   bool operator==(const IndexedTensor&) const = default;
 };
@@ -61,12 +67,15 @@ struct Index {
 ///  "tensors": {NAME: {"dtype": "F32", "shape": [..], "ranges": [[begin, length, file, offset],
 ///  ..]},
 ///  ..}}
+/// A range of a stripe is [begin, length, file, offset, stripe_offset, run, stride]; "version" is 2
+/// where there is one.
 std::string format_index(const Index& index);
 
 /// UserError with `path`, one line, at the first rule that `text` breaks: JSON without repeated
 /// keys; known format and version; names of files that stay in the folder, each once, with a
-/// checksum for each block; known dtypes, shapes without overflow; ranges that tile their tensor
-/// and lie in their file without sharing bytes. Cost and memory: a small multiple of the text's.
+/// checksum for each block; known dtypes, shapes without overflow; ranges that tile their tensor,
+/// in order, and lie in their file without sharing bytes. Cost: n log n of the text's. Memory: a
+/// small multiple of it.
 Index parse_index(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace tessera::checkpoint

@@ -71,8 +71,9 @@ const Broken kBroken[] = {
     {"AnotherFormat", [](json& i) { i["format"] = "x"; }, "format: expected tessera-checkpoint"},
     {"FormatIsANumber", [](json& i) { i["format"] = 1; }, "format: expected text, got number"},
     {"NoVersion", [](json& i) { i.erase("version"); }, R"(expected an object with "version")"},
-    {"LaterVersion", [](json& i) { i["version"] = 2; },
-     "version: expected 1, got 2; read it with the Tessera that wrote it"},
+    {"LaterVersion", [](json& i) { i["version"] = 3; },
+     "version: expected 1 or 2, got 3; read it with the Tessera that wrote it"},
+    {"VersionZero", [](json& i) { i["version"] = 0; }, "version: expected 1 or 2, got 0"},
     {"OtherBlocks", [](json& i) { i["block_bytes"] = 4096; }, "block_bytes: expected 1048576"},
     {"NegativeStep", [](json& i) { i["step"] = -1; }, "step: expected a whole number"},
     {"StepIsNoWholeNumber", [](json& i) { i["step"] = 1.0; }, "step: expected a whole number"},
@@ -168,22 +169,23 @@ const Broken kBroken[] = {
      [](json& i) {
        range(i) = {1, 3, 0, 16};
      },
-     "ranges[0]: expected elements from 0 on, got 1: a hole"},
+     "ranges: expected each of the 6 elements of shape [2, 3] once, got no element 0"},
     {"Hole",
      [](json& i) {
        range(i) = {0, 3, 0, 16};
      },
-     "ranges[1]: expected elements from 3 on, got 4: a hole"},
+     "ranges: expected each of the 6 elements of shape [2, 3] once, got no element 3"},
     {"ElementsTwice",
      [](json& i) {
        range(i) = {0, 5, 0, 16};
      },
-     "ranges[1]: expected elements from 5 on, got 4: they overlap"},
+     "ranges: expected each of the 6 elements of shape [2, 3] once, got element 4 twice"},
     {"TooFewElements", [](json& i) { tensor(i)["shape"] = {7}; },
-     "ranges: expected 7 elements of shape [7], got 6"},
+     "ranges: expected each of the 7 elements of shape [7] once, got no element 6"},
     {"TooManyElements", [](json& i) { tensor(i)["shape"] = {5}; },
-     "ranges: expected 5 elements of shape [5], got 6"},
-    {"ElementsOfNone", [](json& i) { tensor(i)["shape"] = {0}; }, "expected 0 elements"},
+     "of the 5 elements of shape [5] once, got 2 elements from 4 on, of 5"},
+    {"ElementsOfNone", [](json& i) { tensor(i)["shape"] = {0}; },
+     "of the 0 elements of shape [0] once, got 4 elements from 0 on, of 0"},
     {"BytesTwice",
      [](json& i) {
        i["tensors"]["b"] = {{"dtype", "U8"}, {"shape", {1}}, {"ranges", {{0, 1, 1, 99}}}};
@@ -202,6 +204,90 @@ TEST_P(BrokenIndex, IsRefusedInOneLine) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, BrokenIndex, ::testing::ValuesIn(kBroken),
+                         [](const auto& info) { return info.param.name; });
+
+/// A tensor [4, 6]: its columns 0 to 3, cut inside the second row, and 4 and 5.
+Index striped_index() {
+  Index index{.layout = nullptr, .state = nullptr, .model = nullptr};
+  index.files = {{"shard_00000.safetensors", 100, {1}}, {"shard_00001.safetensors", 100, {2}}};
+  index.tensors["w"] =
+      tensor_of(DType::f32, {4, 6},
+                {{0, 6, 0, 0, {0, 4, 6}}, {0, 8, 1, 0, {4, 2, 6}}, {6, 10, 0, 24, {0, 4, 6}}});
+  index.tensors["plain"] = tensor_of(DType::i8, {3}, {{0, 3, 1, 90}});
+  return index;
+}
+
+TEST(Index, OfStripesComesBackAsItWas) {
+  const auto index = striped_index();
+  const auto text = format_index(index);
+  EXPECT_EQ(parse_index("index.json", text), index);
+  EXPECT_THAT(text, HasSubstr("[[0,6,0,0,0,4,6],[0,8,1,0,4,2,6],[6,10,0,24,0,4,6]]"));
+}
+
+TEST(Index, IsOfTheVersionThatItsReadersNeed) {
+  auto index = striped_index();
+  EXPECT_EQ(json::parse(format_index(index))["version"], 2);
+  index.tensors.erase("w");
+  auto plain = json::parse(format_index(index));
+  EXPECT_EQ(plain["version"], 1);
+  EXPECT_EQ(plain["tensors"]["plain"]["ranges"], json({{0, 3, 1, 90}}));
+  plain["version"] = 2;
+  EXPECT_EQ(parse_index("index.json", plain.dump()), index);
+}
+
+json& striped(json& index, size_t i) { return index["tensors"]["w"]["ranges"][i]; }
+
+const Broken kBrokenStripes[] = {
+    {"InVersionOne", [](json& i) { i["version"] = 1; },
+     "ranges[0]: expected [begin, length, file, offset]"},
+    {"OfSix", [](json& i) { striped(i, 1).erase(6); },
+     "ranges[1]: expected [begin, length, file, offset] and, of a stripe, its offset, run and "
+     "stride"},
+    {"OfEight", [](json& i) { striped(i, 1).push_back(0); }, "ranges[1]: expected [begin, length,"},
+    {"OfText", [](json& i) { striped(i, 1)[5] = "2"; }, "ranges[1][5]: expected a whole number"},
+    {"NegativeOffset", [](json& i) { striped(i, 1)[4] = -1; }, "[4]: expected a whole number"},
+    {"WithoutRun", [](json& i) { striped(i, 1)[5] = 0; },
+     "ranges[1]: expected a stripe of 0 < run < stride and offset + run <= stride, got 4+0/6"},
+    {"WithoutStride", [](json& i) { striped(i, 1)[6] = 0; }, "got 4+2/0"},
+    {"OfTheWhole", [](json& i) { striped(i, 0) = {0, 24, 0, 0, 0, 6, 6}; }, "got 0+6/6"},
+    {"RunBeyondStride", [](json& i) { striped(i, 1)[5] = 7; }, "got 4+7/6"},
+    {"EndBeyondStride", [](json& i) { striped(i, 1)[4] = 5; }, "got 5+2/6"},
+    {"EndOverflows", [](json& i) { striped(i, 1)[4] = kMost; }, "+2/6"},
+    {"RunOverflows",
+     [](json& i) {
+       striped(i, 1)[5] = kMost;
+       striped(i, 1)[6] = kMost;
+     },
+     "expected a stripe of"},
+    {"PartOfAStride", [](json& i) { striped(i, 1)[6] = 7; },
+     "ranges: expected each of the 24 elements of shape [4, 6] once, got a stripe 4+2/7"},
+    {"StrideBeyondTheTensor", [](json& i) { striped(i, 1)[6] = kMost; }, "got a stripe 4+2/"},
+    {"TwoStrides", [](json& i) { striped(i, 1) = {0, 4, 1, 0, 4, 2, 12}; },
+     "got stripes of both 6 and 12 elements"},
+    {"BeginBeyondItsEnd", [](json& i) { striped(i, 1)[0] = 9; }, "got 8 elements from 9 on, of 8"},
+    {"EndBeyondItsEnd", [](json& i) { striped(i, 1)[0] = 1; }, "got 8 elements from 1 on, of 8"},
+    {"BeginOverflows", [](json& i) { striped(i, 1)[0] = kMost; }, "got 8 elements from 9223372"},
+    {"LengthOverflows", [](json& i) { striped(i, 1)[1] = kMost; }, "expected bytes inside"},
+    {"WithoutElements", [](json& i) { striped(i, 1)[1] = 0; },
+     "ranges[1]: expected elements of its stripe, got none"},
+    {"Hole", [](json& i) { striped(i, 0)[1] = 5; }, "once, got no element 7"},
+    {"Overlap", [](json& i) { striped(i, 0)[1] = 7; }, "once, got element 8 twice"},
+    {"Missing", [](json& i) { i["tensors"]["w"]["ranges"].erase(1); }, "once, got no element 4"},
+    {"OutOfOrder", [](json& i) { striped(i, 1).swap(striped(i, 2)); },
+     "ranges[2]: expected ranges in the order of their first elements, got 4 after 8"},
+};
+
+class BrokenStripe : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(BrokenStripe, IsRefusedInOneLine) {
+  auto index = json::parse(format_index(striped_index()));
+  GetParam().spoil(index);
+  const auto line = reading(index.dump());
+  EXPECT_THAT(line, HasSubstr(GetParam().expected));
+  EXPECT_THAT(line, StartsWith(R"(c/index.json: tensor "w": ranges)"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, BrokenStripe, ::testing::ValuesIn(kBrokenStripes),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Index, KeysTwiceAndCutsAreRefused) {

@@ -17,6 +17,9 @@ ordered_json ranges_of(const Index& index, const IndexedTensor& tensor) {
                       {"length", range.length},
                       {"file", index.files[range.file].name},
                       {"offset", range.offset}});
+    const auto& [offset, run, stride] = range.stripe;
+    if (range.stripe.whole()) continue;
+    ranges.back()["stripe"] = {{"offset", offset}, {"run", run}, {"stride", stride}};
   }
   return ranges;
 }

@@ -14,23 +14,27 @@
 namespace tessera::checkpoint {
 
 Part make_part(std::string name, std::vector<int64_t> shape, int64_t begin,
-               const torch::Tensor& values) {
+               const torch::Tensor& values, const Stripe& stripe) {
   TORCH_INTERNAL_ASSERT(values.dim() == 1 && values.is_contiguous());
-  return {.piece = {.name = std::move(name),
-                    .info = {stored_dtype(values.scalar_type()), std::move(shape)},
-                    .begin = begin,
-                    .length = values.numel()},
-          .values = values};
+  Part part{.piece = {.name = std::move(name),
+                      .info = {stored_dtype(values.scalar_type()), std::move(shape)},
+                      .begin = begin,
+                      .length = values.numel(),
+                      .stripe = stripe},
+            .values = values};
+  TORCH_INTERNAL_ASSERT(stripe.fits(part.piece.info.num_elements()));
+  return part;
 }
 
 std::vector<Part> own_share(const std::vector<Part>& held) {
-  std::map<int, int64_t> bytes, before;  // by number of replicas
-  for (const auto& part : held) bytes[part.replicas] += part.piece.num_bytes();
+  std::map<std::pair<int, int>, int64_t> bytes, before;  // by replicas and sharers
+  for (const auto& part : held) bytes[{part.replicas, part.sharers}] += part.piece.num_bytes();
   std::vector<Part> own;
   for (const auto& part : held) {
     // This replica's bytes of all those, and the part's place among them.
-    const int64_t all = bytes[part.replicas], begin = before[part.replicas];
-    before[part.replicas] += part.piece.num_bytes();
+    const std::pair group(part.replicas, part.sharers);
+    const int64_t all = bytes[group], begin = before[group];
+    before[group] += part.piece.num_bytes();
     const auto cut = [&](int replica) {
       return even_cut(all, part.replicas, replica, begin, dtype_bytes(part.piece.info.dtype),
                       part.piece.length);
@@ -88,7 +92,8 @@ void load_parts(const Checkpoint& checkpoint, std::span<const Part> parts) {
     }
     requests.push_back({part.piece.name,
                         part.piece.begin,
-                        {static_cast<std::byte*>(target.mutable_data_ptr()), target.nbytes()}});
+                        {static_cast<std::byte*>(target.mutable_data_ptr()), target.nbytes()},
+                        part.piece.stripe});
   }
   checkpoint.read_all(requests);
   for (const auto& [from, to] : copies) to.copy_(from);

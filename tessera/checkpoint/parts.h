@@ -17,14 +17,16 @@ struct Part {
   torch::Tensor values;  ///< [length], contiguous, on any device
   int replicas = 1;      ///< ranks that hold the same elements ..
   int replica = 0;       ///< .. and which of them this is
+  int sharers = 1;  ///< tells groups of as many replicas apart (how many of them are of one kind)
 };
 
-/// `values` as elements begin .. of the tensor `name` of shape `shape`.
+/// `values` as elements begin .. of those that `stripe` takes of the tensor `name` of shape
+/// `shape`.
 Part make_part(std::string name, std::vector<int64_t> shape, int64_t begin,
-               const torch::Tensor& values);
+               const torch::Tensor& values, const Stripe& stripe = {});
 
 /// What this rank writes of what it holds: replicas share the work evenly. Of parts with as many
-/// replicas in the same order on all of them, each takes one run of elements.
+/// replicas and sharers in the same order on all of them, each takes one run of elements.
 std::vector<Part> own_share(const std::vector<Part>& held);
 
 /// The tensors that somebody expects in a checkpoint: name and shape, in the order of the model.

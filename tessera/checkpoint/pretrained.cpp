@@ -35,9 +35,9 @@ Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::pa
   }
 }
 
-void Pretrained::copy_part(const std::string& name, int64_t begin,
-                           const torch::Tensor& part) const {
-  read_into(stored_, stored_name(stored_, name), begin, part);
+void Pretrained::copy_part(const std::string& name, int64_t begin, const torch::Tensor& part,
+                           const Stripe& stripe) const {
+  read_into(stored_, stored_name(stored_, name), begin, part, stripe);
 }
 
 void load_pretrained(torch::nn::Module& model, const std::filesystem::path& path) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 
+#include "tessera/base/stripe.h"
 #include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {
@@ -20,9 +21,10 @@ class Pretrained {
   /// names the first parameter that is missing or has another shape.
   Pretrained(const torch::nn::Module& model, const std::filesystem::path& path);
 
-  /// Elements begin .. of the parameter `name` (row-major) into `part` [n], whatever the dtypes.
-  /// Reads these bytes alone.
-  void copy_part(const std::string& name, int64_t begin, const torch::Tensor& part) const;
+  /// Elements begin .. of those that `stripe` takes of the parameter `name` (row-major) into `part`
+  /// [n], whatever the dtypes. Reads these bytes alone.
+  void copy_part(const std::string& name, int64_t begin, const torch::Tensor& part,
+                 const Stripe& stripe = {}) const;
 
  private:
   Safetensors stored_;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "tessera/checkpoint/pretrained.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/data/batch.h"
 #include "tessera/data/testing.h"
@@ -88,6 +89,28 @@ TEST(SafetensorsFile, CopiesWhatIsNotAligned) {
     EXPECT_EQ(tensor[0].item<float>(), 5);
     EXPECT_EQ(tensor[1].item<float>(), -6);
   }
+}
+
+TEST(Pretrained, CopiesStripesOfAParameter) {
+  const TemporaryFolder folder;
+  const auto stored = at::arange(5 * 7 * 3, at::kFloat).reshape({5, 7, 3});
+  save_safetensors(folder.path() / "model.safetensors", {{"weight", stored}});
+  torch::nn::Module model;
+  model.register_parameter("weight", at::zeros({5, 7, 3}));
+  const Pretrained pretrained(model, folder.path());
+
+  const Stripe stripe{2 * 3, 4 * 3, 7 * 3};
+  const auto expected = stored.slice(1, 2, 6).reshape({-1});
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const auto& [begin, end] : {std::pair(0, 60), {0, 7}, {11, 12}, {5, 31}, {60, 60}}) {
+      const auto part = at::zeros({end - begin}, dtype);
+      pretrained.copy_part("weight", begin, part, stripe);
+      EXPECT_TRUE(part.equal(expected.slice(0, begin, end).to(dtype))) << begin << " " << end;
+    }
+  }
+  const auto whole = at::zeros({100});
+  pretrained.copy_part("weight", 5, whole);
+  EXPECT_TRUE(whole.equal(stored.reshape({-1}).slice(0, 5)));
 }
 
 TEST(OpenCheckpoint, ShardsEqualTheSingleFile) {

@@ -41,8 +41,9 @@ std::vector<Part> in_file_order(std::vector<Part> parts, const ShardLayout& layo
 std::string describe(const ShardLayout& layout) {
   auto pieces = nlohmann::json::array();
   for (const auto& piece : layout.pieces()) {
+    const auto& [offset, run, stride] = piece.stripe;
     pieces.push_back({piece.name, static_cast<int>(piece.info.dtype), piece.info.shape, piece.begin,
-                      piece.length});
+                      piece.length, offset, run, stride});
   }
   return pieces.dump();
 }
@@ -53,7 +54,8 @@ ShardLayout layout_of(const std::string& description) {
     pieces.push_back({.name = piece[0],
                       .info = {static_cast<DType>(piece[1].get<int>()), piece[2]},
                       .begin = piece[3],
-                      .length = piece[4]});
+                      .length = piece[4],
+                      .stripe = {.offset = piece[5], .run = piece[6], .stride = piece[7]}});
   }
   return ShardLayout(std::move(pieces));
 }

@@ -200,6 +200,45 @@ TEST_P(SaverTest, ARankWhoseWriteFailsIsNamedToAll) {
   });
 }
 
+/// Columns of the matrices (of the others: elements) that part `which` of `num_parts` holds.
+std::vector<Part> columns(int64_t step, int which, int num_parts) {
+  std::vector<Part> parts;
+  for (const auto& whole : kState) {
+    const int64_t size = whole.shape.back();
+    const int64_t from = cut_at(size, which, num_parts), to = cut_at(size, which + 1, num_parts);
+    const auto values = values_of(whole, step).view({-1, size}).slice(1, from, to);
+    parts.push_back(make_part(whole.name, whole.shape, 0, values.reshape({-1}).clone(),
+                              {from, to - from, size}));
+  }
+  return parts;
+}
+
+TEST_P(SaverTest, ColumnsComeBackAsElementsAndElementsAsColumns) {
+  const SharedFolder folder;
+  const int n = GetParam();
+  on_ranks(2 * n, [&](const mesh::Axis& axis) {
+    // Two replicas of each part: tensor parallelism under data parallelism.
+    auto parts = columns(1, axis.rank() / 2, n);
+    for (auto& part : parts) {
+      part.replicas = 2;
+      part.replica = axis.rank() % 2;
+    }
+    Saver saver(axis, parts, {.directory = folder.path()});
+    saver.save({.step = 1});
+    EXPECT_EQ(only_report(saver).error, "");
+    axis.barrier();
+    expect_read(step_path(folder, 1), 1, axis.rank(), 2 * n);
+    const auto expected = columns(1, axis.rank(), 2 * n);
+    auto read = expected;
+    for (auto& part : read) part.values = at::zeros_like(part.values, torch::kFloat64);
+    load_parts(Checkpoint(step_path(folder, 1)), read);
+    for (size_t i = 0; i < read.size(); ++i) {
+      EXPECT_TRUE(at::equal(read[i].values, expected[i].values.to(torch::kFloat64)))
+          << read[i].piece.name;
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SaverTest, ::testing::Values(1, 2, 3, 5));
 
 TEST(Saver, ValuesMayChangeOnceSaveHasReturned) {

@@ -9,22 +9,40 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/block_file.h"
 #include "tessera/checkpoint/safetensors_header.h"
+#include "tessera/checkpoint/tiling.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+/// Without the stripe if its elements lie in the tensor without a gap, as do those of a tensor cut
+/// along its first dimension: then any other range may stand beside it, and old readers know it.
+Piece in_fewest_words(Piece piece) {
+  if (piece.length == 0) return piece;
+  const int64_t first = piece.stripe.position(piece.begin);
+  const int64_t last = piece.stripe.position(piece.begin + piece.length - 1);
+  if (last - first != piece.length - 1) return piece;
+  piece.begin = first;
+  piece.stripe = {};
+  return piece;
+}
+
+/// As what it stands in the file.
+std::pair<std::string, TensorInfo> stored_as(const Piece& piece) {
+  if (piece.length == piece.info.num_elements()) return {piece.name, piece.info};
+  const auto& [offset, run, stride] = piece.stripe;
+  const auto stripe = piece.stripe.whole() ? "" : fmt::format(" of {}+{}/{}", offset, run, stride);
+  return {fmt::format("{}[{}:{}{}]", piece.name, piece.begin, piece.begin + piece.length, stripe),
+          TensorInfo{piece.info.dtype, {piece.length}}};
+}
+
+}  // namespace
 
 ShardLayout::ShardLayout(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {
+  std::ranges::transform(pieces_, pieces_.begin(), in_fewest_words);
   std::ranges::stable_sort(pieces_, std::greater<>(),
                            [](const Piece& piece) { return dtype_bytes(piece.info.dtype); });
   std::vector<std::pair<std::string, TensorInfo>> stored;
-  for (const auto& piece : pieces_) {
-    if (piece.length == piece.info.num_elements()) {
-      stored.emplace_back(piece.name, piece.info);
-    } else {
-      stored.emplace_back(
-          fmt::format("{}[{}:{}]", piece.name, piece.begin, piece.begin + piece.length),
-          TensorInfo{piece.info.dtype, {piece.length}});
-    }
-  }
+  for (const auto& piece : pieces_) stored.push_back(stored_as(piece));
   // Tensors begin at a page: a file mapped or read directly needs no copy.
   header_ = format_safetensors_header(shard_name(0), stored, {{"format", "pt"}}, kPageBytes);
   num_bytes_ = std::ssize(header_);
@@ -57,7 +75,8 @@ void ShardLayout::add_to(Index& index, size_t file) const {
     const auto& piece = pieces_[i];
     auto& tensor = index.tensors[piece.name];
     tensor.info = piece.info;
-    if (piece.length > 0) tensor.ranges.push_back({piece.begin, piece.length, file, offsets_[i]});
+    if (piece.length == 0) continue;
+    tensor.ranges.push_back({piece.begin, piece.length, file, offsets_[i], piece.stripe});
   }
 }
 
@@ -75,16 +94,12 @@ bool is_shard_name(std::string_view name) {
 
 void check_complete(const std::filesystem::path& path, Index& index) {
   for (auto& [name, tensor] : index.tensors) {
-    std::ranges::sort(tensor.ranges, {}, &Range::begin);
-    int64_t end = 0;
-    for (const auto& range : tensor.ranges) {
-      if (range.begin != end) break;
-      end += range.length;
+    const auto flaw = untiled(tensor.info.num_elements(), tensor.ranges);
+    if (!flaw.empty()) {
+      user_error("{}: tensor '{}': expected each of its {} elements once, got {}", path.string(),
+                 name, tensor.info.num_elements(), flaw);
     }
-    if (end != tensor.info.num_elements()) {
-      user_error("{}: tensor '{}': expected each of its {} elements once, got a {} at {}",
-                 path.string(), name, tensor.info.num_elements(), "hole or an overlap", end);
-    }
+    std::ranges::sort(tensor.ranges, {}, &Range::first);
   }
 }
 

@@ -10,25 +10,29 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/stripe.h"
 #include "tessera/checkpoint/index.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
-/// Elements [begin, begin + length) of a tensor, row-major.
+/// Elements [begin, begin + length) of those that a stripe takes of a tensor, row-major.
 struct Piece {
   std::string name;
   TensorInfo info;  ///< of the whole tensor
   int64_t begin = 0, length = 0;
+  Stripe stripe;  ///< of the whole tensor
 
   int64_t num_bytes() const { return length * dtype_bytes(info.dtype); }
 };
 
 /// Where pieces lie in a file. In it a whole tensor has its own name and shape, so that any reader
-/// of safetensors finds it; a part is "NAME[begin:end]" of shape [length].
+/// of safetensors finds it; a part is "NAME[begin:end]" of shape [length], or, of a stripe,
+/// "NAME[begin:end of offset+run/stride]", where begin and end count the stripe's elements.
 class ShardLayout {
  public:
   /// In the given order but for the size of their elements (large first, so that all are aligned).
+  /// Of pieces that lie in the tensor without a gap the stripe is left out.
   explicit ShardLayout(std::vector<Piece> pieces);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -59,7 +63,7 @@ int64_t even_cut(int64_t all, int64_t parts, int64_t number, int64_t begin, int6
 std::string shard_name(size_t number);  ///< "shard_00000.safetensors"
 bool is_shard_name(std::string_view name);
 
-/// Sorts each tensor's ranges. UserError with `path` if they do not tile it.
+/// Sorts each tensor's ranges as an index has them. UserError with `path` if they do not tile it.
 void check_complete(const std::filesystem::path& path, Index& index);
 
 }  // namespace tessera::checkpoint

@@ -16,10 +16,19 @@ using data::testing::refusal;
 using data::testing::TemporaryFolder;
 
 const std::vector<Piece> kPieces = {
-    {"bytes", {DType::i8, {5}}, 0, 5},     {"half", {DType::bf16, {3, 2}}, 1, 4},
-    {"none", {DType::f32, {0, 4}}, 0, 0},  {"whole", {DType::f32, {2, 3}}, 0, 6},
-    {"part", {DType::f32, {100}}, 90, 10}, {"scalar", {DType::f64, {}}, 0, 1},
-    {"nothing", {DType::f32, {8}}, 3, 0},  {"large", {DType::i64, {4, 999}}, 0, 3996}};
+    {"bytes", {DType::i8, {5}}, 0, 5},
+    {"half", {DType::bf16, {3, 2}}, 1, 4},
+    {"none", {DType::f32, {0, 4}}, 0, 0},
+    {"whole", {DType::f32, {2, 3}}, 0, 6},
+    {"part", {DType::f32, {100}}, 90, 10},
+    {"scalar", {DType::f64, {}}, 0, 1},
+    {"nothing", {DType::f32, {8}}, 3, 0},
+    {"large", {DType::i64, {4, 999}}, 0, 3996},
+    // Columns 1 to 3 of 5; rows 2 and 3; a part of one row of columns; all columns.
+    {"columns", {DType::f32, {4, 5}}, 2, 7, {1, 3, 5}},
+    {"rows", {DType::f32, {4, 5}}, 1, 9, {10, 10, 20}},
+    {"row", {DType::f32, {4, 5}}, 4, 2, {1, 3, 5}},
+    {"all", {DType::f32, {4, 5}}, 0, 20, {0, 5, 5}}};
 
 /// Piece i's byte k is i * 16 + k.
 void copy(size_t piece, int64_t begin, std::span<std::byte> destination) {
@@ -43,7 +52,11 @@ TEST(Shard, IsASafetensorsFileWithPartsUnderTheirElements) {
                                          {"part[90:100]", {DType::f32, {10}}},
                                          {"scalar", {DType::f64, {}}},
                                          {"nothing[3:3]", {DType::f32, {0}}},
-                                         {"large", {DType::i64, {4, 999}}}}));
+                                         {"large", {DType::i64, {4, 999}}},
+                                         {"columns[2:9 of 1+3/5]", {DType::f32, {7}}},
+                                         {"rows[11:20]", {DType::f32, {9}}},
+                                         {"row[7:9]", {DType::f32, {2}}},
+                                         {"all", {DType::f32, {4, 5}}}}));
   EXPECT_EQ(layout.offset(0), kPageBytes);
   for (size_t i = 0; i < layout.pieces().size(); ++i) {
     const auto& piece = layout.pieces()[i];
@@ -82,6 +95,26 @@ TEST(Shard, EntersTheIndexAsRanges) {
   EXPECT_TRUE(index.tensors.at("none").ranges.empty());
 }
 
+TEST(Shard, EntersTheIndexAsRangesOfStripes) {
+  const TensorInfo info{DType::f32, {4, 5}};
+  const Stripe left{0, 2, 5}, right{2, 3, 5};
+  const ShardLayout first({{"a", info, 3, 5, left}, {"a", info, 0, 3, left}});
+  const ShardLayout second({{"a", info, 0, 3, right}, {"a", info, 3, 9, right}});
+  Index index;
+  second.add_to(index, 1);
+  first.add_to(index, 0);
+  check_complete("c", index);
+  EXPECT_EQ(index.tensors.at("a").ranges,
+            (std::vector<Range>{{0, 3, 0, first.offset(1), left},
+                                {2, 3, 1, second.offset(0)},  // one row needs no stripe
+                                {3, 5, 0, first.offset(0), left},
+                                {3, 9, 1, second.offset(1), right}}));
+  auto& ranges = index.tensors.at("a").ranges;
+  ranges.pop_back();
+  EXPECT_EQ(refusal([&] { check_complete("c", index); }),
+            "c: tensor 'a': expected each of its 20 elements once, got no element 7");
+}
+
 TEST(Shard, AHoleOrAnOverlapIsRefused) {
   const auto checking = [](std::vector<Range> ranges) {
     Index index;
@@ -89,17 +122,14 @@ TEST(Shard, AHoleOrAnOverlapIsRefused) {
     return refusal([&] { check_complete("c", index); });
   };
   EXPECT_EQ(checking({{4, 6}, {0, 4}}), "(accepted)");
-  const auto line = [](int64_t at) {
-    return "c: tensor 'a': expected each of its 10 elements once, got a hole or an overlap at " +
-           std::to_string(at);
-  };
-  EXPECT_EQ(checking({}), line(0));
-  EXPECT_EQ(checking({{1, 9}}), line(0));
-  EXPECT_EQ(checking({{0, 4}, {5, 5}}), line(4));
-  EXPECT_EQ(checking({{0, 4}, {3, 7}}), line(4));
-  EXPECT_EQ(checking({{0, 4}, {0, 4}, {4, 6}}), line(4));
-  EXPECT_EQ(checking({{0, 4}, {4, 5}}), line(9));
-  EXPECT_EQ(checking({{0, 4}, {4, 7}}), line(11));
+  const std::string start = "c: tensor 'a': expected each of its 10 elements once, got ";
+  EXPECT_EQ(checking({}), start + "no element 0");
+  EXPECT_EQ(checking({{1, 9}}), start + "no element 0");
+  EXPECT_EQ(checking({{0, 4}, {5, 5}}), start + "no element 4");
+  EXPECT_EQ(checking({{0, 4}, {3, 7}}), start + "element 3 twice");
+  EXPECT_EQ(checking({{0, 4}, {0, 4}, {4, 6}}), start + "element 0 twice");
+  EXPECT_EQ(checking({{0, 4}, {4, 5}}), start + "no element 9");
+  EXPECT_EQ(checking({{0, 4}, {4, 7}}), start + "7 elements from 4 on, of 10");
 }
 
 TEST(Shard, NamesOfFiles) {

@@ -23,6 +23,19 @@ std::span<std::byte> bytes_of(const torch::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
+/// The same of one dtype, on the CPU.
+void read_stretches(const TensorSource& source, const std::string& name, int64_t begin,
+                    const torch::Tensor& part, const Stripe& stripe) {
+  const auto bytes = bytes_of(part);
+  const size_t element = part.element_size();
+  const auto read = [&](int64_t position, int64_t k, int64_t n) {
+    source.read(
+        name, position,
+        bytes.subspan(static_cast<size_t>(k - begin) * element, static_cast<size_t>(n) * element));
+  };
+  stripe.for_each_stretch(begin, part.numel(), read);
+}
+
 }  // namespace
 
 torch::Dtype torch_dtype(DType dtype) { return kTorchDtypes[static_cast<size_t>(dtype)]; }
@@ -36,19 +49,19 @@ DType stored_dtype(torch::Dtype dtype) {
 }
 
 void read_into(const TensorSource& source, const std::string& name, int64_t begin,
-               const torch::Tensor& part) {
+               const torch::Tensor& part, const Stripe& stripe) {
   const torch::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(part.dim() == 1 && part.is_contiguous());
   const auto dtype = torch_dtype(source.info(name).dtype);
   if (part.is_cpu() && part.scalar_type() == dtype) {
-    return source.read(name, begin, bytes_of(part));
+    return read_stretches(source, name, begin, part, stripe);
   }
   constexpr int64_t kBufferBytes = int64_t{4} << 20;
   const int64_t step = kBufferBytes / static_cast<int64_t>(c10::elementSize(dtype));
   const auto buffer = at::empty({std::min(step, part.numel())}, dtype);
   for (int64_t i = 0; i < part.numel(); i += step) {
     const auto values = buffer.narrow(0, 0, std::min(step, part.numel() - i));
-    source.read(name, begin + i, bytes_of(values));
+    read_stretches(source, name, begin + i, values, stripe);
     part.narrow(0, i, values.numel()).copy_(values);
   }
 }

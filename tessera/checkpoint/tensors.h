@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "tessera/base/stripe.h"
 #include "tessera/checkpoint/safetensors_header.h"
 #include "tessera/checkpoint/tensor_source.h"
 
@@ -15,10 +16,11 @@ namespace tessera::checkpoint {
 torch::Dtype torch_dtype(DType dtype);
 DType stored_dtype(torch::Dtype dtype);  ///< UserError if safetensors have none such
 
-/// Elements begin .. of a stored tensor into `part` [n] (contiguous, on any device), whatever the
-/// dtypes. Memory: 4 MiB where dtypes or devices differ.
+/// Elements begin .. of those that `stripe` takes of a stored tensor into `part` [n] (contiguous,
+/// on any device), whatever the dtypes. Memory: 4 MiB where dtypes or devices differ. Cost: a
+/// source.read() for each run of the stripe, which is cheap where the source is mapped.
 void read_into(const TensorSource& source, const std::string& name, int64_t begin,
-               const torch::Tensor& part);
+               const torch::Tensor& part, const Stripe& stripe = {});
 
 torch::Tensor read_tensor(const TensorSource& source, const std::string& name);
 

@@ -40,9 +40,14 @@ std::string ranges_text(const ordered_json& tensor) {
   std::string text;
   for (const auto& range : tensor["ranges"]) {
     const auto begin = range["begin"].get<int64_t>();
-    text += fmt::format("{} elements {} to {} in {} from byte {}", text.empty() ? ":" : ",", begin,
-                        begin + range["length"].get<int64_t>() - 1,
-                        range["file"].get<std::string>(), range["offset"].get<int64_t>());
+    text += fmt::format("{} elements {} to {}", text.empty() ? ":" : ",", begin,
+                        begin + range["length"].get<int64_t>() - 1);
+    if (const auto found = range.find("stripe"); found != range.end()) {
+      text += fmt::format(" of {} in each {} from {}", found->at("run").get<int64_t>(),
+                          found->at("stride").get<int64_t>(), found->at("offset").get<int64_t>());
+    }
+    text += fmt::format(" in {} from byte {}", range["file"].get<std::string>(),
+                        range["offset"].get<int64_t>());
   }
   return text;
 }
