@@ -31,6 +31,21 @@ set(TESSERA_INSTALLED_LIBTORCH ${installed_libtorch} CACHE INTERNAL
 set_target_properties(tessera-worker PROPERTIES INSTALL_RPATH "${worker_rpath}")
 install(TARGETS tessera tessera-worker RUNTIME_DEPENDENCY_SET tessera_loads DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+# Completions, printed by the program itself, where the shells look. Below /usr Debian's zsh has a folder of its own.
+install(CODE "
+  set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATAROOTDIR}\")
+  set(zsh zsh/site-functions)
+  if(CMAKE_INSTALL_PREFIX MATCHES \"/usr\$\" AND EXISTS /etc/debian_version)
+    set(zsh zsh/vendor-completions)
+  endif()
+  foreach(shell_and_file IN ITEMS bash:bash-completion/completions/tessera zsh:\${zsh}/_tessera)
+    string(REGEX MATCH \"^([a-z]+):(.*/)(.*)\" _ \${shell_and_file})
+    message(STATUS \"Installing: \${share}/\${CMAKE_MATCH_2}\${CMAKE_MATCH_3}\")
+    file(MAKE_DIRECTORY \"\${share}/\${CMAKE_MATCH_2}\")
+    execute_process(COMMAND \"$<TARGET_FILE:tessera>\" completion \${CMAKE_MATCH_1}
+                    OUTPUT_FILE \"\${share}/\${CMAKE_MATCH_2}\${CMAKE_MATCH_3}\" COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()")
+
 configure_file(cmake/version.h.in ${CMAKE_BINARY_DIR}/include/tessera/version.h @ONLY)
 
 # Included after the folders of tessera/, before those of tests: these are the libraries of the former.

@@ -14,6 +14,7 @@ void add_env(CLI::App& app, int& exit_code);
 void add_estimate_memory(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
 void add_merge_weights(CLI::App& app, int& exit_code);
+void add_schedule(CLI::App& app, int& exit_code);
 void add_test(CLI::App& app, int& exit_code);
 void add_to_fsdp2(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output_file.h"
 #include "tessera/config/accelerate/show.h"
 #include "tessera/config/run_config.h"
 
@@ -51,7 +51,8 @@ void migrate(const Arguments& arguments) {
   if (std::filesystem::exists(arguments.out)) {
     user_error("{}: exists already; remove it or name another file", arguments.out);
   }
-  write_file(arguments.out, text);
+  check_output(arguments.out, "name another file");
+  write_output(arguments.out, text);
   fmt::print("wrote {}\n", arguments.out);
 }
 

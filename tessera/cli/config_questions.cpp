@@ -13,6 +13,7 @@
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/menu.h"
+#include "tessera/cli/output_file.h"
 #include "tessera/config/accelerate/questions.h"
 #include "tessera/launch/process.h"
 #include "tessera/report/terminal.h"
@@ -46,18 +47,12 @@ fs::path writable_file(const Arguments& arguments) {
   if (file.extension() == ".json") {
     user_error("{}: what is written is YAML; choose a name that ends in .yaml", file.string());
   }
-  if (fs::is_directory(file)) user_error("{}: expected a file, got a folder", file.string());
-  const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  const auto reason = why_not_writable(folder);
-  if (!reason.empty()) {
-    user_error("{}: cannot be written: {}; set --config_file", file.string(), reason);
-  }
+  check_output(file, "set --config_file");
   return file;
 }
 
 void write_settings(const fs::path& file, const Settings& settings) {
-  if (file.has_parent_path()) fs::create_directories(file.parent_path());
-  write_file(file, to_yaml(settings));
+  write_output(file, to_yaml(settings));
 }
 
 bool is_conversation() {

@@ -17,6 +17,7 @@
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/accelerate/settings.h"
+#include "tessera/config/accelerate/shown_value.h"
 #include "tessera/version.h"
 
 namespace tessera::cli {
@@ -24,6 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+using config::accelerate::shown_value;
 
 /// Beginnings of the variables that decide how a run goes.
 constexpr std::array kPrefixes = {"ACCELERATE_",
@@ -61,24 +63,13 @@ bool matters(const std::string& name) {
                      [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
-/// Nothing that opens a door: no token, no password in an address.
-std::string shown(const std::string& name, std::string value) {
-  for (const char* secret : {"TOKEN", "SECRET", "PASSWORD", "KEY"}) {
-    if (name.find(secret) != std::string::npos) return "(hidden)";
-  }
-  const auto scheme = value.find("://");
-  const auto at = value.find('@', scheme == std::string::npos ? value.size() : scheme);
-  if (at != std::string::npos) value.replace(scheme + 3, at - scheme - 3, "(hidden)");
-  return value;
-}
-
 Json variables() {
   std::map<std::string, std::string> sorted;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
     const auto end = std::min(text.find('='), text.size() - 1);
     const auto name = text.substr(0, end);
-    if (matters(name)) sorted[name] = shown(name, text.substr(end + 1));
+    if (matters(name)) sorted[name] = shown_value(name, text.substr(end + 1));
   }
   return sorted;
 }
@@ -104,7 +95,8 @@ Json configuration(const std::string& given) {
     Json shown_settings = Json::object();
     const auto settings = config::accelerate::read_settings(file);
     for (const auto& setting : settings.all()) {
-      shown_settings[setting.key] = setting.is_null ? "null" : setting.value;
+      shown_settings[setting.key] =
+          setting.is_null ? "null" : shown_value(setting.key, setting.value);
     }
     result["settings"] = shown_settings;
   } catch (const UserError& error) {

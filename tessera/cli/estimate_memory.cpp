@@ -182,8 +182,12 @@ config::RunConfig run_of(const Arguments& arguments, const std::optional<config:
   auto& ranks = config.parallel.num_ranks;
   if (ranks == -1) ranks = std::max<int64_t>(1, this_machine().num_cores / 2);
   if (!job) {
-    if (config.train.micro_batch == 0)
-      user_error("{}: --batch-size: expected a whole number >= 1, got 0", kCommand);
+    constexpr int64_t kMost = 1'000'000'000;
+    if (config.train.micro_batch == 0 || config.train.micro_batch > kMost) {
+      user_error("{}: --batch-size: expected a whole number {}, got {}", kCommand,
+                 config.train.micro_batch == 0 ? ">= 1" : fmt::format("<= {}", kMost),
+                 config.train.micro_batch);
+    }
     config.train.global_batch = config.train.micro_batch * ranks;
     config.data.train = {"any"};  // a run has data; how much a rank takes does not depend on it
   }
@@ -194,6 +198,19 @@ config::RunConfig run_of(const Arguments& arguments, const std::optional<config:
   }
   config::check(config, origins);
   return config;
+}
+
+/// Bytes are counted in 64 bits: a slip in a number must not come out as a negative peak.
+void check_countable(const config::RunConfig& config, const config::ModelShape& shape) {
+  const auto real = [](int64_t number) { return static_cast<double>(number); };
+  const auto& train = config.train;
+  const auto batch = train.micro_batch > 0 ? train.micro_batch : train.global_batch;
+  const double tokens = real(batch) * real(config.data.seq_len);
+  const double widths = real(shape.num_layers) * real(shape.dim + shape.ffn_dim);
+  constexpr double kBytes = 64;  // more than any tensor's share of a number kept for a token
+  if (tokens * kBytes * (widths + real(shape.vocab_size)) < 0x1p62) return;
+  user_error("{}: {} sequences of {} tokens at once take more bytes than can be counted; set fewer",
+             kCommand, batch, config.data.seq_len);
 }
 
 struct Limit {
@@ -287,6 +304,7 @@ std::optional<Rank> estimate_rank_of(const Arguments& arguments, const Model& mo
   }
   if (!model.shape) return {};
   const auto config = run_of(arguments, job);
+  check_countable(config, *model.shape);
   if (model.shape->family == config::ModelFamily::gpt2 &&
       config.data.seq_len > model.shape->max_seq_len) {
     user_error("{}: --seq-len: expected at most {} (the model's positions), got {}", kCommand,
@@ -306,6 +324,9 @@ int run(const Arguments& arguments) {
   }
   std::optional<config::RunConfig> job;
   if (!arguments.job.empty()) job = config::load_run_config(arguments.job, {}).config;
+  if (job && job->parallel.tp != 1) {
+    user_error("{}: parallel.tp {} is not estimated yet; set 1", arguments.job, job->parallel.tp);
+  }
   const auto model =
       job ? model_of_job(*job) : find_model(arguments.model, asked_version(arguments.transformers));
   const int64_t total = total_bytes(model.modules);

@@ -87,6 +87,15 @@ void check_machines(const CLI::App& command, const launch::LaunchOptions& option
   }
 }
 
+/// Before some thousand processes stand in each other's way, or files run out.
+void check_processes(int num_processes) {
+  constexpr int kMost = 1024;
+  if (num_processes <= kMost) return;
+  user_error(
+      "launch: expected at most {} processes on a machine, got {}; set -n or --num_processes",
+      kMost, num_processes);
+}
+
 int run(const CLI::App& command, Arguments& arguments) {
   auto& options = arguments.launch;
   options.command = with_interpreter(program_and_arguments(command), arguments);
@@ -95,6 +104,7 @@ int run(const CLI::App& command, Arguments& arguments) {
   }
   take_own(command, arguments.accelerate);
   if (!apply(arguments.accelerate, options)) check_machines(command, options);
+  check_processes(options.num_processes);
   if (arguments.no_prefix) options.output = launch::OutputMode::plain;
   return launch::launch(options);
 }

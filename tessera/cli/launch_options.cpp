@@ -70,6 +70,23 @@ std::string group_of(const acc::Key& key) {
   return tpu ? "TPU" : of_section.at(key.section);
 }
 
+/// Of what is written behind a flag: CLI11 counts any number.
+CLI::Validator truth_value() {
+  const auto problem = [](const std::string& text) -> std::string {
+    static const std::set<std::string> known{"true", "false", "on", "off", "yes", "no", "1", "0"};
+    return known.contains(text) ? "" : fmt::format("expected true or false, got '{}'", text);
+  };
+  return {problem, ""};
+}
+
+/// A variable of a shell that is not set must not mean the default file.
+CLI::Validator file_name() {
+  const auto problem = [](const std::string& text) -> std::string {
+    return text.empty() ? "expected a file, got nothing" : "";
+  };
+  return {problem, ""};
+}
+
 /// "--fsdp_version" -> "--fsdp_version,--fsdp-version".
 std::string both_spellings(const std::string& option) {
   auto dashed = option;
@@ -157,8 +174,10 @@ void OptionAdder::add(const acc::Key& key) {
     request.settings.set(checked({.key = name, .value = value, .origin = option}));
   };
   if (flags().contains(key.option)) {
-    put(command_.add_flag_function(
-            names, [set](int64_t count) { set(count > 0 ? "true" : "false"); }, key.meaning),
+    put(command_
+            .add_flag_function(
+                names, [set](int64_t count) { set(count > 0 ? "true" : "false"); }, key.meaning)
+            ->check(truth_value()),
         group_of(key));
     return;
   }
@@ -178,7 +197,8 @@ void OptionAdder::add_types() {
       if (const auto* other = request.settings.find(chosen.key)) contradict(*other, chosen);
       request.settings.set(chosen);
     };
-    put(command_.add_flag_function(both_spellings(option), choose, meaning), "Accelerate");
+    put(command_.add_flag_function(both_spellings(option), choose, meaning)->check(truth_value()),
+        "Accelerate");
   };
   add_type("--multi_gpu", "MULTI_GPU", "a copy of the model on each GPU");
   add_type("--use_fsdp", "FSDP", "parameters split over ranks, see --fsdp_*");
@@ -192,8 +212,10 @@ void OptionAdder::add_types() {
 
 /// What only the launcher is told, not the configuration file.
 void OptionAdder::add_own() {
-  put(command_.add_option("--config_file,--config-file", request_.config_file,
-                          "Accelerate's YAML or JSON; else the default one, if there is one"),
+  put(command_
+          .add_option("--config_file,--config-file", request_.config_file,
+                      "Accelerate's YAML or JSON; else the default one, if there is one")
+          ->check(file_name()),
       "Accelerate");
   put(command_.add_flag("-q,--quiet", request_.quiet, "say nothing of the configuration"),
       "Accelerate");
@@ -202,7 +224,7 @@ void OptionAdder::add_own() {
   put(command_
           .add_option(both_spellings("--num_cpu_threads_per_process"), request_.threads_per_process,
                       "OMP_NUM_THREADS of the ranks")
-          ->check(CLI::PositiveNumber)
+          ->check(CLI::Range(1, 4096))
           ->type_name("INT"),
       "Accelerate");
 }

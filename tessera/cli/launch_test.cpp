@@ -258,6 +258,20 @@ TEST_F(AccelerateLaunch, ContradictionsNameBoth) {
   EXPECT_THAT(error({"--use_parallelism_config"}), HasSubstr("--parallelism_config_dp_shard_size"));
 }
 
+TEST(LaunchCommand, NothingIsStartedForNumbersThatCannotBe) {
+  EXPECT_EQ(tessera({"launch", "-n", "100000", "true"}).error,
+            "launch: expected at most 1024 processes on a machine, got 100000; set -n or "
+            "--num_processes");
+  EXPECT_EQ(tessera({"launch", "--cpu=maybe", "true"}).error,
+            "--cpu: expected true or false, got 'maybe'");
+  EXPECT_EQ(tessera({"launch", "--use_fsdp=2", "true"}).error,
+            "--use_fsdp: expected true or false, got '2'");
+  EXPECT_EQ(tessera({"launch", "--config_file", "", "true"}).error,
+            "--config_file: expected a file, got nothing");
+  EXPECT_EQ(tessera({"launch", "--num_cpu_threads_per_process", "0", "true"}).error,
+            "--num_cpu_threads_per_process: Value 0 not in range 1 to 4096");
+}
+
 TEST_F(AccelerateLaunch, BadValuesAreOneLine) {
   const auto error = [](std::vector<std::string> words) {
     words.insert(words.begin(), {"launch", "--cpu"});

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/open_source.h"
 #include "tessera/checkpoint/reshard.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output_file.h"
 #include "tessera/report/byte_progress.h"
 
 namespace tessera::cli {
@@ -53,6 +54,7 @@ void run(const Arguments& arguments) {
   auto file = arguments.out;
   if (file.extension() != ".safetensors") file /= "model.safetensors";
   if (arguments.remove) check_removable(arguments.checkpoint, file);
+  check_output(file, "choose another OUT");
   report::ByteProgress line("merge-weights");
   checkpoint::reshard({.source = arguments.checkpoint,
                        .destination = file,

@@ -4,15 +4,13 @@
 #include <vector>
 
 #include "tessera/cli/commands.h"
+#include "tessera/cli/launch_options.h"
 #include "tessera/cli/worker_program.h"
-#include "tessera/config/accelerate/ledger.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
 
 namespace tessera::cli {
 namespace {
-
-namespace accelerate = config::accelerate;
 
 constexpr const char* kFooter =
     R"(Checks devices, every collective with every averaging operation, and training steps under each
@@ -33,13 +31,16 @@ int test(const Arguments& arguments) {
   std::vector<std::string> command{worker_path(), kSelfTest};
   bool cpu = arguments.cpu;
   if (!arguments.config_file.empty()) {
-    const auto translation =
-        accelerate::translate(accelerate::read_settings(arguments.config_file));
-    accelerate::check_ledger(translation.ledger, /*strict=*/false);
-    processes = translation.launch.num_processes / translation.launch.num_machines;
-    cpu = cpu || translation.launch.cpu;
+    AccelerateRequest request{.quiet = true};
+    if (cpu) request.settings.set({.key = "use_cpu", .value = "true", .origin = "--cpu"});
+    if (arguments.num_processes > 0) request.processes_per_machine = arguments.num_processes;
+    const auto plan =
+        accelerate_run(request, arguments.config_file, "tessera test").translation.launch;
+    processes = plan.num_processes / plan.num_machines;
+    cpu = plan.cpu;
+  } else if (arguments.num_processes > 0) {
+    processes = arguments.num_processes;
   }
-  if (arguments.num_processes > 0) processes = arguments.num_processes;
   if (cpu) command.push_back("parallel.backend=gloo");
   if (launch::rank_environment()) become(command);
   return launch::launch({.command = command,

@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,7 +29,8 @@ void run(Arguments arguments) {
   }
   const auto result =
       config::accelerate::to_fsdp2(config::accelerate::read_settings(arguments.input));
-  write_file(arguments.output, config::accelerate::to_yaml(result.settings));
+  check_output(arguments.output, "choose another --output_file");
+  write_output(arguments.output, config::accelerate::to_yaml(result.settings));
   for (const auto& change : result.changes) fmt::print("{}\n", change);
   fmt::print("wrote {}\n", arguments.output);
 }

@@ -50,8 +50,8 @@ BufferPlan plan_buffer(const RunConfig& config, int64_t elements, bool offloaded
   const auto& precision = config.precision;
   BufferPlan plan{.elements = elements};
   if (section.placement != "replicate") {
-    const auto mesh = config::data_mesh(section, section.num_ranks);
-    if (const auto* data = std::get_if<config::DataMesh>(&mesh)) plan.num_slices = data->dp_shard;
+    const auto mesh = config::mesh_sizes(section, section.num_ranks);
+    if (const auto* sizes = std::get_if<config::MeshSizes>(&mesh)) plan.num_slices = sizes->dp_shard;
   }
   plan.whole_bytes = plan.slice_bytes = plan.gradient_bytes = bytes_named(precision.parameters);
   if (precision.compute != "fp32" && !precision.autocast) {

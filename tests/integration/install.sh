@@ -56,6 +56,12 @@ if grep -E "not found|=> ($PWD|$(setting TESSERA_LIBTORCH))/" "$folder/libraries
   exit 1
 fi
 
+# shellcheck disable=SC2016  # $1 is the inner shell's
+step bash_completion bash -c '. "$1/share/bash-completion/completions/tessera" && complete -p tessera' _ "$prefix"
+expect bash_completion 'complete .*-F _tessera tessera'
+step zsh_completion head -n 1 "$prefix"/share/zsh/*/_tessera
+expect zsh_completion '^#compdef tessera$'
+
 step train "$prefix/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=3 --train.run_dir="$folder/run"
 expect run/metrics.jsonl '"step": ?3,'
 

@@ -94,10 +94,31 @@ TEST_F(SurfaceTest, FilesThatCannotBeWritten) {
   EXPECT_EQ(refusal({"config", "--config_file", "mine.json"}),
             "mine.json: what is written is YAML; choose a name that ends in .yaml");
   EXPECT_EQ(refusal({"config", "default", "--config_file", "."}),
-            ".: expected a file, got a folder");
+            ".: expected a file, got a folder; set --config_file");
   folder_.write("file", "");
   EXPECT_EQ(refusal({"config", "default", "--config_file", "file/mine.yaml"}),
             "file/mine.yaml: cannot be written: Not a directory; set --config_file");
+}
+
+TEST_F(SurfaceTest, CommandsThatWriteMakeFoldersAndRefuseWhatCannotBeWritten) {
+  folder_.write("one.yaml",
+                "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 1}\n");
+  output({"config", "migrate", "one.yaml", "-o", "new/job.yaml"});
+  output({"to-fsdp2", "--config_file", "one.yaml", "--output_file", "new/er/two.yaml"});
+  EXPECT_THAT(read_file("new/er/two.yaml"), HasSubstr("fsdp_version: 2\n"));
+  EXPECT_EQ(refusal({"config", "migrate", "one.yaml", "-o", "one.yaml/x"}),
+            "one.yaml/x: cannot be written: Not a directory; name another file");
+  EXPECT_EQ(refusal({"to-fsdp2", "--config_file", "one.yaml", "--output_file", ".", "--overwrite"}),
+            ".: expected a file, got a folder; choose another --output_file");
+  EXPECT_EQ(refusal({"merge-weights", "one.yaml", "one.yaml/x"}),
+            "one.yaml/x/model.safetensors: cannot be written: Not a directory; choose another OUT");
+}
+
+TEST_F(SurfaceTest, TestRefusesHardwareThatIsNotHere) {
+  folder_.write("gaudi.yaml", "distributed_type: MULTI_HPU\nnum_processes: 2\n");
+  EXPECT_EQ(refusal({"test", "--config_file", "gaudi.yaml"}),
+            "gaudi.yaml:1: distributed_type MULTI_HPU is refused: needs Gaudi HPUs; tessera drives "
+            "NVIDIA GPUs and CPUs (--cpu tries it on a CPU)");
 }
 
 TEST_F(SurfaceTest, TheBasicFile) {
@@ -166,6 +187,7 @@ TEST_F(SurfaceTest, EnvSaysWhatMattersAndNoSecrets) {
       {"HF_TOKEN", "hf_very_secret"},
       {"HF_ENDPOINT", "https://me:password1@hub.example/x"},
       {"FSDP_VERSION", "2"},
+      {"ACCELERATE_MANY", "[A=1, WANDB_API_KEY=password2]"},
       {"UNRELATED", "unrelated"}};
   const auto text = run({"env"}, "", environment).out;
   for (const char* line :
@@ -174,7 +196,7 @@ TEST_F(SurfaceTest, EnvSaysWhatMattersAndNoSecrets) {
         "  - compute_environment: LOCAL_MACHINE\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
-  for (const char* word : {"very_secret", "password1", "UNRELATED"}) {
+  for (const char* word : {"very_secret", "password1", "password2", "UNRELATED"}) {
     EXPECT_THAT(text, Not(HasSubstr(word)));
   }
   const auto about = nlohmann::json::parse(run({"env", "--json"}, "", environment).out);

@@ -1,15 +1,19 @@
 #include "tessera/config/accelerate/deepspeed_file.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "tessera/base/testing.h"
 #include "tessera/config/accelerate/deepspeed_json.h"
 #include "tessera/config/accelerate/deepspeed_keys.h"
+#include "tessera/config/accelerate/show.h"
 #include "tessera/config/fields.h"
 
 namespace tessera::config::accelerate {
@@ -162,6 +166,94 @@ TEST_F(DeepspeedFileTest, EveryKeyHasAVerdictAndAReasonAndChangesOnlyKeysThatExi
       EXPECT_NE(find_field(override.key), nullptr) << override.key;
     }
   }
+}
+
+/// JSON values that the key may have; the first is its "off" or smallest.
+std::vector<std::string> sample_values(const DeepspeedKey& key) {
+  std::vector<std::string> values;
+  for (const auto& choice : key.key.choices) values.push_back('"' + choice + '"');
+  if (!values.empty()) return values;
+  if (key.key.type == KeyType::boolean) return {"false", "true"};
+  if (key.key.type == KeyType::list) return {"[0.5, 0.75]", "[0.25, 0.5]"};
+  if (key.path() == "optimizer.type") return {"\"AdamW\"", "\"SGD\""};
+  if (key.path() == "scheduler.type") return {"\"WarmupLR\"", "\"WarmupCosineLR\""};
+  if (key.key.type == KeyType::text) return {"\"linear\"", "\"log\"", "\"fp32\"", "\"bf16\""};
+  return {"0", "1", "2", "0.5"};
+}
+
+/// A file in which the key counts, as far as one can be.
+std::string json_with(const DeepspeedKey& key, const std::string& value) {
+  auto json = nlohmann::json::parse(
+      R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+          "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}})");
+  const auto path = key.path();
+  if (path == "optimizer.params.momentum") json["optimizer"]["type"] = "SGD";
+  if (path.starts_with("fp16.") || path.starts_with("torch_autocast.")) json.erase("bf16");
+  if (path.starts_with("zero_optimization.cpu_offload")) {
+    json["zero_optimization"].erase("offload_optimizer");
+  }
+  auto* at = &json;
+  for (size_t begin = 0; begin < path.size();) {
+    const auto end = std::min(path.find('.', begin), path.size());
+    at = &(*at)[path.substr(begin, end - begin)];
+    begin = end + 1;
+  }
+  *at = nlohmann::json::parse(value);
+  return json.dump();
+}
+
+TEST_F(DeepspeedFileTest, WhatIsTranslatedChangesTheRun) {
+  for (const auto& key : deepspeed_file_keys()) {
+    if (key.rule == DeepspeedKey::Rule::section) continue;
+    std::set<std::string> effects;
+    bool translated = false;
+    for (const auto& value : sample_values(key)) {
+      Translation translation;
+      const auto json = json_with(key, value);
+      if (testing::message_of([&] { translation = translate(json); }) != "no error") continue;
+      translated = translated || entry(translation, key.path()).verdict == Verdict::translated;
+      auto effect = fmt::format("{}", fmt::join(job_lines(translation), " "));
+      if (translation.accumulation) effect += " accumulated " + translation.accumulation->value;
+      effects.insert(effect);
+    }
+    ASSERT_FALSE(effects.empty()) << key.path();
+    const bool ignored = key.rule == DeepspeedKey::Rule::ignored;
+    EXPECT_TRUE(!translated || effects.size() > 1) << key.path();
+    EXPECT_TRUE(!ignored || effects.size() == 1) << key.path();
+  }
+}
+
+TEST_F(DeepspeedFileTest, SecretsAndLineFeedsAreNotShown) {
+  const auto translation =
+      translate_beside(2, R"("comet": {"enabled": true, "api_key": "s3cr3t"})");
+  EXPECT_EQ(ledger_text(translation.ledger).find("s3cr3t"), std::string::npos);
+  EXPECT_EQ(show_json(translation).dump().find("s3cr3t"), std::string::npos);
+  const auto strict = testing::message_of(
+      [&] { check_ledger({entry(translation, "comet.api_key")}, /*strict=*/true); });
+  EXPECT_THAT(strict, HasSubstr("comet.api_key (hidden) has no effect here"));
+  EXPECT_EQ(error_of(R"({"zero_optimization": {}, "data_efficiency": {"a\nb": 1}})"),
+            "ds.json:1: expected a name on one line, got 'a\\nb'");
+  EXPECT_EQ(
+      error_of(R"({"zero_optimization": {}, "data_efficiency": {"a": "b\nc"}})"),
+      "ds.json:1: data_efficiency.a: expected a text on one line, UTF-8 of at most 4096 bytes, got "
+      "'b\\nc'");
+}
+
+TEST_F(DeepspeedFileTest, AFileIsKnownByItsSections) {
+  for (const auto* json : {R"({"zero_optimization": {"stage": 2}})", R"({"optimizer": {}})",
+                           R"({"bf16": {"enabled": true}, "modle": {}})"}) {
+    EXPECT_EQ(kind_of(write(json)), FileKind::deepspeed) << json;
+  }
+  EXPECT_EQ(kind_of(write(R"({"distributed_type": "NO", "fp16": true})")), FileKind::accelerate);
+  // A slip in a job file does not make it another kind of file.
+  EXPECT_EQ(kind_of(write("optimizer:\n  type: sgd\nmodle:\n  layers: 2\n")), FileKind::job);
+}
+
+TEST_F(DeepspeedFileTest, WhatAJobFileCannotSayIsNamed) {
+  const auto translation =
+      translate_beside(2, R"("optimizer": {"type": "AdamW", "params": {"betas": [0.9, 2]}})");
+  EXPECT_THAT(testing::message_of([&] { native_yaml(translation); }),
+              EndsWith("ds.json:1: optimizer.beta2: expected a number in [0, 1), got '2'"));
 }
 
 TEST_F(DeepspeedFileTest, OrderAndLinesAreThoseOfTheFile) {

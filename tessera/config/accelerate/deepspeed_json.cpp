@@ -1,6 +1,7 @@
 #include "tessera/config/accelerate/deepspeed_json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <sstream>
 
@@ -48,6 +49,9 @@ class LineReader {
   /// `depth`: of the object whose key this is, from 1. What lies in lists is one value.
   void note(size_t depth, const std::string& name) {
     if (open_lists_ > 0) return;
+    if (std::ranges::any_of(name, [](unsigned char c) { return std::iscntrl(c) != 0; })) {
+      user_error("{}:{}: expected a name on one line, got {}", file_, line(), quoted(name));
+    }
     path_.resize(depth - 1);
     const auto key = path_.empty() ? name : path_.back() + "." + name;
     path_.push_back(key);

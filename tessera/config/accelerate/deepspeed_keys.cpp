@@ -512,4 +512,10 @@ const DeepspeedKey* find_deepspeed_file_key(const std::string& path) {
   return around == all.end() ? nullptr : &*around;
 }
 
+bool is_deepspeed_section(const std::string& path) {
+  return std::ranges::any_of(deepspeed_file_keys(), [&](const DeepspeedKey& key) {
+    return key.path().starts_with(path + ".");
+  });
+}
+
 }  // namespace tessera::config::accelerate

@@ -41,4 +41,7 @@ const std::vector<DeepspeedKey>& deepspeed_file_keys();
 /// The key of that path, or the section in which it lies; nullptr if there is none.
 const DeepspeedKey* find_deepspeed_file_key(const std::string& path);
 
+/// A name with further names below it: "zero_optimization".
+bool is_deepspeed_section(const std::string& path);
+
 }  // namespace tessera::config::accelerate

@@ -42,13 +42,6 @@ std::string suggestion(const std::string& path) {
   return did_you_mean(path, all);
 }
 
-/// A name with further names below it.
-bool holds_keys(const std::string& path) {
-  return std::ranges::any_of(deepspeed_file_keys(), [&](const DeepspeedKey& key) {
-    return key.path().starts_with(path + ".");
-  });
-}
-
 // ---- values ------------------------------------------------------------------------------------
 
 std::string as_written(const Json& value) {
@@ -75,7 +68,7 @@ Setting checked(const JsonLine& line, const std::string& origin) {
   // DeepSpeed's first name of the section.
   if (setting.key.starts_with("bfloat16.")) setting.key.replace(0, 8, "bf16");
   const auto* key = find_deepspeed_file_key(setting.key);
-  const bool is_section = holds_keys(setting.key);
+  const bool is_section = is_deepspeed_section(setting.key);
   if (key == nullptr && !is_section) {
     user_error("{}: unknown key {}{}", origin, config::quoted(setting.key),
                suggestion(setting.key));
@@ -86,7 +79,9 @@ Setting checked(const JsonLine& line, const std::string& origin) {
                config::quoted(as_written(line.value)));
   }
   if (is_section || key->rule == DeepspeedKey::Rule::section) {
-    setting.value = scalar_text(line.value);
+    const Key any{.name = setting.key};
+    setting.value = line.value.is_string() ? normal_value(any, raw_value(line.value), origin)
+                                           : as_written(line.value);
   } else if (line.value == kAuto && !key->auto_means.empty()) {
     setting.value = kAuto;
   } else {

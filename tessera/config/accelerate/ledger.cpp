@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/config/accelerate/shown_value.h"
 
 namespace tessera::config::accelerate {
 
@@ -27,8 +28,8 @@ std::string ledger_text(const std::vector<LedgerEntry>& ledger) {
   const std::string columns[] = {"verdict", "key", "value", "note"};
   std::vector<std::vector<std::string>> rows{{std::begin(columns), std::end(columns)}};
   for (const auto& [setting, verdict, note] : ledger) {
-    rows.push_back(
-        {verdict_name(verdict), setting.key, setting.is_null ? "null" : setting.value, note});
+    const auto value = setting.is_null ? "null" : shown_value(setting.key, setting.value);
+    rows.push_back({verdict_name(verdict), setting.key, value, note});
   }
   size_t widths[3] = {};
   for (const auto& row : rows) {
@@ -52,12 +53,13 @@ void check_ledger(const std::vector<LedgerEntry>& ledger, bool strict) {
   };
   if (const auto found = first(Verdict::refused); found != ledger.end()) {
     user_error("{}: {} {} is refused: {}", found->setting.origin, found->setting.key,
-               found->setting.value, found->note);
+               shown_value(found->setting.key, found->setting.value), found->note);
   }
   const auto found = first(Verdict::not_applicable);
   if (!strict || found == ledger.end()) return;
   user_error("{}: {} {} has no effect here (--strict): {}; remove it", found->setting.origin,
-             found->setting.key, found->setting.value, found->note);
+             found->setting.key, shown_value(found->setting.key, found->setting.value),
+             found->note);
 }
 
 }  // namespace tessera::config::accelerate

@@ -47,7 +47,7 @@ Translation translate(const Settings& settings);
 
 std::string verdict_name(Verdict verdict);  ///< "not applicable"
 
-/// The ledger as a table for people.
+/// The ledger as a table for people, without secrets (shown_value.h).
 std::string ledger_text(const std::vector<LedgerEntry>& ledger);
 
 /// UserError for the first refused entry, and if `strict` for the first that is not applicable.

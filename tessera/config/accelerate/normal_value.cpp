@@ -10,9 +10,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/config/accelerate/shown_value.h"
 
 namespace tessera::config::accelerate {
 namespace {
+
+constexpr size_t kLongestText = 4096;  // the longest path of Linux
 
 std::string lower_case(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -33,11 +36,31 @@ std::string expected(const Key& key) {
     case KeyType::number:
       return with_range("a number");
     case KeyType::list:
-      return "a list such as [a, b]";
+      return "a list such as [a, b], of texts on one line";
     case KeyType::text:
       break;
   }
-  return "a text on one line";
+  return fmt::format("a text on one line, UTF-8 of at most {} bytes", kLongestText);
+}
+
+/// Of the right form (RFC 3629: shortest, no surrogates, up to U+10FFFF), as JSON must be.
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U;
+    };
+    const auto first = byte(i), second = byte(i + 1);
+    const size_t length = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    const auto low = first == 0xE0 ? 0xA0U : first == 0xF0 ? 0x90U : 0x80U;
+    const auto high = first == 0xED ? 0x9FU : first == 0xF4 ? 0x8FU : 0xBFU;
+    if ((first >= 0x80 && first < 0xC2) || first > 0xF4) return false;
+    if (length > 1 && (second < low || second > high)) return false;
+    for (size_t k = 2; k < length; ++k) {
+      if ((byte(i + k) & 0xC0U) != 0x80) return false;
+    }
+    i += length;
+  }
+  return true;
 }
 
 /// As Accelerate's str_to_bool, whatever the case.
@@ -79,6 +102,12 @@ std::string list_text(std::string text) {
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 
+/// What may stand in a line of a ledger, a file or an environment.
+bool is_line(const std::string& text) {
+  return text.size() <= kLongestText && is_utf8(text) &&
+         std::ranges::none_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });
+}
+
 std::optional<std::string> scalar(const Key& key, const std::string& text) {
   if (!key.choices.empty()) return choice(key, text);
   switch (key.type) {
@@ -97,13 +126,11 @@ std::optional<std::string> scalar(const Key& key, const std::string& text) {
       return fmt::format("{}", *value);
     }
     case KeyType::list:
-      return list_text(text);
+      return is_line(text) ? std::optional(list_text(text)) : std::nullopt;
     case KeyType::text:
       break;
   }
-  const bool one_line =
-      std::ranges::none_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });
-  return one_line ? std::optional(text) : std::nullopt;
+  return is_line(text) ? std::optional(text) : std::nullopt;
 }
 
 }  // namespace
@@ -112,13 +139,16 @@ std::string normal_value(const Key& key, const RawValue& raw, const std::string&
   using Kind = RawValue::Kind;
   std::optional<std::string> value;
   if (raw.kind == Kind::scalar) value = scalar(key, raw.text);
-  if (raw.kind == Kind::list && key.type == KeyType::list) {
+  if (raw.kind == Kind::list && key.type == KeyType::list &&
+      std::ranges::all_of(raw.items, is_line)) {
     value = fmt::format("[{}]", fmt::join(raw.items, ", "));
   }
   if (value) return *value;
-  const auto got = raw.kind == Kind::scalar ? quoted(raw.text)
-                   : raw.kind == Kind::list ? "a list"
-                                            : raw.text;
+  const auto broken = std::ranges::find_if_not(raw.items, is_line);
+  const auto got = raw.kind == Kind::scalar    ? quoted(shown_value(key.name, raw.text))
+                   : raw.kind != Kind::list    ? raw.text
+                   : broken != raw.items.end() ? quoted(*broken)
+                                               : "a list";
   const auto hint = raw.kind == Kind::scalar && !key.choices.empty() && raw.text.size() <= 64
                         ? did_you_mean(raw.text, key.choices)
                         : "";

@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -26,6 +27,7 @@ bool is_section(const std::string& name) {
 /// here, with or without prefix.
 std::string suggestion(const std::string& section, const std::string& name) {
   if (name.size() > kLongest) return "";
+  if (name == "<<") return "; merging is not read: write the keys out";
   std::vector<std::string> here;
   for (const auto& key : keys()) {
     const bool same = find_key(key.section.empty() ? name : key.section + "." + name) == &key;
@@ -53,9 +55,15 @@ class Reader {
 
   Settings read(const YAML::Node& root) {
     refuse_unknown_at_the_top(root);
+    std::map<std::string, std::string> sections;  // and where they stand
     for (const auto& entry : root) {
       const auto name = key_name(entry.first);
       if (is_section(name)) {
+        const auto [first, is_new] = sections.try_emplace(name, line_of(file_, entry.first));
+        if (!is_new) {
+          user_error("{}: '{}' is given twice; put its keys below that of {}",
+                     line_of(file_, entry.first), name, first->second);
+        }
         read_section(name, entry.first, entry.second);
       } else if (name == "fp16") {
         fp16_origin_ = line_of(file_, entry.first);

@@ -147,6 +147,10 @@ TEST_F(SettingsTest, UnknownKeysAtAnyDepth) {
   EXPECT_EQ(
       error_of("distributed_type: FSDP\nfsdp_config:\n  num_processes: 2\n"),
       "a.yaml:3: unknown key 'fsdp_config.num_processes'; 'num_processes' belongs at the top");
+  EXPECT_EQ(error_of("distributed_type: FSDP\nfsdp_config:\n  <<: {version: 2}\n"),
+            "a.yaml:3: unknown key 'fsdp_config.<<'; merging is not read: write the keys out");
+  EXPECT_EQ(error_of("fsdp_config: {version: 2}\ndistributed_type: FSDP\nfsdp_config:\n"),
+            "a.yaml:3: 'fsdp_config' is given twice; put its keys below that of a.yaml:1");
   EXPECT_EQ(error_of("distributed_type: FSDP\nfsdp_config: 2\n"),
             "a.yaml:2: fsdp_config: expected 'key: value' lines below it, got '2'");
 }
@@ -165,7 +169,19 @@ TEST_F(SettingsTest, BadValues) {
   EXPECT_EQ(one("mixed_precision: bf61\n"),
             "a.yaml:2: mixed_precision: expected one of no, fp16, bf16, fp8, got 'bf61'; did you "
             "mean 'bf16'?");
-  EXPECT_EQ(one("gpu_ids: [0, 1]\n"), "a.yaml:2: gpu_ids: expected a text on one line, got a list");
+  const std::string text = "expected a text on one line, UTF-8 of at most 4096 bytes, got ";
+  EXPECT_EQ(one("gpu_ids: [0, 1]\n"), "a.yaml:2: gpu_ids: " + text + "a list");
+  EXPECT_EQ(one("tpu_name: \"a\\nb\"\n"), "a.yaml:2: tpu_name: " + text + "'a\\nb'");
+  EXPECT_EQ(one("tpu_name: a\xff\n"), "a.yaml:2: tpu_name: " + text + "'a\xff'");
+  for (const auto* broken : {"\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80"}) {
+    EXPECT_NE(one(std::string("tpu_name: ") + broken + "\n"), "no error");
+  }
+  EXPECT_EQ(one("tpu_name: \"\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\"\n"), "no error");
+  EXPECT_EQ(one("tpu_name: " + std::string(4096, 'x') + "\n"), "no error");
+  EXPECT_EQ(one("tpu_name: " + std::string(5000, 'x') + "\n"),
+            "a.yaml:2: tpu_name: " + text + "'" + std::string(60, 'x') + "...'");
+  EXPECT_EQ(one("tpu_env: [a, \"b\\nc\"]\n"),
+            "a.yaml:2: tpu_env: expected a list such as [a, b], of texts on one line, got 'b\\nc'");
   EXPECT_EQ(one("deepspeed_config: {zero_stage: 4}\n"),
             "a.yaml:2: deepspeed_config.zero_stage: expected one of 0, 1, 2, 3, got '4'");
   EXPECT_EQ(one("debug: true\ndebug: false\n"),

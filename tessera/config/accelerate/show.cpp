@@ -9,7 +9,7 @@
 #include "tessera/base/file.h"
 #include "tessera/config/accelerate/deepspeed_file.h"
 #include "tessera/config/accelerate/deepspeed_keys.h"
-#include "tessera/config/accelerate/keys.h"
+#include "tessera/config/accelerate/shown_value.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
 #include "tessera/config/yaml_document.h"
@@ -30,8 +30,8 @@ std::vector<NativeLine> native_lines(const Translation& translation) {
     RunConfig config;
     const auto& field = *find_field(override.key);
     const auto usual = yaml_value(field, config);
-    set_field(field, {.kind = RawValue::Kind::scalar, .text = override.value}, override.origin,
-              config);
+    set_field(field, {.kind = RawValue::Kind::scalar, .text = override.value},
+              override.origin + ": " + override.key, config);
     const auto value = yaml_value(field, config);
     if (value == usual) continue;
     // Alone it would be an error.
@@ -52,19 +52,23 @@ std::string section_of(const NativeLine& line) { return line.key.substr(0, line.
 
 FileKind kind_of(const std::filesystem::path& file) {
   const auto root = parse_yaml(file.string(), read_file(file));
-  bool job = root.IsMap() && root.size() > 0, accelerate = false, deepspeed = false;
-  if (root.IsMap()) {
-    for (const auto& entry : root) {
-      const auto name = entry.first.IsScalar() ? entry.first.Scalar() : "";
-      const auto is_section = [&](const Section& section) { return section.name == name; };
-      job = job && std::ranges::any_of(sections(), is_section);
-      accelerate = accelerate || name == "distributed_type" || name == "compute_environment";
-      deepspeed = deepspeed || find_deepspeed_file_key(name) != nullptr;
-    }
+  if (!root.IsMap()) return FileKind::accelerate;
+  bool accelerate = false, deepspeed = false, some_of_job = false, all_of_job = root.size() > 0;
+  const bool is_json = root.Style() == YAML::EmitterStyle::Flow;
+  for (const auto& entry : root) {
+    const auto name = entry.first.IsScalar() ? entry.first.Scalar() : "";
+    const bool of_job =
+        std::ranges::any_of(sections(), [&](const auto& section) { return section.name == name; });
+    all_of_job = all_of_job && of_job;
+    some_of_job = some_of_job || of_job;
+    accelerate = accelerate || name == "distributed_type" || name == "compute_environment";
+    deepspeed = deepspeed || find_deepspeed_file_key(name) != nullptr ||
+                (is_json && is_deepspeed_section(name));
   }
   if (accelerate) return FileKind::accelerate;
-  if (job && file.extension() != ".json") return FileKind::job;
-  return deepspeed ? FileKind::deepspeed : FileKind::accelerate;
+  if (all_of_job && file.extension() != ".json") return FileKind::job;
+  if (deepspeed) return FileKind::deepspeed;
+  return some_of_job && !is_json ? FileKind::job : FileKind::accelerate;
 }
 
 Translation translate_file(const std::filesystem::path& file) {
@@ -122,9 +126,10 @@ nlohmann::ordered_json show_json(const Translation& translation) {
   nlohmann::ordered_json out;
   out["ledger"] = nlohmann::ordered_json::array();
   for (const auto& [setting, verdict, note] : translation.ledger) {
+    nlohmann::ordered_json value;
+    if (!setting.is_null) value = shown_value(setting.key, setting.value);
     out["ledger"].push_back({{"key", setting.key},
-                             {"value", setting.is_null ? nlohmann::ordered_json()
-                                                       : nlohmann::ordered_json(setting.value)},
+                             {"value", value},
                              {"origin", setting.origin},
                              {"verdict", verdict_name(verdict)},
                              {"note", note}});

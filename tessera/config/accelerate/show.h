@@ -11,7 +11,7 @@ namespace tessera::config::accelerate {
 
 enum class FileKind { job, accelerate, deepspeed };
 
-/// By the keys at the top of the file: those of a job file alone, some of DeepSpeed's, or else.
+/// By the keys at the top of the file: those of a job file, some of DeepSpeed's, or else.
 FileKind kind_of(const std::filesystem::path& file);
 
 /// Of an Accelerate file, or of a DeepSpeed file by itself.

@@ -64,16 +64,16 @@ LaunchPlan plan_launch(const Settings& settings) {
 
 /// Sizes of parallelism_config multiply to the number of processes.
 void check_sizes(const Settings& settings, const LaunchPlan& plan) {
-  int64_t product = 1;
+  double product = 1;  // of five sizes: beyond an integer
   const Setting* first = nullptr;
   for (const auto* size : {"dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"}) {
     const auto key = std::string("parallelism_config.") + size;
-    product *= settings.integer(key);
+    product *= static_cast<double>(settings.integer(key));
     if (first == nullptr) first = settings.find(key);
   }
   if (first == nullptr || product == plan.num_processes) return;
   const auto processes = said(settings, "num_processes");
-  user_error("{}: the sizes of parallelism_config multiply to {}, but num_processes is {} ({})",
+  user_error("{}: the sizes of parallelism_config multiply to {:.0f}, but num_processes is {} ({})",
              first->origin, product, plan.num_processes, processes.origin);
 }
 

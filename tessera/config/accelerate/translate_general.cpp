@@ -1,9 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <sstream>
 
+#include "tessera/base/error.h"
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/accelerate/translate.h"
+#include "tessera/config/values.h"
 
 namespace tessera::config::accelerate {
 namespace {
@@ -74,9 +78,27 @@ Decision num_processes(const RuleInput& input) {
                     input.launch.num_machines == 1 ? "" : "on each machine");
 }
 
+/// Numbers, or names as nvidia-smi -L prints them, each once.
+bool are_gpus(const std::string& ids) {
+  std::set<std::string> seen;
+  std::istringstream words(ids + ",");
+  for (std::string word; std::getline(words, word, ',');) {
+    const auto number = parse_integer(word);
+    const bool name = word.starts_with("GPU-") || word.starts_with("MIG-");
+    if (!name && !(number && *number >= 0 && *number < 1024)) return false;
+    if (!seen.insert(word).second) return false;
+  }
+  return true;
+}
+
 Decision gpu_ids(const RuleInput& input) {
-  const auto& ids = input.setting.value;
+  const auto& [key, ids, origin, is_null] = input.setting;
   if (ids == "all") return honoured();
+  // A launcher's own variable may hold what only CUDA knows.
+  if (origin != find_key(key)->variable && !are_gpus(ids)) {
+    user_error("{}: gpu_ids: expected all, or numbers such as 0,1, each once, got {}", origin,
+               quoted(ids));
+  }
   if (input.launch.cpu) return not_applicable("the run is on CPUs");
   const auto count = 1 + std::ranges::count(ids, ',');
   const auto here = input.launch.num_processes / input.launch.num_machines;
@@ -118,12 +140,13 @@ Decision data_parallel_size(const RuleInput& input) {
   return refused("set distributed_type: FSDP to split the model over ranks");
 }
 
+Decision tensor_size(const RuleInput& input) {
+  return translated({{"parallel.tp", input.setting.value}});
+}
+
 Decision other_size(const RuleInput& input) {
   if (input.setting.value == "1") return honoured();
-  const auto& key = input.setting.key;
-  const char* kind = key.ends_with("tp_size")   ? "tensor"
-                     : key.ends_with("cp_size") ? "context"
-                                                : "sequence";
+  const char* kind = input.setting.key.ends_with("cp_size") ? "context" : "sequence";
   return refused(fmt::format("{} parallelism is not built yet; set 1", kind));
 }
 
@@ -177,6 +200,7 @@ Rules make_rules() {
       {"mpirun_config.mpirun_ccl", mpirun_ccl},
       {"parallelism_config.parallelism_config_dp_replicate_size", data_parallel_size},
       {"parallelism_config.parallelism_config_dp_shard_size", data_parallel_size},
+      {"parallelism_config.parallelism_config_tp_size", tensor_size},
   };
   for (const auto* name :
        {"main_training_function", "downcast_bf16", "tpu_name", "tpu_zone", "tpu_use_cluster",

@@ -11,10 +11,14 @@ Decision degree(const RuleInput& input) {
   if (input.setting.value == "1") return honoured();
   const auto& key = input.setting.key;
   const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
-  return refused(fmt::format("{} parallelism is not built yet; set 1", has("pp_")       ? "pipeline"
-                                                                       : has("context") ? "context"
-                                                                       : has("expert")  ? "expert"
-                                                                                       : "tensor"));
+  return refused(fmt::format("{} parallelism is not built yet; set 1", has("pp_") ? "pipeline"
+                                                                       : has("context")
+                                                                           ? "context"
+                                                                           : "expert"));
+}
+
+Decision tensor_degree(const RuleInput& input) {
+  return translated({{"parallel.tp", input.setting.value}});
 }
 
 Decision micro_batches(const RuleInput& input) {
@@ -74,8 +78,11 @@ Decision always_so(const RuleInput& input) {
   return not_applicable("always true");
 }
 
-Decision sequence_parallelism(const RuleInput&) {
-  return not_applicable("counts for tp_degree above 1");
+Decision sequence_parallelism(const RuleInput& input) {
+  if (input.settings.integer(kPrefix + "tp_degree") == 1) {
+    return not_applicable("counts for tp_degree above 1");
+  }
+  return translated({{"parallel.sequence_parallel", input.setting.value}});
 }
 Decision last_stage(const RuleInput&) { return not_applicable("counts for pp_degree above 1"); }
 Decision overlap(const RuleInput&) { return not_applicable("copies are always in the background"); }
@@ -85,7 +92,7 @@ Decision of_the_model(const RuleInput&) { return not_applicable("the model's own
 
 const Rules& megatron_lm_rules() {
   static const Rules rules{
-      {kPrefix + "tp_degree", degree},
+      {kPrefix + "tp_degree", tensor_degree},
       {kPrefix + "pp_degree", degree},
       {kPrefix + "expert_model_parallel_size", degree},
       {kPrefix + "expert_tensor_parallel_size", degree},

@@ -178,7 +178,7 @@ TEST(TranslateTest, ZeroStages) {
   EXPECT_EQ(accumulated.accumulation->value, "4");
 }
 
-TEST(TranslateTest, MegatronWithoutItsParallelism) {
+TEST(TranslateTest, MegatronLm) {
   const Values base{{"distributed_type", "MEGATRON_LM"}, {"num_processes", "2"}};
   auto with = [&](const std::string& key, const std::string& value) {
     auto values = base;
@@ -189,8 +189,10 @@ TEST(TranslateTest, MegatronWithoutItsParallelism) {
               Contains("parallel.placement=shard_optimizer"));
   EXPECT_THAT(job_of(with("recompute_activations", "true")),
               Contains("memory.checkpointing=selective"));
-  EXPECT_EQ(entry_of(with("tp_degree", "2"), "megatron_lm_config.tp_degree").note,
-            "tensor parallelism is not built yet; set 1");
+  EXPECT_THAT(job_of(with("tp_degree", "2")), Contains("parallel.tp=2"));
+  auto sequence = with("tp_degree", "2");
+  sequence.emplace_back("megatron_lm_config.sequence_parallelism", "false");
+  EXPECT_THAT(job_of(sequence), Contains("parallel.sequence_parallel=false"));
   EXPECT_EQ(entry_of(with("pp_degree", "2"), "megatron_lm_config.pp_degree").note,
             "pipeline parallelism is not built yet; set 1");
 }
@@ -201,6 +203,24 @@ TEST(TranslateTest, OtherHardwareIsRefusedUnlessOnTheCpu) {
             "needs Intel GPUs; tessera drives NVIDIA GPUs and CPUs (--cpu tries it on a CPU)");
   xpu.emplace_back("use_cpu", "true");
   EXPECT_EQ(verdict_of(xpu, "distributed_type"), Verdict::translated);
+}
+
+TEST(TranslateTest, GpusAreNumbersOrNamesEachOnce) {
+  const auto with = [](const std::string& ids, const std::string& origin = "a.yaml:3") {
+    auto settings = settings_of({{"distributed_type", "MULTI_GPU"}, {"num_processes", "2"}});
+    settings.set({.key = "gpu_ids", .value = ids, .origin = origin});
+    return message_of([&] { translate(settings); });
+  };
+  for (const auto* ids : {"all", "0,1", "GPU-1a,GPU-2b", "MIG-1,MIG-2"}) {
+    EXPECT_EQ(with(ids), "no error") << ids;
+  }
+  for (const auto* ids : {"a,b", "0,0", "0,-1", "0,9999", "0,,1", "0,1,"}) {
+    EXPECT_EQ(with(ids),
+              fmt::format("a.yaml:3: gpu_ids: expected all, or numbers such as 0,1, each once, got "
+                          "'{}'",
+                          ids));
+  }
+  EXPECT_EQ(with("-1,-1", "CUDA_VISIBLE_DEVICES"), "no error");  // what a launcher left there
 }
 
 TEST(TranslateTest, SectionsOfAnotherTypeAreNotRead) {
@@ -239,6 +259,12 @@ TEST(TranslateTest, Contradictions) {
   EXPECT_EQ(
       error_of(fsdp({{"parallelism_config.dp_shard_size", "2"}})),
       "a.yaml:3: the sizes of parallelism_config multiply to 2, but num_processes is 4 (a.yaml:2)");
+  EXPECT_EQ(error_of(fsdp({{"parallelism_config.dp_shard_size", "65536"},
+                           {"parallelism_config.dp_replicate_size", "65536"},
+                           {"parallelism_config.tp_size", "65536"},
+                           {"parallelism_config.cp_size", "65536"}})),
+            "a.yaml:4: the sizes of parallelism_config multiply to 18446744073709551616, but "
+            "num_processes is 4 (a.yaml:2)");
   EXPECT_EQ(error_of(deepspeed({{"offload_param_device", "cpu"}})),
             "a.yaml:3: deepspeed_config.offload_param_device cpu contradicts "
             "deepspeed_config.zero_stage 2 "
@@ -342,7 +368,8 @@ TEST(TranslateTest, EveryKeyHasARuleAndWhatItTranslatesChangesTheRun) {
       auto settings = settings_of(base_of(key));
       if (key.name == "deepspeed_config_file") break;  // read from a file: ledger_test.cpp
       settings.set({.key = key.dotted(), .value = value, .origin = "a.yaml:9"});
-      if (key.name.find("_dp_") != std::string::npos) {  // the two sizes multiply to 4
+      const bool tensor = key.name == "parallelism_config_tp_size";
+      if (tensor || key.name.find("_dp_") != std::string::npos) {  // two sizes multiply to 4
         const auto* other = key.name.find("shard") != std::string::npos ? "replicate" : "shard";
         settings.set({.key = fmt::format("parallelism_config.parallelism_config_dp_{}_size", other),
                       .value = fmt::format("{}", 4 / std::stoi(value)),
