@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/pattern.h"
 #include "tessera/base/units.h"
 
 namespace tessera {
@@ -76,6 +77,14 @@ TEST_F(FileTest, WhetherAFolderCanBeWritten) {
   EXPECT_EQ(why_not_writable(folder_ / "file" / "new"), "Not a directory");
   EXPECT_NE(why_not_writable("/proc/new"), "");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
+TEST(Pattern, StarsStandForAnything) {
+  EXPECT_TRUE(matches("layers.*", "layers.3"));
+  EXPECT_TRUE(matches("*.mlp.*_proj", "layers.3.mlp.up_proj"));
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_FALSE(matches("layers.*", "model.layers.3"));
+  EXPECT_FALSE(matches("head", "heads"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -67,7 +69,7 @@ void check_model(const RunConfig& config, const Place& place) {
   }
 }
 
-void check_reshard(const RunConfig& config, const DataMesh& mesh, const Place& place) {
+void check_reshard(const RunConfig& config, const MeshSizes& mesh, const Place& place) {
   const auto& text = config.parallel.reshard_after_forward;
   if (text == "true" || text == "false") return;
   int64_t k = 0;
@@ -79,21 +81,40 @@ void check_reshard(const RunConfig& config, const DataMesh& mesh, const Place& p
   }
 }
 
+void check_tensor_parallel(const RunConfig& config, int64_t tp, const Place& place) {
+  const auto seq_len = config.data.seq_len;
+  if (tp > 1 && config.parallel.sequence_parallel && seq_len % tp != 0) {
+    place.error("data.seq_len",
+                "expected a multiple of parallel.tp {}, got {}; set {}, or "
+                "parallel.sequence_parallel to false",
+                tp, seq_len, std::max<int64_t>(1, seq_len / tp) * tp);
+  }
+  if (!config.model.path.empty()) return;  // the ranks see to it
+  auto shape = model_preset(config.model.preset);
+  override_shape(config.model, shape);
+  if (const auto problem = division_problem(shape, tp)) {
+    place.error("parallel.tp", "{}", *problem);
+  }
+}
+
 void check_ranks(const RunConfig& config, const Place& place) {
   const auto ranks = config.parallel.num_ranks;
   const auto& train = config.train;
   if (ranks < 1) return;
-  const auto mesh = data_mesh(config.parallel, ranks);
-  if (const auto* problem = std::get_if<MeshProblem>(&mesh)) {
+  const auto sizes = mesh_sizes(config.parallel, ranks);
+  if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
     place.error(problem->key, "{}", problem->message);
   }
-  check_reshard(config, std::get<DataMesh>(mesh), place);
-  if (train.global_batch % ranks != 0) {
+  const auto& mesh = std::get<MeshSizes>(sizes);
+  check_reshard(config, mesh, place);
+  check_tensor_parallel(config, mesh.tp, place);
+  const auto data_ranks = mesh.data_ranks();
+  if (train.global_batch % data_ranks != 0) {
     place.error("train.global_batch",
-                "{} sequences cannot be divided over {} ranks; set a multiple of {}",
-                train.global_batch, ranks, ranks);
+                "{} sequences cannot be divided over {} {}ranks; set a multiple of {}",
+                train.global_batch, data_ranks, data_ranks == ranks ? "" : "data ", data_ranks);
   }
-  const auto share = train.global_batch / ranks;
+  const auto share = train.global_batch / data_ranks;
   if (train.micro_batch > 0 && share % train.micro_batch != 0) {
     place.error("train.micro_batch",
                 "expected 0 or a divisor of {}, each rank's share of train.global_batch {}, got {}",
@@ -141,6 +162,7 @@ std::vector<EffectRule> effect_rules(const RunConfig& config) {
       {"optimizer.momentum", !adamw, "optimizer.type sgd"},
       {"schedule.min_ratio", config.schedule.type != "constant",
        "schedule.type linear, cosine or wsd"},
+      {"parallel.sequence_parallel", parallel.tp != 1, "parallel.tp above 1"},
       {"parallel.min_num_params", parallel.units == "size", "parallel.units size"},
       {"parallel.unit_patterns", parallel.units == "name", "parallel.units name"},
       {"parallel.reshard_after_forward", full_shard, "parallel.placement full_shard"},
@@ -196,31 +218,59 @@ void check_precision(const RunConfig& config, const Place& place) {
 
 }  // namespace
 
-std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, int64_t num_ranks) {
+std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
+                                                int64_t num_ranks) {
   const bool sharded = parallel.placement != "replicate";
-  const auto replicate = parallel.dp_replicate, shard = parallel.dp_shard;
-  if (!sharded && shard > 1) {
+  if (!sharded && parallel.dp_shard > 1) {
     return MeshProblem{"parallel.dp_shard",
                        fmt::format("{} ranks cannot share a model that is replicated; remove it, "
                                    "or set parallel.placement to full_shard",
-                                   shard)};
+                                   parallel.dp_shard)};
   }
-  DataMesh mesh;
-  if (sharded) {
-    mesh.dp_replicate = replicate != -1 ? replicate
-                        : shard != -1   ? std::max<int64_t>(1, num_ranks / shard)
-                                        : 1;
-    mesh.dp_shard = shard != -1 ? shard : num_ranks / std::max<int64_t>(1, mesh.dp_replicate);
-  } else {
-    mesh.dp_replicate = replicate != -1 ? replicate : num_ranks;
+  // The dimensions that the user left open, -1, but for the one that takes all that is left.
+  MeshSizes sizes{parallel.dp_replicate, sharded ? parallel.dp_shard : 1, parallel.tp};
+  auto& rest = sizes.tp == -1                    ? sizes.tp
+               : sharded && sizes.dp_shard == -1 ? sizes.dp_shard
+               : sizes.dp_replicate == -1        ? sizes.dp_replicate
+                                                 : sizes.tp;
+  struct Dimension {
+    const char* key;
+    int64_t& size;
+  };
+  const Dimension dimensions[] = {{"parallel.dp_replicate", sizes.dp_replicate},
+                                  {"parallel.dp_shard", sizes.dp_shard},
+                                  {"parallel.tp", sizes.tp}};
+  const bool open = rest == -1;
+  int64_t others = 1;
+  for (const auto& [key, size] : dimensions) {
+    if (&size == &rest) continue;
+    if (size == -1) size = 1;
+    others *= size;
   }
-  const auto size = mesh.dp_replicate * mesh.dp_shard;
-  if (size == num_ranks) return mesh;
-  const bool blame_shard = shard != -1 && sharded;
-  const auto other = std::max<int64_t>(1, blame_shard ? mesh.dp_replicate : mesh.dp_shard);
-  return MeshProblem{blame_shard ? "parallel.dp_shard" : "parallel.dp_replicate",
-                     fmt::format("the mesh has {} ranks but the run has {}; set {} or -1", size,
-                                 num_ranks, std::max<int64_t>(1, num_ranks / other))};
+  if (open) rest = std::max<int64_t>(1, num_ranks / others);
+  const int64_t product = others * rest;
+  if (product == num_ranks) return sizes;
+
+  // To blame: the last that the user set, if the others leave it room.
+  for (size_t i = std::size(dimensions); i-- > 0;) {
+    const auto& [key, size] = dimensions[i];
+    if (size == 1 || (open && &size == &rest)) continue;
+    const int64_t fixed = (open ? others : product) / size, room = num_ranks / fixed;
+    if (num_ranks % fixed != 0) continue;
+    int64_t fitting = room;  // where a dimension is open, any divisor will do
+    for (int64_t d = 1; open && d <= room; ++d) {
+      if (room % d == 0 && std::abs(d - size) < std::abs(fitting - size)) fitting = d;
+    }
+    return MeshProblem{key, fmt::format("the mesh has {} ranks but the run has {}; set {} or -1",
+                                        product, num_ranks, fitting)};
+  }
+  const int64_t below = num_ranks / product * product;
+  return MeshProblem{
+      sizes.tp > 1 ? "parallel.tp" : "parallel.dp_shard",
+      fmt::format("dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; start "
+                  "{}{}, or change a size",
+                  sizes.dp_replicate, sizes.dp_shard, sizes.tp, product, num_ranks,
+                  below > 0 ? fmt::format("{} or ", below) : "", below + product)};
 }
 
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {

@@ -50,6 +50,41 @@ TEST(CheckTest, ErrorsSayWhereTheValueWasWritten) {
   EXPECT_EQ(error_of(config, {{"train.global_batch", "command line"}}), "--" + line);
 }
 
+TEST(CheckTest, TensorParallelism) {
+  auto config = good();
+  config.model.preset = "micro";
+  config.data.seq_len = 64;
+  config.parallel.num_ranks = 8;
+  config.parallel.tp = 2;
+  EXPECT_EQ(error_of(config), "no error");
+  const auto sizes = std::get<MeshSizes>(mesh_sizes(config.parallel, 8));
+  EXPECT_EQ(sizes.dp_replicate, 4);
+  config.train.global_batch = 4;  // shared by the four data ranks
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel.tp = -1;
+  EXPECT_EQ(std::get<MeshSizes>(mesh_sizes(config.parallel, 8)).tp, 8);
+  config.parallel.tp = 3;
+  EXPECT_EQ(error_of(config), "parallel.tp: the mesh has 6 ranks but the run has 8; set 2 or -1");
+  config.parallel.placement = "full_shard";
+  config.parallel.dp_shard = 3, config.parallel.dp_replicate = 1;
+  EXPECT_EQ(error_of(config),
+            "parallel.tp: dp_replicate 1 x dp_shard 3 x tp 3 make 9 ranks but the run has 8; "
+            "start 9, or change a size");
+  config.parallel.dp_shard = -1, config.parallel.tp = 8;
+  EXPECT_EQ(error_of(config),
+            "parallel.tp: 4 heads (2 of keys) cannot be divided over 8 ranks; set one of 1, 2, 4");
+  config.parallel.tp = 4, config.data.seq_len = 63;
+  EXPECT_EQ(error_of(config),
+            "data.seq_len: expected a multiple of parallel.tp 4, got 63; set 60, or "
+            "parallel.sequence_parallel to false");
+  config.parallel.sequence_parallel = false;
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel.tp = 1, config.train.global_batch = 8;
+  EXPECT_EQ(error_of(config),
+            "parallel.sequence_parallel: has no effect here: it needs parallel.tp above 1; remove "
+            "one of them");
+}
+
 TEST(CheckTest, RanksShareTheBatch) {
   auto config = good();
   config.train.global_batch = 12;

@@ -174,6 +174,16 @@ Section parallel_section() {
       .add("dp_shard", &S::dp_shard,
            "ranks that share one copy; -1: 1 if placement is replicate, else all that are left",
            {.range = or_also(-1, at_least(1)), .aliases = {"fsdp_size", "shard_size"}})
+      .add("tp", &S::tp,
+           "tensor parallelism: ranks that divide each matrix, neighbours of one machine; -1: all "
+           "that are left (then dp_replicate and dp_shard are 1 unless set)",
+           {.range = or_also(-1, at_least(1)),
+            .aliases = {"tp_size", "tp_degree", "tensor_parallel", "tensor_parallel_size",
+                        "tensor_model_parallel_size"}})
+      .add("sequence_parallel", &S::sequence_parallel,
+           "tp above 1: norms, dropout and residuals are divided over positions, for less memory "
+           "at the same traffic; data.seq_len must be a multiple of tp",
+           {.aliases = {"sequence_parallelism", "enable_sequence_parallel"}})
       .add("units", &S::units,
            "what is gathered and reduced together: block: each block; size: the innermost modules "
            "of min_num_params; name: those that match unit_patterns; model: all",

@@ -1,6 +1,7 @@
 #include "tessera/config/model_shape.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -202,6 +203,20 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
         "num_heads", fmt::format("expected a divisor of the width {}, got {}", s.dim, s.num_heads)};
   }
   return {};
+}
+
+std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp) {
+  const auto fits = [&](int64_t ranks) {
+    return shape.num_heads % ranks == 0 &&
+           (shape.num_kv_heads % ranks == 0 || ranks % shape.num_kv_heads == 0);
+  };
+  if (fits(tp)) return std::nullopt;
+  std::vector<int64_t> fitting;
+  for (int64_t ranks = 1; ranks <= shape.num_heads; ++ranks) {
+    if (fits(ranks)) fitting.push_back(ranks);
+  }
+  return fmt::format("{} heads ({} of keys) cannot be divided over {} ranks; set one of {}",
+                     shape.num_heads, shape.num_kv_heads, tp, fmt::join(fitting, ", "));
 }
 
 int64_t num_parameters(const ModelShape& s) {

@@ -79,6 +79,9 @@ struct ShapeProblem {
 /// divide the heads, an even head width where positions are rotated.
 std::optional<ShapeProblem> shape_problem(const ModelShape& shape);
 
+/// Why `tp` ranks cannot divide the model's matrices, if so: whole heads belong to a rank.
+std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp);
+
 /// Number of parameters, a tied head counted once.
 int64_t num_parameters(const ModelShape& shape);
 

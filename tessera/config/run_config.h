@@ -73,6 +73,8 @@ struct ParallelSection {
   /// Ranks that each hold the whole model, and ranks that share one; -1: all that are left, to
   /// dp_replicate if the placement is replicate, else to dp_shard.
   int64_t dp_replicate = -1, dp_shard = -1;
+  int64_t tp = 1;                 ///< ranks that divide each matrix; -1: all that are left
+  bool sequence_parallel = true;  ///< tp above 1: between matrices, ranks divide the positions
   std::string units = "block";                 ///< block, size, name, model
   int64_t min_num_params = 1'000'000;          ///< units: size
   std::vector<std::string> unit_patterns;      ///< units: name
@@ -167,15 +169,17 @@ struct RunConfig {
   bool operator==(const RunConfig&) const = default;
 };
 
-/// Ranks along the two data dimensions of a run of `num_ranks`; what is wrong, if anything: a key
-/// and a line.
-struct DataMesh {
-  int64_t dp_replicate = 1, dp_shard = 1;
+/// Ranks along the dimensions of a run of `num_ranks`; what is wrong, if anything: a key and a line.
+struct MeshSizes {
+  int64_t dp_replicate = 1, dp_shard = 1, tp = 1;
+
+  int64_t data_ranks() const { return dp_replicate * dp_shard; }
 };
 struct MeshProblem {
   std::string key, message;
 };
-std::variant<DataMesh, MeshProblem> data_mesh(const ParallelSection& parallel, int64_t num_ranks);
+std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
+                                                int64_t num_ranks);
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
 using Origins = std::map<std::string, std::string>;

@@ -13,7 +13,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor dropped(const at::Tensor& x, double probability, const DropoutKey& key) {
+at::Tensor dropped(const at::Tensor& x, double probability, DropoutKey key) {
+  if (key.row != 0) {
+    auto y = at::empty_like(x);
+    const auto from = x.view({-1, key.row}), to = y.view({-1, key.row});
+    const int64_t row = key.row, stride = key.row_stride;
+    key.row = key.row_stride = 0;
+    for (int64_t i = 0; i < from.size(0); ++i, key.first_position += stride) {
+      to[i].copy_(dropped(from[i], probability, key));
+    }
+    TORCH_INTERNAL_ASSERT(row <= stride);
+    return y;
+  }
   if (!can_fuse({x})) return dropout_reference(x, probability, key);
   auto y = at::empty_like(x);
   drop(x, y, probability, key);
@@ -25,9 +36,12 @@ struct Dropout : torch::autograd::Function<Dropout> {
                             const DropoutKey& key) {
     at::AutoDispatchBelowADInplaceOrView guard;
     context->saved_data["probability"] = probability;
-    context->saved_data["key"] =
-        std::vector<int64_t>{static_cast<int64_t>(key.seed), key.step,
-                             static_cast<int64_t>(key.layer), key.first_position};
+    context->saved_data["key"] = std::vector<int64_t>{static_cast<int64_t>(key.seed),
+                                                      key.step,
+                                                      static_cast<int64_t>(key.layer),
+                                                      key.first_position,
+                                                      key.row,
+                                                      key.row_stride};
     return dropped(x, probability, key);
   }
 
@@ -38,7 +52,9 @@ struct Dropout : torch::autograd::Function<Dropout> {
                     {.seed = static_cast<uint64_t>(key[0]),
                      .step = key[1],
                      .layer = static_cast<uint64_t>(key[2]),
-                     .first_position = key[3]}),
+                     .first_position = key[3],
+                     .row = key[4],
+                     .row_stride = key[5]}),
             at::Tensor(), at::Tensor()};
   }
 };

@@ -43,6 +43,9 @@ struct DropoutKey {
   int64_t step = 0;
   uint64_t layer = 0;
   int64_t first_position = 0;  ///< of element 0
+  /// Every `row` elements the position goes on at the next multiple of `row_stride` from the first;
+  /// 0: elements stand side by side.
+  int64_t row = 0, row_stride = 0;
 };
 
 /// Probabilities are kept in 32 bits: an element stays if its random bits are at least this.

@@ -383,8 +383,50 @@ TEST(Linear, AddsToTheGradientThatIsThere) {
   };
   const auto want = train(plain, false);
   for (const bool flat : {false, true}) {
-    const auto got = train(kernels::linear, flat);
+    const auto ours = [](const auto& x, const auto& weight, const auto& bias) {
+      return kernels::linear(x, weight, bias);
+    };
+    const auto got = train(ours, flat);
     for (size_t i = 0; i < 3; ++i) EXPECT_LE(relative_error(got[i], want[i]), 1e-6) << i;
+  }
+}
+
+// Two ranks' halves of the vocabulary one after the other: what they tell each other is known from
+// the whole.
+TEST(LinearCrossEntropy, DividedVocabulariesMakeTheWholeOne) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    at::manual_seed(10);
+    const auto hidden = at::randn({6, 8}).to(dtype), weight = at::randn({11, 8}).to(dtype);
+    const auto targets = at::tensor({0, 4, -100, 5, 10, 7}, at::kLong);
+    auto whole_hidden = hidden.clone().requires_grad_(), whole = weight.clone().requires_grad_();
+    const auto expected = linear_cross_entropy(whole_hidden, whole, targets, {.scale = 0.25});
+    expected.backward();
+
+    const auto logits = at::matmul(hidden, weight.t()).to(at::kFloat);
+    const auto largest = logits.amax(1);
+    const auto sums = at::stack(
+        {(logits - largest.unsqueeze(1)).gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1),
+         (logits - largest.unsqueeze(1)).exp().sum(1)});
+    auto gradient = at::zeros({6, 8}), of_weight = at::zeros({11, 8});
+    for (const int64_t first : {0, 5}) {
+      const int64_t rows = first == 0 ? 5 : 6;
+      auto own_hidden = hidden.clone().requires_grad_();
+      auto own = weight.narrow(0, first, rows).clone().requires_grad_();
+      LinearCrossEntropyOptions options{.scale = 0.25};
+      options.vocabulary = {.first = first,
+                            .total = 11,
+                            .maximum = [&](const at::Tensor& values) { values.copy_(largest); },
+                            .sum = [&](const at::Tensor& values) { values.copy_(sums); }};
+      const auto loss = linear_cross_entropy(own_hidden, own, targets, options);
+      EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1,
+                  dtype == at::kFloat ? 1e-6 : 1e-2);
+      loss.backward();
+      gradient += own_hidden.grad().to(at::kFloat);
+      of_weight.narrow(0, first, rows).copy_(own.grad());
+    }
+    const double tolerance = dtype == at::kFloat ? 1e-6 : 2e-2;
+    EXPECT_LE(relative_error(gradient, whole_hidden.grad().to(at::kFloat)), tolerance);
+    EXPECT_LE(relative_error(of_weight, whole.grad().to(at::kFloat)), tolerance);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <utility>
 
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
@@ -40,22 +41,36 @@ at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& x, const at
   return gradient;
 }
 
+struct HeldSum : torch::CustomClassHolder {
+  explicit HeldSum(ProductOverRanksPtr over_ranks) : over_ranks(std::move(over_ranks)) {}
+  ProductOverRanksPtr over_ranks;
+};
+
 struct Linear : torch::autograd::Function<Linear> {
   /// `operand`: the weight as the products take it, if that is another tensor (autocast).
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
-                            const std::optional<at::Tensor>& operand, bool in_out) {
+                            const std::optional<at::Tensor>& operand, bool in_out,
+                            const ProductOverRanksPtr& over_ranks) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto& used = operand ? *operand : weight;
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight,
                             bias.value_or(at::Tensor()), operand.value_or(at::Tensor())});
     ctx->saved_data["in_out"] = in_out;
     ctx->saved_data["x_sizes"] = x.sizes().vec();
+    if (over_ranks) {
+      ctx->saved_data["over_ranks"] =
+          c10::IValue::make_capsule(c10::make_intrusive<HeldSum>(over_ranks));
+    }
     const auto rows = x.reshape({-1, x.size(-1)});
     const auto right = in_out ? used : used.t();  // [I, O]
     auto sizes = x.sizes().vec();
     sizes.back() = right.size(1);
     return compute_once(1, [&]() -> variable_list {
+      if (over_ranks) {
+        auto y = over_ranks->sum(at::_unsafe_view(product(rows, right), sizes));
+        return {bias ? y.add_(bias->to(y.scalar_type())) : y};
+      }
       const auto y =
           bias ? at::addmm(bias->to(x.scalar_type()), rows, right) : product(rows, right);
       return {at::_unsafe_view(y, sizes)};
@@ -70,8 +85,16 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto weight_sink = gradient_sink(weight);
     const auto bias_sink = gradient_sink(bias);
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto grad = grads[0].reshape({-1, grads[0].size(-1)}).contiguous();
-    variable_list out(5);
+    const auto as_rows = [](const at::Tensor& y) {
+      return y.reshape({-1, y.size(-1)}).contiguous();
+    };
+    const auto grad_of_result = as_rows(grads[0]);
+    auto grad = grad_of_result;  // of the product
+    if (const auto found = ctx->saved_data.find("over_ranks"); found != ctx->saved_data.end()) {
+      const auto capsule = found->second.toCapsule();
+      grad = as_rows(static_cast<const HeldSum&>(*capsule).over_ranks->gradient(grads[0]));
+    }
+    variable_list out(6);
     if (ctx->needs_input_grad(0)) {
       const auto& used = operand.defined() ? operand : weight;
       out[0] = at::_unsafe_view(product(grad, in_out ? used.t() : used),
@@ -79,31 +102,33 @@ struct Linear : torch::autograd::Function<Linear> {
     }
     if (ctx->needs_input_grad(1)) out[1] = weight_gradient(weight_sink, x, grad, weight, in_out);
     if (bias.defined() && ctx->needs_input_grad(2)) {
-      out[2] = hand_over(bias_sink, sum_of_rows(grad), bias.scalar_type());
+      out[2] = hand_over(bias_sink, sum_of_rows(grad_of_result), bias.scalar_type());
     }
     return out;
   }
 };
 
-at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                 bool in_out) {
+at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool in_out,
+                 const ProductOverRanksPtr& over_ranks) {
   const int64_t in = weight.dim() == 2 ? weight.size(in_out ? 0 : 1) : 0;
   TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == in,
                     "linear: expected x [.., ", in, "], got ", x.sizes());
   const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  if (x.numel() == 0) return at::linear(x, in_out ? weight.t() : weight, given);
+  if (x.numel() == 0 && !over_ranks) return at::linear(x, in_out ? weight.t() : weight, given);
   const auto operand = is_autocast(weight) ? std::optional(autocast_weight(weight)) : std::nullopt;
-  return Linear::apply(autocast(x), weight, given, operand, in_out);
+  return Linear::apply(autocast(x), weight, given, operand, in_out, over_ranks);
 }
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return apply(x, weight, bias, /*in_out=*/false);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  const ProductOverRanksPtr& over_ranks) {
+  return apply(x, weight, bias, /*in_out=*/false, over_ranks);
 }
 
-at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return apply(x, weight, bias, /*in_out=*/true);
+at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                         const ProductOverRanksPtr& over_ranks) {
+  return apply(x, weight, bias, /*in_out=*/true, over_ranks);
 }
 
 }  // namespace tessera::kernels

@@ -3,7 +3,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <memory>
+
 namespace tessera::kernels {
+
+/// For a product whose inner dimension is divided over ranks, so that each computes a summand:
+/// what makes the sum of them, and what brings its gradient back. Both are collective.
+struct ProductOverRanks {
+  /// A summand [.., O], which it may change -> this rank's part of the sum.
+  std::function<at::Tensor(const at::Tensor& summand)> sum;
+  /// The gradient of that part -> of the whole sum, which is that of every summand.
+  std::function<at::Tensor(const at::Tensor& gradient)> gradient;
+};
+using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 
 /// As at::linear: x [.., I], weight [O, I], bias [O] or undefined.
 ///
@@ -16,10 +29,13 @@ namespace tessera::kernels {
 ///
 /// Under autocast the products take its dtype; a float32 weight is cast once (kernels/autocast.h)
 /// and its gradient stays float32.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+///
+/// `over_ranks`: the product is this rank's summand; the bias is added to the sum.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
+                  const ProductOverRanksPtr& over_ranks = {});
 
 /// The same with the weight stored as [I, O]: x W + b.
-at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& bias = {});
+at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
+                         const ProductOverRanksPtr& over_ranks = {});
 
 }  // namespace tessera::kernels

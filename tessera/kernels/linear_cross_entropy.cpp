@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "tessera/kernels/autocast.h"
@@ -83,6 +84,36 @@ at::Tensor plain_chunk(const at::Tensor& logits, at::Tensor gradient, const at::
   return -(log_probabilities.gather(1, index) * counted).sum().to(at::kDouble);
 }
 
+/// The same where other ranks have the other classes.
+at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
+                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
+  const auto& vocabulary = options.vocabulary;
+  const auto largest =
+      logits.size(1) > 0 ? logits.amax(1) : at::full({logits.size(0)}, -INFINITY, logits.options());
+  vocabulary.maximum(largest);
+  auto shifted = logits.sub_(largest.unsqueeze(1));
+
+  const auto counted = targets != options.ignore_index;
+  const auto own = targets.ge(vocabulary.first)
+                       .logical_and_(targets < vocabulary.first + logits.size(1))
+                       .logical_and_(counted);
+  const auto rows = own.nonzero().squeeze(1);
+  const auto index = targets.index_select(0, rows).sub_(vocabulary.first);
+  const auto sums = at::zeros({2, logits.size(0)}, logits.options());  // target's logit, of exp
+  sums[0].index_copy_(0, rows, shifted.index({rows, index}));
+  at::exp_(shifted);
+  sums[1].copy_(shifted.sum(1));
+  vocabulary.sum(sums);
+  if (gradient.defined()) {
+    shifted.mul_((counted / sums[1] * options.scale).unsqueeze(1));
+    if (!gradient.is_same(logits)) gradient.copy_(shifted);
+    auto grad = gradient;
+    grad.index_put_({rows, index}, at::scalar_tensor(-options.scale, gradient.options()),
+                    /*accumulate=*/true);
+  }
+  return (sums[1].log() - sums[0]).mul_(counted).sum(at::kDouble);
+}
+
 Result compute(const Problem& problem) {
   const auto& [hidden, weight, targets, options, want_hidden, want_weight, _] = problem;
   const int64_t rows = hidden.size(0);
@@ -114,8 +145,9 @@ Result compute(const Problem& problem) {
     const auto logits = all_logits.narrow(0, 0, count);
     const auto gradient = want_gradient ? all_gradients.narrow(0, 0, count) : at::Tensor();
     multiply(logits, part, weight.t(), /*accumulate=*/false);
-    loss.add_(fused ? fused_chunk(logits, gradient, part_targets, options, hidden.scalar_type())
-                    : plain_chunk(logits, gradient, part_targets, options));
+    loss.add_(options.vocabulary.divided() ? divided_chunk(logits, gradient, part_targets, options)
+              : fused ? fused_chunk(logits, gradient, part_targets, options, hidden.scalar_type())
+                      : plain_chunk(logits, gradient, part_targets, options));
     if (want_hidden) multiply(result.grad_hidden.narrow(0, first, count), gradient, weight, false);
     if (want_weight) multiply(sum_of_weight, gradient.t(), part, into_sink || first > 0);
   }
@@ -186,7 +218,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
   TORCH_CHECK_VALUE(
       !options.weight_gradient.defined() || options.weight_gradient.sizes() == weight.sizes(),
       "linear_cross_entropy: expected weight_gradient ", weight.sizes());
-  check_targets(targets, weight.size(0), options.ignore_index);
+  const auto& vocabulary = options.vocabulary;
+  check_targets(targets, vocabulary.divided() ? vocabulary.total : weight.size(0),
+                options.ignore_index);
   return LinearCrossEntropy::apply(hidden.contiguous(), weight, operand.contiguous(),
                                    targets.contiguous(), options, at::GradMode::is_enabled());
 }

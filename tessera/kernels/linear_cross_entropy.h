@@ -4,7 +4,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+
 namespace tessera::kernels {
+
+/// A vocabulary divided over ranks: classes [first, first + weight.size(0)) of `total` are here.
+/// With the defaults all are. `maximum` and `sum` combine a small contiguous tensor over the ranks,
+/// in place; all of them call linear_cross_entropy with the same hidden and targets.
+struct VocabularyPart {
+  int64_t first = 0, total = 0;
+  std::function<void(const at::Tensor&)> maximum, sum;
+
+  bool divided() const { return sum != nullptr; }
+};
 
 struct LinearCrossEntropyOptions {
   double scale = 1;  ///< the loss is scale * the sum over tokens; 1 / tokens gives the mean
@@ -14,6 +27,9 @@ struct LinearCrossEntropyOptions {
   at::Tensor weight_gradient;
   int64_t chunk_rows =
       0;  ///< rows of logits held at a time; 0: as many as make 32 MiB, at least 64
+  /// Then the gradient of hidden is this rank's summand; two small collectives for each chunk, in
+  /// place of gathering V logits for each row (Shoeybi et al., Megatron-LM, 2019, section 3).
+  VocabularyPart vocabulary;
 };
 
 /// scale * sum over n of cross_entropy(hidden[n] weight^T, targets[n]), 0-d float32 (float64 for

@@ -65,8 +65,8 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
   return axes_.emplace(name, make(name, ranks)).first->second;
 }
 
-const Axis& DeviceMesh::world() const {
-  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
+const Axis& DeviceMesh::world(const AxisOptions& options) const {
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"}, options);
 }
 
 Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {

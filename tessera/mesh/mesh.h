@@ -61,7 +61,7 @@ class DeviceMesh {
   }
   const Axis& axis(std::initializer_list<std::string_view> names,
                    const AxisOptions& options = {}) const;
-  const Axis& world() const;  ///< all ranks, in order
+  const Axis& world(const AxisOptions& options = {}) const;  ///< all ranks, in order
 
   /// The axes of more than one rank that were used so far, for summaries.
   std::vector<Axis> used_axes() const;

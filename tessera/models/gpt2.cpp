@@ -14,8 +14,7 @@ using torch::Tensor;
 using torch::TensorOptions;
 
 Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const TensorOptions& options)
-    : num_heads_(shape.num_heads),
-      head_dim_(shape.head_dim),
+    : head_dim_(shape.head_dim),
       ln_1_(shape.dim, shape.norm_eps, options),
       ln_2_(shape.dim, shape.norm_eps, options),
       c_attn_(shape.dim, 3 * shape.dim, options),
@@ -37,10 +36,10 @@ Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const Tenso
 }
 
 Tensor Gpt2BlockImpl::attend(const Tensor& x) {
-  const auto batch = x.size(0), seq_len = x.size(1);
-  const auto qkv = c_attn_(x).view({batch, seq_len, 3, num_heads_, head_dim_}).unbind(2);
-  return attn_c_proj_(
-      kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, num_heads_ * head_dim_}));
+  const auto projected = c_attn_(x);
+  const auto batch = projected.size(0), seq_len = projected.size(1);
+  const auto qkv = projected.view({batch, seq_len, 3, -1, head_dim_}).unbind(2);
+  return attn_c_proj_(kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, -1}));
 }
 
 Tensor Gpt2BlockImpl::forward(const Tensor& x) {
@@ -107,6 +106,24 @@ std::vector<nn::Hookable*> Gpt2::blocks() {
   std::vector<nn::Hookable*> blocks;
   for (auto& block : blocks_) blocks.push_back(block.get());
   return blocks;
+}
+
+nn::TensorPlan Gpt2::tensor_plan() const {
+  using enum nn::TensorStyle;
+  const auto heads = shape().num_heads;
+  return {{.pattern = "transformer.wte", .style = embedding},
+          {.pattern = "transformer.wpe", .style = positions},
+          {.pattern = "transformer.*drop*", .style = per_position},
+          {.pattern = "transformer.*ln_*", .style = per_position},
+          {.pattern = "transformer.h.*.attn.c_attn",
+           .style = column_wise,
+           .enters = true,
+           .heads = heads,
+           .parts = 3},
+          {.pattern = "transformer.h.*.attn.c_proj", .style = row_wise, .heads = heads},
+          {.pattern = "transformer.h.*.mlp.c_fc", .style = column_wise, .enters = true},
+          {.pattern = "transformer.h.*.mlp.c_proj", .style = row_wise},
+          {.pattern = "lm_head", .style = head, .enters = true}};
 }
 
 // Projections back into the residual stream start smaller by the square root of their number

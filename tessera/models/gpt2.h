@@ -18,7 +18,7 @@ class Gpt2BlockImpl : public nn::Hookable {
  private:
   torch::Tensor attend(const torch::Tensor& x);
 
-  int64_t num_heads_, head_dim_;
+  int64_t head_dim_;
   nn::LayerNorm ln_1_, ln_2_;
   nn::Conv1D c_attn_, attn_c_proj_, c_fc_, mlp_c_proj_;
   nn::Dropout attn_dropout_, mlp_dropout_;
@@ -32,6 +32,7 @@ class Gpt2 : public LanguageModel {
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
   std::vector<Unit> units() override;
   std::vector<nn::Hookable*> blocks() override;
+  nn::TensorPlan tensor_plan() const override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;
 
  private:

@@ -7,6 +7,7 @@
 
 #include "tessera/config/model_shape.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/nn/tensor_plan.h"
 
 namespace tessera::models {
 
@@ -36,6 +37,9 @@ class LanguageModel : public nn::Hookable {
 
   /// The transformer blocks, in order: what is checkpointed, and the units between the others.
   virtual std::vector<nn::Hookable*> blocks() = 0;
+
+  /// How it is divided by tensor parallelism.
+  virtual nn::TensorPlan tensor_plan() const = 0;
 
   /// Initial value of one parameter: a constant for norms and biases, else the standard deviation
   /// of its weights.

@@ -40,13 +40,11 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
 
 LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, int64_t index,
                                        const TensorOptions& options)
-    : num_heads_(shape.num_heads),
-      num_kv_heads_(shape.num_kv_heads),
-      head_dim_(shape.head_dim),
-      q_proj_(shape.dim, num_heads_ * head_dim_, shape.qkv_bias, options),
-      k_proj_(shape.dim, num_kv_heads_ * head_dim_, shape.qkv_bias, options),
-      v_proj_(shape.dim, num_kv_heads_ * head_dim_, shape.qkv_bias, options),
-      o_proj_(num_heads_ * head_dim_, shape.dim, shape.out_bias, options) {
+    : head_dim_(shape.head_dim),
+      q_proj_(shape.dim, shape.num_heads * head_dim_, shape.qkv_bias, options),
+      k_proj_(shape.dim, shape.num_kv_heads * head_dim_, shape.qkv_bias, options),
+      v_proj_(shape.dim, shape.num_kv_heads * head_dim_, shape.qkv_bias, options),
+      o_proj_(shape.num_heads * head_dim_, shape.dim, shape.out_bias, options) {
   if (shape.sliding_window > 0 && index >= shape.num_full_layers) window_ = shape.sliding_window;
   register_module("q_proj", q_proj_);
   register_module("k_proj", k_proj_);
@@ -59,13 +57,14 @@ LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, int64_t index,
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto batch = x.size(0), seq_len = x.size(1);
-  auto q = q_proj_(x).view({batch, seq_len, num_heads_, head_dim_});
-  auto k = k_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
-  const auto v = v_proj_(x).view({batch, seq_len, num_kv_heads_, head_dim_});
+  // As many heads as there are here.
+  auto q = q_proj_(x).view({batch, seq_len, -1, head_dim_});
+  auto k = k_proj_(x).view({batch, seq_len, -1, head_dim_});
+  const auto v = v_proj_(x).view({batch, seq_len, -1, head_dim_});
   if (q_norm_) q = q_norm_(q), k = k_norm_(k);
   const auto attended = kernels::attention(kernels::rotary(q, cos, sin),
                                            kernels::rotary(k, cos, sin), v, {.window = window_});
-  return o_proj_(attended.view({batch, seq_len, num_heads_ * head_dim_}));
+  return o_proj_(attended.view({batch, seq_len, -1}));
 }
 
 LlamaMlpImpl::LlamaMlpImpl(const ModelShape& shape, const TensorOptions& options)
@@ -171,6 +170,34 @@ std::vector<nn::Hookable*> Llama::blocks() {
   std::vector<nn::Hookable*> blocks;
   for (auto& layer : model_->layers) blocks.push_back(layer.get());
   return blocks;
+}
+
+nn::TensorPlan Llama::tensor_plan() const {
+  using enum nn::TensorStyle;
+  const auto heads = shape().num_heads, kv_heads = shape().num_kv_heads;
+  nn::TensorPlan plan{{.pattern = "model.embed_tokens", .style = embedding},
+                      {.pattern = "model.layers.*_layernorm", .style = per_position},
+                      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true},
+                      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
+                      {.pattern = "model.layers.*.k_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.v_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads},
+                      {.pattern = "model.layers.*.mlp", .style = region, .enters = true},
+                      {.pattern = "model.layers.*.gate_proj", .style = column_wise},
+                      {.pattern = "model.layers.*.up_proj", .style = column_wise},
+                      {.pattern = "model.layers.*.down_proj", .style = row_wise},
+                      {.pattern = "model.norm", .style = per_position},
+                      {.pattern = "lm_head", .style = head, .enters = true}};
+  if (shape().qk_norm) {
+    plan.push_back({.pattern = "model.layers.*.self_attn.*_norm", .style = per_head});
+  }
+  return plan;
 }
 
 LanguageModel::Initial Llama::initial(const std::string& parameter, int64_t dims,

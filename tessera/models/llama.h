@@ -19,7 +19,7 @@ class LlamaAttentionImpl : public nn::Hookable {
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
 
  private:
-  int64_t num_heads_, num_kv_heads_, head_dim_;
+  int64_t head_dim_;
   std::optional<int64_t> window_;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
   nn::RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  ///< Qwen3: of every head
@@ -78,6 +78,7 @@ class Llama : public LanguageModel {
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
   std::vector<Unit> units() override;
   std::vector<nn::Hookable*> blocks() override;
+  nn::TensorPlan tensor_plan() const override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;
 
  private:

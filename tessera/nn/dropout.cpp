@@ -32,11 +32,12 @@ torch::Tensor DropoutImpl::forward(const torch::Tensor& x) {
     return x;
   }
   const int64_t row_size = x.size(0) == 0 ? 0 : x.numel() / x.size(0);
-  return kernels::dropout(x, probability_,
-                          {.seed = context->seed,
-                           .step = context->step,
-                           .layer = name_key(layer_),
-                           .first_position = context->first_row * row_size});
+  kernels::DropoutKey key{.seed = context->seed,
+                          .step = context->step,
+                          .layer = name_key(layer_),
+                          .first_position = (context->first_row * parts_ + part_) * row_size};
+  if (parts_ > 1) key.row = row_size, key.row_stride = row_size * parts_;
+  return kernels::dropout(x, probability_, key);
 }
 
 }  // namespace tessera::nn

@@ -43,7 +43,12 @@ class DropoutImpl : public Hookable {
   DropoutImpl(std::string name, double probability);
   torch::Tensor forward(const torch::Tensor& x);
 
+  /// From now on x is part `part` of `parts` equal ones of a sequence, cut along its second
+  /// dimension.
+  void divide_sequence(int64_t part, int64_t parts) { part_ = part, parts_ = parts; }
+
  private:
+  int64_t part_ = 0, parts_ = 1;
   std::string layer_;
   double probability_;
 };

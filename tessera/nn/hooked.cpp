@@ -88,6 +88,7 @@ torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& cal
   }
   const bool inputs_watched = watch_inputs(module, call->inputs);
   for (const auto& hooks : module.hooks()) {
+    if (hooks.replace_first_input) hooks.replace_first_input(*call->inputs.at(0));
     if (!hooks.cast_input) continue;
     for (auto* input : call->inputs) {
       if (input->defined()) hooks.cast_input(*input);

@@ -31,6 +31,7 @@ struct Hooks {
   std::function<void()> before_backward;  ///< the gradient of the output is known
   std::function<void()>
       after_backward;  ///< every gradient of the module's parameters from this call is complete
+  std::function<void(torch::Tensor& first)> replace_first_input;  ///< of the tensor arguments
   std::function<void(torch::Tensor& input)> cast_input;  ///< may replace a defined tensor argument
   std::function<void(torch::Tensor& output)> cast_output;  ///< may replace the result
   /// Instead of `call->forward()`: what computes the output, now and perhaps once more during

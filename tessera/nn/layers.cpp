@@ -15,26 +15,35 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
+  /// `first_row`: of the weight, or -1 if it is whole.
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& weight,
-                               const torch::Tensor& ids) {
-    context->save_for_backward({weight, ids});
-    return weight.index_select(0, ids.reshape(-1)).reshape([&] {
-      auto sizes = ids.sizes().vec();
-      sizes.push_back(weight.size(1));
-      return sizes;
-    }());
+                               const torch::Tensor& ids, int64_t first_row) {
+    auto sizes = ids.sizes().vec();
+    sizes.push_back(weight.size(1));
+    const auto rows = ids.reshape(-1);
+    if (first_row < 0) {
+      context->save_for_backward({weight, rows});
+      return weight.index_select(0, rows).reshape(sizes);
+    }
+    const auto here =
+        rows.ge(first_row).logical_and_(rows < first_row + weight.size(0)).nonzero().squeeze(1);
+    const auto local = rows.index_select(0, here).sub_(first_row);
+    context->save_for_backward({weight, local, here});
+    auto result = torch::zeros({rows.numel(), weight.size(1)}, weight.options());
+    return result.index_copy_(0, here, weight.index_select(0, local)).reshape(sizes);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto& weight = saved[0];
-    const auto ids = saved[1].reshape(-1);
-    const auto rows = gradients[0].reshape({-1, weight.size(1)});
+    const auto& ids = saved[1];
+    auto rows = gradients[0].reshape({-1, weight.size(1)});
+    if (saved.size() == 3) rows = rows.index_select(0, saved[2]);
     if (auto sink = kernels::gradient_sink(weight); sink.defined()) {
       sink.index_add_(0, ids, rows.to(sink.scalar_type()));
-      return {torch::Tensor(), torch::Tensor()};
+      return variable_list(3);
     }
-    return {torch::zeros_like(weight).index_add_(0, ids, rows), torch::Tensor()};
+    return {torch::zeros_like(weight).index_add_(0, ids, rows), torch::Tensor(), torch::Tensor()};
   }
 };
 
@@ -47,7 +56,7 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
-  return kernels::linear(x, weight, bias);
+  return kernels::linear(x, weight, bias, over_ranks);
 }
 
 Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,
@@ -57,7 +66,7 @@ Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,
 }
 
 torch::Tensor Conv1DImpl::forward(const torch::Tensor& x) {
-  return kernels::linear_in_out(x, weight, bias);
+  return kernels::linear_in_out(x, weight, bias, over_ranks);
 }
 
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim,
@@ -66,7 +75,7 @@ EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim,
 }
 
 torch::Tensor EmbeddingImpl::forward(const torch::Tensor& ids) {
-  return EmbeddingFunction::apply(weight, ids);
+  return EmbeddingFunction::apply(weight, ids, first_row.value_or(-1));
 }
 
 RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options) : eps(eps) {
@@ -102,7 +111,7 @@ std::vector<torch::Tensor> LanguageModelHeadImpl::borrowed_parameters() const {
 torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden,
                                              const torch::Tensor& targets, double scale) {
   if (!targets.defined()) return kernels::linear(hidden, weight);
-  kernels::LinearCrossEntropyOptions options{.scale = scale};
+  kernels::LinearCrossEntropyOptions options{.scale = scale, .vocabulary = vocabulary};
   if (torch::GradMode::is_enabled()) options.weight_gradient = weight.grad();
   return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight,
                                        targets.reshape(-1), options);

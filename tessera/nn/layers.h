@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <optional>
 
+#include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::nn {
 
-/// y = x W^T + b with weight [out, in] and bias [out].
+/// y = x W^T + b with weight [out, in] and bias [out]; here or in Conv1D `in` may be divided over
+/// ranks.
 class LinearImpl : public Hookable {
  public:
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias = false,
@@ -18,6 +21,7 @@ class LinearImpl : public Hookable {
   torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
 
   torch::Tensor weight, bias;  ///< bias undefined without one
+  kernels::ProductOverRanksPtr over_ranks;
 };
 using Linear = Hooked<LinearImpl>;
 
@@ -28,6 +32,7 @@ class Conv1DImpl : public Hookable {
   torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
 
   torch::Tensor weight, bias;
+  kernels::ProductOverRanksPtr over_ranks;
 };
 using Conv1D = Hooked<Conv1DImpl>;
 
@@ -39,6 +44,8 @@ class EmbeddingImpl : public Hookable {
   torch::Tensor forward(const torch::Tensor& ids);  ///< int64 [..] -> [.., D]
 
   torch::Tensor weight;
+  /// Where weight is a part of the rows: the first one. Indices of other rows give zeros.
+  std::optional<int64_t> first_row;
 };
 using Embedding = Hooked<EmbeddingImpl>;
 
@@ -78,6 +85,7 @@ class LanguageModelHeadImpl : public Hookable {
   std::vector<torch::Tensor> borrowed_parameters() const override;
 
   torch::Tensor weight;
+  kernels::VocabularyPart vocabulary;  ///< where it is divided: logits are of this part
 };
 using LanguageModelHead = Hooked<LanguageModelHeadImpl>;
 

@@ -75,6 +75,11 @@ AcceleratorCore::AcceleratorCore(const AcceleratorOptions& options, accelerate::
   accelerate::check_ledger(translation.ledger, /*strict=*/false);
   config_ = config::load_run_config("", translation.job).config;
   note_step_settings(translation);
+  if (config_.parallel.tp != 1) {
+    user_error("parallel.tp: the Accelerator divides no matrices, got {}; use tessera train, or "
+               "tensor_parallel() of your model",
+               config_.parallel.tp);
+  }
   if (!mesh) {
     train::set_threads(config_.parallel, environment_);
     mesh = std::make_shared<mesh::DeviceMesh>(train::make_mesh(config_.parallel, environment_));

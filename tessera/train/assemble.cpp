@@ -36,6 +36,7 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
   return model;
 }
 
+/// Of the whole model's parameters.
 parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
                                         const config::ModelSection& section) {
   if (section.init == "pretrained") {
@@ -49,6 +50,19 @@ parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
   return [&model, dims, seed = section.seed, std = section.init_std](
              const std::string& name, int64_t begin, const torch::Tensor& part) {
     models::initialise_part(model, name, dims.at(name), seed, std, begin, part);
+  };
+}
+
+/// `fill` of whole parameters, for what this rank has of them.
+parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
+                                      const parallel::TensorParts& parts) {
+  if (parts.empty()) return fill;
+  return [fill = std::move(fill), parts](const std::string& name, int64_t begin,
+                                         const torch::Tensor& part) {
+    parts.at(name).stripe.for_each_stretch(begin, part.numel(),
+                                           [&](int64_t position, int64_t k, int64_t n) {
+                                             fill(name, position, part.narrow(0, k - begin, n));
+                                           });
   };
 }
 
@@ -70,15 +84,19 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
 
 parallel::DataParallel make_data_parallel(models::LanguageModel& model,
                                           const config::RunConfig& config,
-                                          const mesh::DeviceMesh& mesh) {
-  const auto fill = first_values(model, config.model);
+                                          const mesh::DeviceMesh& mesh,
+                                          const parallel::TensorParts& tensor_parts,
+                                          const parallel::FlatBuffer::Fill& fill) {
   auto options = data_parallel_options(config);
+  if (!tensor_parts.empty()) {
+    options.sharing = [&](const std::string& name) { return tensor_parts.at(name).sharing; };
+  }
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
   auto result =
       parallel::parallelise(model, make_units(model, config.parallel),
                             parallel::DataAxes::of(mesh, inner == nullptr ? 0 : *inner), options);
-  if (!config.parallel.sync_module_states) result.fill(fill);
+  if (!config.parallel.sync_module_states) result.fill(fill_parts(fill, tensor_parts));
   return result;
 }
 
@@ -130,6 +148,9 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     user_error("data.seq_len: expected at most {} (the model's positions), got {}",
                shape.max_seq_len, config.data.seq_len);
   }
+  if (const auto problem = config::division_problem(shape, mesh.shape().tp)) {
+    user_error("parallel.tp: {}", *problem);
+  }
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,
@@ -145,19 +166,23 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     validation_loader.emplace(std::move(*datasets.validation), loading);
   }
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
+  const auto fill = first_values(*model, config.model);
+  auto tensor_parts = parallel::tensor_parallel(
+      *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   checkpoint_activations(model->blocks(), config.memory);
-  auto parallel = make_data_parallel(*model, config, mesh);
+  auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, fill);
   auto optimizer = make_optimizer(parallel, config);
   Run run{.config = config,
           .data_axis = data_axis,
-          .save_axis = config.checkpoint.saves()
-                           ? mesh.axis({"dp_replicate", "dp_shard"}, {.channel = "save"})
-                           : mesh::Axis(),
+          .world = mesh.world(),
+          .save_axis = config.checkpoint.saves() ? mesh.world({.channel = "save"}) : mesh::Axis(),
+          .tells_loss = mesh.axis("tp").rank() == 0,
           .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),
           .validation_loader = std::move(validation_loader),
           .model = std::move(model),
+          .tensor_parts = std::move(tensor_parts),
           .parallel = std::move(parallel),
           .optimizer = std::move(optimizer),
           .schedule = make_schedule(config),

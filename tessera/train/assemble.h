@@ -14,6 +14,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/parallel/data/data_parallel.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/precision/loss_scaler.h"
 
 namespace tessera::train {
@@ -28,12 +29,15 @@ struct Wishes {
 struct Run {
   config::RunConfig config;
   mesh::Axis data_axis;          ///< ranks that take different rows of a batch
-  mesh::Axis save_axis;          ///< the same ranks, for what goes on beside the steps
+  mesh::Axis world;              ///< all ranks
+  mesh::Axis save_axis;          ///< all ranks, for what goes on beside the steps
+  bool tells_loss = true;        ///< of the ranks that have the same rows and loss, this one
   torch::Device device;          ///< what this rank computes on
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<models::LanguageModel> model;
+  parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all
   parallel::DataParallel parallel;
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;

@@ -34,12 +34,12 @@ checkpoint::Expected expected_tensors(Run& run) {
   }
   checkpoint::Expected all;
   for (const auto& item : run.model->named_parameters()) {
-    const auto& value = item.value();
-    all.emplace_back(item.key(), value.sizes().vec());
-    if (!value.requires_grad()) continue;
-    for (const auto& state : states) {
-      all.emplace_back(state_name(state, item.key()), value.sizes().vec());
-    }
+    const auto divided = run.tensor_parts.find(item.key());
+    const auto shape =
+        divided == run.tensor_parts.end() ? item.value().sizes().vec() : divided->second.shape;
+    all.emplace_back(item.key(), shape);
+    if (!item.value().requires_grad()) continue;
+    for (const auto& state : states) all.emplace_back(state_name(state, item.key()), shape);
   }
   return all;
 }
@@ -115,7 +115,7 @@ fs::path directory_of(const config::RunConfig& config) {
 
 /// Newest first; the same on all ranks, as rank 0 sees them.
 std::vector<fs::path> candidates(const Run& run, const fs::path& directory) {
-  const auto& axis = run.data_axis;
+  const auto& axis = run.world;
   const auto listed = checkpoint::agree(axis, [&] {
     std::string lines;
     if (axis.rank() != 0) return lines;
@@ -167,8 +167,9 @@ checkpoint::SaverOptions saver_options(const Run& run) {
           .retention = {.keep_last = section.keep_last,
                         .keep_every = section.keep_every,
                         .keep_best = section.keep_best},
-          .layout = {{"num_ranks", run.data_axis.size()},
+          .layout = {{"num_ranks", run.world.size()},
                      {"placement", parallel.placement},
+                     {"tp", run.world.size() / run.data_axis.size()},
                      {"units", parallel.units}},
           .model = model_config(run),
           .config = config::to_yaml(run.config),
@@ -202,15 +203,21 @@ void make_room(const config::RunConfig& config, const Resumed& resumed) {
 
 std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
                                          const SliceStates& states,
-                                         const std::function<std::string(std::string)>& named) {
+                                         const std::function<std::string(std::string)>& named,
+                                         const parallel::TensorParts& divided) {
   std::vector<checkpoint::Part> parameters, kept;
   for (const auto& part : parallel.parts()) {
     const auto& piece = part.piece;
     const auto own = named(piece.name);
+    const auto found = divided.find(piece.name);
+    const bool whole = found == divided.end();
+    const auto& shape = whole ? piece.shape : found->second.shape;
+    const auto stripe = whole ? Stripe() : found->second.stripe;
     const auto add = [&](auto& list, std::string name, const torch::Tensor& values) {
-      list.push_back(checkpoint::make_part(std::move(name), piece.shape, piece.begin, values));
+      list.push_back(checkpoint::make_part(std::move(name), shape, piece.begin, values, stripe));
       list.back().replicas = part.replicas;
       list.back().replica = part.replica;
+      list.back().sharers = part.sharers;
     };
     add(parameters, own, piece.part);
     if (!part.slice) continue;
@@ -224,12 +231,13 @@ std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
 
 std::vector<checkpoint::Part> held_state(Run& run) {
   return held_parts(
-      run.parallel, [&](size_t slice) { return run.optimizer.states(slice); }, std::identity{});
+      run.parallel, [&](size_t slice) { return run.optimizer.states(slice); }, std::identity{},
+      run.tensor_parts);
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {
   Counts counts;
-  checkpoint::agree(run.data_axis, [&] {
+  checkpoint::agree(run.world, [&] {
     const checkpoint::Checkpoint found(folder);
     checkpoint::check_expected(found, expected_tensors(run), run.config.checkpoint.strict);
     counts = load_open(run, found);
@@ -249,7 +257,7 @@ Resumed resume(Run& run) {
   for (const auto& folder : found) {
     std::optional<checkpoint::Checkpoint> opened;
     try {
-      checkpoint::agree(run.data_axis, [&] { return opened.emplace(folder), ""; });
+      checkpoint::agree(run.world, [&] { return opened.emplace(folder), ""; });
     } catch (const UserError& error) {
       resumed.notes.push_back(fmt::format("passed over: {}", error.what()));
       resumed.damaged.push_back(folder);
@@ -257,7 +265,7 @@ Resumed resume(Run& run) {
     }
     checkpoint::check_expected(*opened, expected_tensors(run), run.config.checkpoint.strict);
     try {
-      checkpoint::agree(run.data_axis, [&] {
+      checkpoint::agree(run.world, [&] {
         resumed.counts = load_open(run, *opened);
         return "";
       });
@@ -288,15 +296,15 @@ Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
     : run_(run), last_save_(std::chrono::steady_clock::now()) {
   if (!run.config.checkpoint.saves()) return;
   saver_ = std::make_unique<checkpoint::Saver>(run.save_axis, held_state(run), saver_options(run));
-  checkpoint::agree(run.data_axis, [&] {
-    if (run.data_axis.rank() == 0) make_room(run.config, resumed);
+  checkpoint::agree(run.world, [&] {
+    if (run.world.rank() == 0) make_room(run.config, resumed);
     return "";
   });
 }
 
 bool Checkpointing::wanted() const {
   const double minutes = run_.config.checkpoint.every_minutes;
-  return saver_ && minutes > 0 && run_.data_axis.rank() == 0 &&
+  return saver_ && minutes > 0 && run_.world.rank() == 0 &&
          std::chrono::steady_clock::now() - last_save_ >=
              std::chrono::duration<double, std::ratio<60>>(minutes);
 }

@@ -30,10 +30,11 @@ struct Counts {
 using SliceStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(size_t slice)>;
 
 /// The parameters and optimizer states that this rank holds of a model, under the names that
-/// `named` makes of the model's own.
+/// `named` makes of the model's own. `divided`: parameters of which it has a part only.
 std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
                                          const SliceStates& states,
-                                         const std::function<std::string(std::string)>& named);
+                                         const std::function<std::string(std::string)>& named,
+                                         const parallel::TensorParts& divided = {});
 std::vector<checkpoint::Part> held_state(Run& run);
 
 /// Reads a checkpoint into a run, whatever ranks and placement wrote it. Collective. UserError:

@@ -37,13 +37,14 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
   if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
-  const auto sizes = config::data_mesh(parallel, environment.world_size);
+  const auto sizes = config::mesh_sizes(parallel, environment.world_size);
   if (const auto* problem = std::get_if<config::MeshProblem>(&sizes)) {
     user_error("{}: {}", problem->key, problem->message);
   }
-  const auto& data = std::get<config::DataMesh>(sizes);
-  return mesh::DeviceMesh({.dp_replicate = static_cast<int>(data.dp_replicate),
-                           .dp_shard = static_cast<int>(data.dp_shard)},
+  const auto& fitting = std::get<config::MeshSizes>(sizes);
+  return mesh::DeviceMesh({.dp_replicate = static_cast<int>(fitting.dp_replicate),
+                           .dp_shard = static_cast<int>(fitting.dp_shard),
+                           .tp = static_cast<int>(fitting.tp)},
                           {.rank = environment.rank,
                            .world_size = environment.world_size,
                            .master_addr = environment.master_addr,

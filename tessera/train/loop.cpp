@@ -259,7 +259,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     }
   }
   say(checkpointing.finish());
-  summary.peak_memory_bytes = peak_memory_by_rank(run.data_axis);
+  summary.peak_memory_bytes = peak_memory_by_rank(run.world);
   summary.memory = memory_account(run);
   summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way

@@ -52,6 +52,7 @@ std::vector<report::MemoryPart> memory_account(const Run& run) {
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
+  const bool divided = !run.tensor_parts.empty();  // not predicted yet
   const auto part = [](const char* name, double bytes, int64_t found) {
     return report::MemoryPart{name, static_cast<int64_t>(bytes), found};
   };
@@ -61,10 +62,12 @@ std::vector<report::MemoryPart> memory_account(const Run& run) {
       part("gradients", predicted.gradients, measured.peak_gradients),
       part("optimizer", predicted.optimizer, run.optimizer.state_bytes()),
       part("activations",
-           run.autocast ? -1 : static_cast<double>(run.predicted_activations),
+           run.autocast || divided ? -1 : static_cast<double>(run.predicted_activations),
            run.peak_activations),
       part("communication", -1, buffers)};
-  if (run.peak_tensors > 0) parts.push_back(part("at once", predicted_peak(run), run.peak_tensors));
+  if (run.peak_tensors > 0) {
+    parts.push_back(part("at once", divided ? -1 : predicted_peak(run), run.peak_tensors));
+  }
   return parts;
 }
 

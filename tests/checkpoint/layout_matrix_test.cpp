@@ -17,10 +17,13 @@ struct Layout {
   int dp_replicate = 1, dp_shard = 1;
   std::string units = "block";
   bool offload = false;
+  int tp = 1;
 
-  mesh::MeshShape shape() const { return {.dp_replicate = dp_replicate, .dp_shard = dp_shard}; }
+  mesh::MeshShape shape() const {
+    return {.dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
+  }
   std::string name() const {
-    return fmt::format("{}_{}x{}_{}", placement, dp_replicate, dp_shard, units);
+    return fmt::format("{}_{}x{}x{}_{}", placement, dp_replicate, dp_shard, tp, units);
   }
 };
 
@@ -36,6 +39,9 @@ std::vector<Layout> layouts() {
   list.push_back({"full_shard", 2, 4});
   list.push_back({"full_shard", 1, 3, "size"});
   list.push_back({"full_shard", 1, 2, "model", /*offload=*/true});
+  list.push_back({"replicate", 1, 1, "block", false, /*tp=*/4});
+  list.push_back({"shard_optimizer", 1, 3, "block", false, /*tp=*/2});
+  list.push_back({"full_shard", 2, 2, "block", false, /*tp=*/2});
   return list;
 }
 
@@ -46,6 +52,7 @@ train::Run run_of(const Layout& layout, const mesh::DeviceMesh& mesh) {
                   .placement = layout.placement,
                   .dp_replicate = layout.dp_replicate,
                   .dp_shard = layout.dp_shard,
+                  .tp = layout.tp,
                   .units = layout.units,
                   .min_num_params = layout.units == "size" ? 9000 : 1'000'000,
                   .offload_params = layout.offload};
@@ -62,19 +69,21 @@ float expected(const std::string& name, int64_t position) {
 }
 
 void fill(const std::vector<checkpoint::Part>& held) {
-  for (const auto& [piece, values, replicas, replica] : held) {
+  for (const auto& [piece, values, replicas, replica, sharers] : held) {
     auto* data = values.mutable_data_ptr<float>();
-    for (int64_t i = 0; i < piece.length; ++i) data[i] = expected(piece.name, piece.begin + i);
+    for (int64_t i = 0; i < piece.length; ++i)
+      data[i] = expected(piece.name, piece.stripe.position(piece.begin + i));
   }
 }
 
 int64_t wrong_elements(const std::vector<checkpoint::Part>& held) {
   int64_t wrong = 0;
-  for (const auto& [piece, values, replicas, replica] : held) {
+  for (const auto& [piece, values, replicas, replica, sharers] : held) {
     const auto* data = values.const_data_ptr<float>();
     for (int64_t i = 0; i < piece.length; ++i) {
-      wrong += std::bit_cast<uint32_t>(data[i]) !=
-               std::bit_cast<uint32_t>(expected(piece.name, piece.begin + i));
+      wrong +=
+          std::bit_cast<uint32_t>(data[i]) !=
+          std::bit_cast<uint32_t>(expected(piece.name, piece.stripe.position(piece.begin + i)));
     }
   }
   return wrong;
@@ -107,8 +116,11 @@ TEST(LayoutMatrix, EveryLayoutReadsEveryOther) {
       // What the next forward computes with is the same, too.
       run.parallel.unshard();
       for (const auto& item : run.model->named_parameters()) {
+        const auto last = item.value().numel() - 1;
+        const auto divided = run.tensor_parts.find(item.key());
+        const bool whole = divided == run.tensor_parts.end();
         EXPECT_EQ(item.value().view(-1)[-1].item<float>(),
-                  expected(item.key(), item.value().numel() - 1))
+                  expected(item.key(), whole ? last : divided->second.stripe.position(last)))
             << item.key();
       }
     });

@@ -59,7 +59,7 @@ std::vector<checkpoint::Part> parts_of(int rank, int size) {
 
 void set_values(const std::vector<checkpoint::Part>& parts, int64_t step) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto& [piece, values, replicas, replica] = parts[i];
+    const auto& [piece, values, replicas, replica, sharers] = parts[i];
     fill(i, step, piece.begin * checkpoint::dtype_bytes(piece.info.dtype),
          {static_cast<std::byte*>(values.mutable_data_ptr()), values.nbytes()});
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/pattern.h"
 #include "tessera/optim/norm.h"
 #include "tessera/parallel/data/parameter_check.h"
 
@@ -183,9 +185,12 @@ nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
 }  // namespace
 
 void DataParallel::Engine::list_slices() {
-  int64_t begin = 0;
+  // Ranks that share parameters otherwise may have other parts of the model beside them.
+  std::map<int, int64_t> begin_of_shared;
   for (const auto& unit : units) {
     for (const auto& buffer : unit.buffers()) {
+      const int copies = buffer.options().sharing.copies;
+      auto& begin = begin_of_shared.try_emplace(copies, int64_t{copies - 1} << 48).first->second;
       const int64_t first = buffer.slice_begin(), last = first + buffer.slice_size();
       const auto add = [&](int64_t from, int64_t to, bool decayed) {
         from = std::max(from, first), to = std::min(to, last);
@@ -379,6 +384,7 @@ std::string DataParallel::first_nonfinite_output() const {
   }
   const auto tensor = torch::tensor({first});
   engine_->axes.all.all_reduce(tensor, comm::ReduceOp::min).wait();
+  engine_->axes.model.all_reduce(tensor, comm::ReduceOp::min).wait();
   first = tensor.item<int64_t>();
   const auto index = static_cast<size_t>(first);
   return index == order.size() ? "" : engine_->units[order[index]].name();
@@ -407,13 +413,14 @@ GradientNorm DataParallel::gradient_norm() const {
   for (const auto& unit : engine.units) {
     std::vector<torch::Tensor> gradients;
     for (const auto& buffer : unit.buffers()) {
-      if (buffer.trained()) gradients.push_back(buffer.gradient_of_slice());
+      const bool first_copy = buffer.options().sharing.copy == 0;
+      if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
     }
     const bool counted = unit.sharded() || engine.axes.gather.rank() == 0;
     squares.push_back(counted ? optim::squared_norm(gradients) : 0);
   }
   const auto sums = torch::tensor(squares, torch::kFloat64);
-  engine.axes.gather.all_reduce(sums).wait();
+  engine.axes.model.all_reduce(sums).wait();
   GradientNorm result;
   double sum = 0;
   for (const size_t i : engine.order) {  // backward comes to the last of them first
@@ -442,8 +449,11 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
   for (const auto& unit : engine_->units) {
     const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
     for (const auto& buffer : unit.buffers()) {
+      const auto& sharing = buffer.options().sharing;
       for (auto& piece : buffer.pieces()) {
-        Part part{.replicas = replicas.size(), .replica = replicas.rank()};
+        Part part{.replicas = replicas.size() * sharing.copies,
+                  .replica = replicas.rank() * sharing.copies + sharing.copy,
+                  .sharers = sharing.copies};
         const auto* data = piece.part.const_data_ptr();
         for (size_t i = 0; i < slices().size(); ++i) {
           const auto& slice = slices()[i].parameter;
@@ -504,7 +514,7 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
     }
   }
   const auto anywhere = torch::tensor(used, torch::kFloat64);
-  engine_->axes.gather.all_reduce(anywhere).wait();
+  engine_->axes.model.all_reduce(anywhere).wait();
   std::vector<std::string> unused;
   for (size_t i = 0; i < names.size(); ++i) {
     if (anywhere.const_data_ptr<double>()[i] == 0) unused.push_back(names[i]);

@@ -89,6 +89,7 @@ class DataParallel {
     std::optional<size_t> slice;    ///< of slices(), in which it lies; none: frozen
     int64_t offset = 0;             ///< of its first element in that slice
     int replicas = 1, replica = 0;  ///< ranks that hold the same, and which of them this is
+    int sharers = 1;                ///< of these, outside of the data axes
   };
   std::vector<Part> parts() const;  ///< in the order of the units
 

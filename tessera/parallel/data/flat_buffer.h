@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/parallel/data/transient.h"
+#include "tessera/parallel/sharing.h"
 
 namespace tessera::parallel {
 
@@ -35,15 +36,16 @@ struct FlatOptions {
   bool keeps_copy = false;     ///< of the slice, on `device` in the dtype of `whole`
   bool keeps_whole = true;     ///< whole parameters stay in memory all the time
   bool keeps_gradient = true;  ///< so does the whole gradient
+  Sharing sharing;             ///< of all its parameters
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
 };
 
-/// Parameters of one kind (trained or frozen, one dtype) laid out one after the other in a flat
-/// buffer of P elements, of which this rank owns slice r: elements [r P/N, (r+1) P/N). The module's
-/// parameters become views of the whole buffer for life; only its memory comes and goes
-/// (transient.h). Nothing is copied in or out: collectives write into the buffer, gradients
+/// Parameters of one kind (trained or frozen, one dtype, shared alike) laid out one after the other
+/// in a flat buffer of P elements, of which this rank owns slice r: elements [r P/N, (r+1) P/N).
+/// The module's parameters become views of the whole buffer for life; only its memory comes and
+/// goes (transient.h). Nothing is copied in or out: collectives write into the buffer, gradients
 /// accumulate into it. A slice's boundary may fall inside a parameter.
 ///
 /// Parameters with weight decay come first, so that each optimizer group is one range; each

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/parallel/sharing.h"
+
 namespace tessera::parallel {
 
 /// What each of N ranks keeps of a unit's P parameters. Elements beside the optimizer's state:
@@ -77,6 +79,8 @@ struct DataParallelOptions {
   /// biases not).
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays =
       [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() > 1; };
+  /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
+  std::function<Sharing(const std::string& name)> sharing;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums
   /// of values that are there. One pass and one small gather.
   bool check_parameters = true;

@@ -7,20 +7,28 @@
 namespace tessera::parallel {
 namespace {
 
-/// Parameters of one dtype, trained or frozen, in the order of their first one.
-std::vector<std::vector<Unit::Named>> by_kind(const std::vector<Unit::Named>& parameters) {
-  std::vector<std::vector<Unit::Named>> kinds;
+/// Parameters of one dtype, trained or frozen, shared alike.
+struct Kind {
+  std::vector<Unit::Named> parameters;
+  Sharing sharing;
+};
+
+/// In the order of their first ones.
+std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
+                          const DataParallelOptions& options) {
+  std::vector<Kind> kinds;
   for (const auto& named : parameters) {
-    const auto same = [&](const auto& kind) {
-      const auto& other = kind.front().second;
+    const auto sharing = options.sharing ? options.sharing(named.first) : Sharing{};
+    const auto same = [&](const Kind& kind) {
+      const auto& other = kind.parameters.front().second;
       return other.scalar_type() == named.second.scalar_type() &&
-             other.requires_grad() == named.second.requires_grad();
+             other.requires_grad() == named.second.requires_grad() && kind.sharing.like(sharing);
     };
     const auto found = std::ranges::find_if(kinds, same);
     if (found == kinds.end()) {
-      kinds.push_back({named});
+      kinds.push_back({{named}, sharing});
     } else {
-      found->push_back(named);
+      found->parameters.push_back(named);
     }
   }
   return kinds;
@@ -67,6 +75,7 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
                 .gather = mesh.axis("dp_shard"),
                 .reduce = mesh.axis("dp_shard", {.channel = "reduce"}),
                 .inner = mesh::Axis(),
+                .model = mesh.axis({"dp_shard", "tp"}),
                 .device = mesh.device()};
   if (inner_size > 0) axes.inner = mesh.axis("dp_shard", {.split = inner_size});
   return axes;
@@ -75,11 +84,13 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
            const DataParallelOptions& all, const DataAxes& axes)
     : name_(std::move(name)), options_(options), axes_(axes) {
-  for (const auto& kind : by_kind(parameters)) {
+  for (const auto& [kind, sharing] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
     const auto device = first.is_meta() ? axes.device : first.device();
-    buffers_.emplace_back(kind, flat_options(options_, all, axes_, first, device));
-    num_slices_ = buffers_.back().options().num_slices;
+    auto flat = flat_options(options_, all, axes_, first, device);
+    flat.sharing = sharing;
+    num_slices_ = flat.num_slices;
+    buffers_.emplace_back(kind, std::move(flat));
   }
   earlier_.resize(buffers_.size());
   straight_.resize(buffers_.size());
@@ -250,7 +261,16 @@ void Unit::start_replicate() {
   replicated_ = true;
 }
 
-void Unit::finish_replicate() { wait(replicates_, times_.reduce_wait_seconds); }
+void Unit::finish_replicate() {
+  wait(replicates_, times_.reduce_wait_seconds);
+  for (auto& buffer : buffers_) {
+    const auto& axis = buffer.options().sharing.sum;
+    if (buffer.trained() && axis.size() > 1) {
+      replicates_.push_back(axis.all_reduce(buffer.gradient_of_slice()));
+    }
+  }
+  wait(replicates_, times_.reduce_wait_seconds);
+}
 
 void Unit::forget_gradients() {
   for (auto& buffer : buffers_) {

@@ -18,9 +18,11 @@ struct DataAxes {
   mesh::Axis gather;                   ///< ranks that hold different slices of one copy
   mesh::Axis reduce;                   ///< the same ranks, on a thread of their own
   mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
+  mesh::Axis model;                    ///< ranks that together hold one copy of the model
   torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 
-  /// dp_replicate and dp_shard of a mesh, with channels for what shall not wait for each other.
+  /// dp_replicate and dp_shard of a mesh (and tp, for `model`), with channels for what shall not
+  /// wait for each other.
   /// `inner_size`: k, or 0.
   static DataAxes of(const mesh::DeviceMesh& mesh, int inner_size = 0);
 };
@@ -57,7 +59,8 @@ class Unit {
   void parameters_changed();     ///< the slices did: what was gathered is out of date
 
   // Gradients of a step: begin, backward, start_reduce, finish_reduce, once per micro-batch or once
-  // for all; then start_replicate and finish_replicate; after the optimizer's step, forget.
+  // for all; then start_replicate and finish_replicate (sums over replicas, and over the ranks of
+  // FlatOptions::sharing); after the optimizer's step, forget.
   void begin_gradient();
   void start_reduce();  ///< zeros if no backward reached the unit
   bool reducing() const { return reducing_; }

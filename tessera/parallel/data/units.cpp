@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/pattern.h"
 
 namespace tessera::parallel {
 namespace {
@@ -196,17 +197,6 @@ void collect(const Module& module, const std::set<const Module*>& elsewhere,
 }
 
 }  // namespace
-
-bool matches(const std::string& pattern, const std::string& text) {
-  const auto star = pattern.find('*');
-  if (star == std::string::npos) return pattern == text;
-  if (!text.starts_with(pattern.substr(0, star))) return false;
-  const auto rest = pattern.substr(star + 1);
-  for (size_t at = star; at <= text.size(); ++at) {
-    if (matches(rest, text.substr(at))) return true;
-  }
-  return false;
-}
 
 std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index) {
   std::set<const Module*> elsewhere;

@@ -42,7 +42,4 @@ std::vector<UnitModules> make_units(torch::nn::Module& model, const UnitRule& ru
 /// contained module belongs to another unit; borrowed ones included. Each once, in order.
 std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index);
 
-/// Does `text` match `pattern`, in which `*` stands for any characters?
-bool matches(const std::string& pattern, const std::string& text);
-
 }  // namespace tessera::parallel

@@ -99,13 +99,5 @@ TEST(Units, AParameterOutsideOfHookableModulesIsNamed) {
   }
 }
 
-TEST(Units, Patterns) {
-  EXPECT_TRUE(matches("layers.*", "layers.3"));
-  EXPECT_TRUE(matches("*.mlp.*_proj", "layers.3.mlp.up_proj"));
-  EXPECT_TRUE(matches("*", ""));
-  EXPECT_FALSE(matches("layers.*", "model.layers.3"));
-  EXPECT_FALSE(matches("head", "heads"));
-}
-
 }  // namespace
 }  // namespace tessera::parallel

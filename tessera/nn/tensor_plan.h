@@ -1,0 +1,43 @@
+// How a model may be divided over ranks that compute it together (tensor parallelism; Shoeybi et
+// al., Megatron-LM, 2019): data that a model ships, and parallel/tensor carries out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::nn {
+
+/// What becomes of a module. Between modules whose results are summed and those that `enter`,
+/// every rank has the same activations, or, with sequence parallelism, its part of each sequence.
+enum class TensorStyle {
+  column_wise,  ///< Linear, Conv1D: output features and bias are divided
+  row_wise,     ///< Linear, Conv1D: input features are divided, results summed, then the bias added
+  embedding,    ///< Embedding: rows are divided, results summed
+  head,         ///< LanguageModelHead: rows are divided; the loss is that of all
+  per_position,  ///< norms, dropout: whole, takes each position by itself
+  per_head,      ///< norms of each head between divided projections: whole
+  positions,     ///< embedding of positions: whole; its result goes where activations are
+  region         ///< no parameters of its own: what is inside has rules of its own
+};
+
+struct TensorRule {
+  std::string pattern;  ///< of paths of modules, `*`: any characters
+  TensorStyle style = TensorStyle::per_position;
+  /// The first argument comes from where activations are the same, or parts of sequences, and is
+  /// needed whole; its gradient is summed.
+  bool enters = false;
+  /// column_wise, row_wise: the divided features are so many heads, which stay whole; 0: features
+  /// are divided one by one.
+  int64_t heads = 0;
+  /// column_wise: with fewer heads than ranks, neighbours have the same one.
+  bool repeats_heads = false;
+  /// column_wise: so many matrices of one shape side by side, each of them divided (GPT-2's q, k
+  /// and v).
+  int64_t parts = 1;
+};
+
+/// Every module with parameters of its own matches one rule.
+using TensorPlan = std::vector<TensorRule>;
+
+}  // namespace tessera::nn

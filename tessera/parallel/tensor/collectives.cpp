@@ -1,0 +1,178 @@
+#include "tessera/parallel/tensor/collectives.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/autocast.h"
+
+namespace tessera::parallel {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// [.., T, D] as [B, N, T/N, D].
+Tensor by_part(const Tensor& x, int64_t parts) {
+  const int64_t length = x.size(-2);
+  TORCH_CHECK_VALUE(length % parts == 0, "sequence length: expected a multiple of the ", parts,
+                    " ranks of tp, got ", length,
+                    "; change data.seq_len, or set parallel.sequence_parallel to false");
+  return x.reshape({-1, parts, length / parts, x.size(-1)});
+}
+
+std::vector<int64_t> with_length(const Tensor& x, int64_t length) {
+  auto sizes = x.sizes().vec();
+  sizes[sizes.size() - 2] = length;
+  return sizes;
+}
+
+Tensor all_reduced(const Tensor& x, const mesh::Axis& axis) {
+  axis.all_reduce(x).wait();
+  return x;
+}
+
+Tensor gather_positions(const Tensor& part, const mesh::Axis& axis) {
+  const int64_t ranks = axis.size(), length = part.size(-2), dim = part.size(-1);
+  const int64_t rows = part.numel() / (length * dim);
+  const auto gathered = at::empty({ranks, rows, length, dim}, part.options());
+  axis.all_gather(gathered, part.contiguous()).wait();
+  // With one row they are in their places.
+  return gathered.transpose(0, 1).reshape(with_length(part, ranks * length));
+}
+
+Tensor sum_positions(const Tensor& summand, const mesh::Axis& axis) {
+  const auto parts = by_part(summand, axis.size()).transpose(0, 1).contiguous();
+  const auto own =
+      at::empty(with_length(summand, summand.size(-2) / axis.size()), summand.options());
+  axis.reduce_scatter(own, parts).wait();
+  return own;
+}
+
+Tensor take_positions(const Tensor& x, const mesh::Axis& axis) {
+  return by_part(x, axis.size())
+      .select(1, axis.rank())
+      .reshape(with_length(x, x.size(-2) / axis.size()));
+}
+
+/// A tensor whose memory may be written to: `x` itself if nobody else has it.
+Tensor to_write(Tensor x) {
+  const bool alone = x.use_count() == 1 && x.storage().use_count() == 1 && x.is_contiguous();
+  return alone ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+struct Held : torch::CustomClassHolder {
+  explicit Held(Activations activations) : activations(std::move(activations)) {}
+  Activations activations;
+};
+
+void keep(AutogradContext* context, const Activations& activations) {
+  context->saved_data["activations"] =
+      c10::IValue::make_capsule(c10::make_intrusive<Held>(activations));
+}
+
+Activations kept(AutogradContext* context) {
+  const auto capsule = context->saved_data["activations"].toCapsule();
+  return static_cast<const Held&>(*capsule).activations;
+}
+
+struct Enter : torch::autograd::Function<Enter> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
+    keep(context, to);
+    return to.sequence ? gather_positions(x, to.axis) : x.view_as(x);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto [axis, sequence] = kept(context);
+    auto gradient = std::move(gradients[0]);
+    return {
+        sequence ? sum_positions(gradient, axis) : all_reduced(to_write(std::move(gradient)), axis),
+        Tensor()};
+  }
+};
+
+struct Leave : torch::autograd::Function<Leave> {
+  static Tensor forward(AutogradContext* context, const Tensor& summand, const Activations& to) {
+    keep(context, to);
+    return to.sequence ? sum_positions(summand, to.axis)
+                       : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto [axis, sequence] = kept(context);
+    return {sequence ? gather_positions(gradients[0], axis) : gradients[0], Tensor()};
+  }
+};
+
+struct OwnPositions : torch::autograd::Function<OwnPositions> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
+    keep(context, to);
+    return take_positions(x, to.axis);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {gather_positions(gradients[0], kept(context).axis), Tensor()};
+  }
+};
+
+struct SideBySide : torch::autograd::Function<SideBySide> {
+  static Tensor forward(AutogradContext* context, const Tensor& part,
+                        const std::vector<int64_t>& sizes, const mesh::Axis& axis) {
+    const int64_t rows = part.numel() / std::max<int64_t>(1, part.size(-1));
+    int64_t begin = 0;
+    std::vector<Tensor> parts;
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      if (static_cast<int>(rank) == axis.rank()) {
+        context->saved_data["begin"] = begin;
+        context->saved_data["size"] = sizes[rank];
+      }
+      begin += sizes[rank];
+      parts.push_back(at::empty({rows, sizes[rank]}, part.options()));
+    }
+    axis.all_gather_uneven(parts, part.reshape({rows, part.size(-1)}).contiguous()).wait();
+    auto whole = part.sizes().vec();
+    whole.back() = begin;
+    return at::cat(parts, 1).view(whole);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {gradients[0].narrow(-1, context->saved_data["begin"].toInt(),
+                                context->saved_data["size"].toInt()),
+            Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor enter(const Tensor& x, const Activations& activations) {
+  if (activations.axis.size() == 1) return x;
+  return Enter::apply(kernels::autocast(x), activations);
+}
+
+Tensor leave(const Tensor& summand, const Activations& activations) {
+  if (activations.axis.size() == 1) return summand;
+  return Leave::apply(summand, activations);
+}
+
+kernels::ProductOverRanksPtr leave_product(const Activations& activations) {
+  if (activations.axis.size() == 1) return {};
+  auto over_ranks = std::make_shared<kernels::ProductOverRanks>();
+  over_ranks->sum = [activations](const Tensor& summand) {
+    return activations.sequence ? sum_positions(summand, activations.axis)
+                                : all_reduced(summand, activations.axis);
+  };
+  over_ranks->gradient = [activations](const Tensor& gradient) {
+    return activations.sequence ? gather_positions(gradient, activations.axis) : gradient;
+  };
+  return over_ranks;
+}
+
+Tensor own_positions(const Tensor& x, const Activations& activations) {
+  if (activations.axis.size() == 1 || !activations.sequence) return x;
+  return OwnPositions::apply(x, activations);
+}
+
+Tensor side_by_side(const Tensor& part, const std::vector<int64_t>& sizes, const mesh::Axis& axis) {
+  if (axis.size() == 1) return part;
+  return SideBySide::apply(part, sizes, axis);
+}
+
+}  // namespace tessera::parallel

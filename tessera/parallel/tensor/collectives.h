@@ -1,0 +1,44 @@
+// Where activations go from one division to another: collectives that autograd knows.
+#pragma once
+
+#include <torch/types.h>
+
+#include "tessera/kernels/linear.h"
+#include "tessera/mesh/mesh.h"
+
+namespace tessera::parallel {
+
+/// Between divided modules, activations [B, T, D] are the same on every rank of `axis`; with
+/// `sequence` each rank has positions [r T/N, (r+1) T/N) of every row (sequence parallelism;
+/// Korthikanti et al., 2022, section 4.2). Sent per rank for B T D elements, each way, in units of
+/// (N-1)/N of their bytes:
+///                       forward           backward
+///   enter               -                 all-reduce (2)
+///   leave               all-reduce (2)    -
+///   enter, sequence     all-gather (1)    reduce-scatter (1)
+///   leave, sequence     reduce-scatter(1) all-gather (1)
+/// T is the last dimension but one everywhere. An axis of one rank: nothing.
+struct Activations {
+  mesh::Axis axis;
+  bool sequence = false;
+};
+
+/// Into a divided module: all positions. Under autocast in its dtype, so that is what is sent.
+torch::Tensor enter(const torch::Tensor& x, const Activations& activations);
+
+/// Out of one: the sum over ranks of their summands, or this rank's positions of it.
+torch::Tensor leave(const torch::Tensor& summand, const Activations& activations);
+
+/// The same within a product (kernels/linear.h).
+kernels::ProductOverRanksPtr leave_product(const Activations& activations);
+
+/// Of x, which every rank has whole: x, or this rank's positions. Without communication forward;
+/// backward gathers the gradient.
+torch::Tensor own_positions(const torch::Tensor& x, const Activations& activations);
+
+/// Parts [.., n_r] of the last dimension, of any sizes, side by side [.., sum n_r]. `sizes`: n_r of
+/// every rank. Backward takes this rank's part of the gradient, which must be the same on all.
+torch::Tensor side_by_side(const torch::Tensor& part, const std::vector<int64_t>& sizes,
+                           const mesh::Axis& axis);
+
+}  // namespace tessera::parallel

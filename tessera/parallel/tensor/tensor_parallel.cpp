@@ -1,0 +1,329 @@
+#include "tessera/parallel/tensor/tensor_parallel.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/base/pattern.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor/collectives.h"
+
+namespace tessera::parallel {
+namespace {
+
+using nn::TensorRule;
+using nn::TensorStyle;
+using torch::Tensor;
+
+struct Range {
+  int64_t begin = 0, end = 0;
+};
+
+/// Rank `rank`'s of `count` things.
+Range even_part(int64_t count, int64_t rank, int64_t ranks) {
+  return {count * rank / ranks, count * (rank + 1) / ranks};
+}
+
+/// A dimension that is cut: the whole tensor seen as [outer, size, inner].
+struct Cut {
+  int64_t outer = 1, size = 1, inner = 1;
+  Range range;  ///< of size
+};
+
+/// Divides the modules of one model.
+class Division {
+ public:
+  Division(const mesh::DeviceMesh& mesh, const TensorParallelOptions& options,
+           const torch::nn::Module& model)
+      : mesh_(mesh), activations_{mesh.axis("tp"), options.sequence_parallel} {
+    for (const auto& module : model.modules()) {
+      if (const auto* head = module->as<nn::LanguageModelHeadImpl>()) {
+        vocabulary_[module.get()] = head->weight.size(0);
+      }
+    }
+  }
+
+  void divide(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
+  TensorParts take_parts() { return std::move(parts_); }
+
+ private:
+  int rank() const { return activations_.axis.rank(); }
+  int ranks() const { return activations_.axis.size(); }
+
+  Range divide_features(const std::string& path, const TensorRule& rule, int64_t features,
+                        Sharing& sharing) const;
+  Range divide_vocabulary(const std::string& path, const Tensor& weight);
+  void column_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
+  void row_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
+  void embedding(const std::string& path, torch::nn::Module& module);
+  void head(const std::string& path, torch::nn::Module& module);
+  void positions(const std::string& path, torch::nn::Module& module);
+  void keep_part(const std::string& name, const Tensor& parameter, int64_t dim, const Cut& cut,
+                 const Sharing& sharing);
+  /// `summands`: each rank's gradient comes from what it alone has.
+  void keep_whole(const std::string& name, const Tensor& parameter, bool summands);
+  void keep_whole(const std::string& path, const torch::nn::Module& module, bool summands);
+
+  const mesh::DeviceMesh& mesh_;
+  Activations activations_;
+  std::map<const torch::nn::Module*, int64_t> vocabulary_;  // of heads
+  TensorParts parts_;
+};
+
+template <typename Kind>
+Kind& as(torch::nn::Module& module, const std::string& path, const char* expected) {
+  auto* found = dynamic_cast<Kind*>(&module);
+  TORCH_CHECK_VALUE(found != nullptr, "tensor plan: ", path, ": expected ", expected, ", got ",
+                    module.name());
+  return *found;
+}
+
+std::string joined(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+/// This rank's features of `features`, whole heads.
+Range Division::divide_features(const std::string& path, const TensorRule& rule, int64_t features,
+                                Sharing& sharing) const {
+  sharing = Sharing();
+  if (rule.heads == 0) return even_part(features, rank(), ranks());
+  const int64_t heads = rule.heads, width = features / heads;
+  if (heads % ranks() == 0) {
+    const auto own = even_part(heads, rank(), ranks());
+    return {own.begin * width, own.end * width};
+  }
+  if (!rule.repeats_heads || ranks() % heads != 0) {
+    user_error("{}: {} heads cannot be divided over {} ranks of tp; set parallel.tp to a divisor",
+               path, heads, ranks());
+  }
+  const int neighbours = ranks() / static_cast<int>(heads);
+  sharing = {.sum = mesh_.axis("tp", {.split = neighbours}),
+             .copies = neighbours,
+             .copy = rank() % neighbours};
+  const int64_t own = rank() / neighbours;
+  return {own * width, (own + 1) * width};
+}
+
+/// `parameter` becomes the part of itself that `cut` describes, along `dim`.
+void Division::keep_part(const std::string& name, const Tensor& parameter, int64_t dim,
+                         const Cut& cut, const Sharing& sharing) {
+  const int64_t kept = cut.range.end - cut.range.begin;
+  TensorPart part{.shape = parameter.sizes().vec(),
+                  .stripe = {.offset = cut.range.begin * cut.inner,
+                             .run = kept * cut.inner,
+                             .stride = cut.size * cut.inner},
+                  .sharing = sharing};
+  auto shape = part.shape;
+  shape[dim] = shape[dim] / cut.size * kept;
+  const torch::NoGradGuard no_grad;
+  auto values = parameter.is_meta() ? at::empty(shape, parameter.options().requires_grad(false))
+                                    : parameter.detach()
+                                          .view({cut.outer, cut.size, cut.inner})
+                                          .narrow(1, cut.range.begin, kept)
+                                          .reshape(shape)
+                                          .clone();
+  parameter.set_data(values);
+  parts_.emplace(name, std::move(part));
+}
+
+/// A Linear or Conv1D, which differ in the order of their weight's dimensions.
+struct Matrix {
+  Tensor weight, bias;
+  int64_t out_dim, in_dim;  ///< of weight
+  kernels::ProductOverRanksPtr& over_ranks;
+
+  static Matrix of(torch::nn::Module& module, const std::string& path) {
+    if (auto* linear = dynamic_cast<nn::LinearImpl*>(&module)) {
+      return {linear->weight, linear->bias, 0, 1, linear->over_ranks};
+    }
+    auto* in_out = dynamic_cast<nn::Conv1DImpl*>(&module);
+    TORCH_CHECK_VALUE(in_out != nullptr, "tensor plan: ", path,
+                      ": expected a Linear or Conv1D, got ", module.name());
+    return {in_out->weight, in_out->bias, 1, 0, in_out->over_ranks};
+  }
+};
+
+/// `weight` cut along `dim`, of which `parts` equal ones are each cut to `range`.
+Cut cut_of(const Tensor& weight, int64_t dim, int64_t parts, Range range) {
+  int64_t outer = parts, inner = 1;
+  for (int64_t i = 0; i < dim; ++i) outer *= weight.size(i);
+  for (int64_t i = dim + 1; i < weight.dim(); ++i) inner *= weight.size(i);
+  return {.outer = outer, .size = weight.size(dim) / parts, .inner = inner, .range = range};
+}
+
+void Division::column_wise(const std::string& path, torch::nn::Module& module,
+                           const TensorRule& rule) {
+  const auto matrix = Matrix::of(module, path);
+  Sharing sharing;
+  const auto range =
+      divide_features(path, rule, matrix.weight.size(matrix.out_dim) / rule.parts, sharing);
+  keep_part(joined(path, "weight"), matrix.weight, matrix.out_dim,
+            cut_of(matrix.weight, matrix.out_dim, rule.parts, range), sharing);
+  if (!matrix.bias.defined()) return;
+  keep_part(joined(path, "bias"), matrix.bias, 0, cut_of(matrix.bias, 0, rule.parts, range),
+            sharing);
+}
+
+void Division::row_wise(const std::string& path, torch::nn::Module& module,
+                        const TensorRule& rule) {
+  const auto matrix = Matrix::of(module, path);
+  Sharing sharing;
+  const auto range = divide_features(path, rule, matrix.weight.size(matrix.in_dim), sharing);
+  keep_part(joined(path, "weight"), matrix.weight, matrix.in_dim,
+            cut_of(matrix.weight, matrix.in_dim, 1, range), sharing);
+  matrix.over_ranks = leave_product(activations_);
+  if (matrix.bias.defined()) {
+    keep_whole(joined(path, "bias"), matrix.bias, /*summands=*/activations_.sequence);
+  }
+}
+
+/// Rows of an embedding or head, this rank's.
+Range Division::divide_vocabulary(const std::string& path, const Tensor& weight) {
+  const auto range = even_part(weight.size(0), rank(), ranks());
+  keep_part(joined(path, "weight"), weight, 0, cut_of(weight, 0, 1, range), Sharing());
+  return range;
+}
+
+void Division::embedding(const std::string& path, torch::nn::Module& given) {
+  auto& module = as<nn::EmbeddingImpl>(given, path, "an Embedding");
+  module.first_row = divide_vocabulary(path, module.weight).begin;
+  module.add_hooks(
+      {.cast_output = [to = activations_](Tensor& output) { output = leave(output, to); }});
+}
+
+void Division::head(const std::string& path, torch::nn::Module& given) {
+  auto& module = as<nn::LanguageModelHeadImpl>(given, path, "a LanguageModelHead");
+  const bool tied = !module.borrowed_parameters().empty();
+  // A tied weight is divided with its embedding, which may have come before.
+  const int64_t total = vocabulary_.at(&module);
+  const auto range = even_part(total, rank(), ranks());
+  if (!tied) divide_vocabulary(path, module.weight);
+  const auto& axis = activations_.axis;
+  const auto combine = [&axis](comm::ReduceOp op) {
+    return [axis, op](const Tensor& values) { axis.all_reduce(values, op).wait(); };
+  };
+  module.vocabulary = {.first = range.begin,
+                       .total = total,
+                       .maximum = combine(comm::ReduceOp::max),
+                       .sum = combine(comm::ReduceOp::sum)};
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < ranks(); ++i) {
+    const auto part = even_part(total, i, ranks());
+    sizes.push_back(part.end - part.begin);
+  }
+  module.add_hooks({.cast_output = [axis, sizes](Tensor& output) {
+    if (output.dim() > 0) output = side_by_side(output, sizes, axis);  // logits, not the loss
+  }});
+}
+
+void Division::positions(const std::string& path, torch::nn::Module& given) {
+  auto& module = as<nn::EmbeddingImpl>(given, path, "an Embedding");
+  keep_whole(joined(path, "weight"), module.weight, /*summands=*/false);  // of all positions
+  module.add_hooks(
+      {.cast_output = [to = activations_](Tensor& output) { output = own_positions(output, to); }});
+}
+
+void Division::keep_whole(const std::string& name, const Tensor& parameter, bool summands) {
+  parts_.emplace(name, TensorPart{.shape = parameter.sizes().vec(),
+                                  .stripe = {},
+                                  .sharing = {.sum = summands ? activations_.axis : mesh::Axis(),
+                                              .copies = ranks(),
+                                              .copy = rank()}});
+}
+
+void Division::keep_whole(const std::string& path, const torch::nn::Module& module, bool summands) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    keep_whole(joined(path, item.key()), item.value(), summands);
+  }
+}
+
+void Division::divide(const std::string& path, torch::nn::Module& module, const TensorRule& rule) {
+  if (rule.enters) {
+    // The first argument: tables and masks that follow are the same everywhere.
+    as<nn::Hookable>(module, path, "a Hookable module")
+        .add_hooks({.replace_first_input = [to = activations_](Tensor& x) { x = enter(x, to); }});
+  }
+  switch (rule.style) {
+    case TensorStyle::column_wise:
+      return column_wise(path, module, rule);
+    case TensorStyle::row_wise:
+      return row_wise(path, module, rule);
+    case TensorStyle::embedding:
+      return embedding(path, module);
+    case TensorStyle::head:
+      return head(path, module);
+    case TensorStyle::per_position:
+      if (auto* dropout = dynamic_cast<nn::DropoutImpl*>(&module);
+          dropout && activations_.sequence) {
+        dropout->divide_sequence(rank(), ranks());
+      }
+      return keep_whole(path, module, /*summands=*/activations_.sequence);
+    case TensorStyle::per_head:
+      return keep_whole(path, module, /*summands=*/true);
+    case TensorStyle::positions:
+      return positions(path, module);
+    case TensorStyle::region:
+      TORCH_CHECK_VALUE(module.parameters(/*recurse=*/false).empty(), "tensor plan: ", path,
+                        ": style region expects a module without parameters of its own");
+  }
+}
+
+struct Named {
+  std::string path;
+  torch::nn::Module* module;
+  const TensorRule* rule = nullptr;
+};
+
+/// Each module with the rule that matches it.
+std::vector<Named> match(torch::nn::Module& model, const nn::TensorPlan& plan) {
+  std::vector<Named> modules;
+  std::vector<std::string> paths;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    modules.push_back({item.key(), item.value().get()});
+    paths.push_back(item.key());
+  }
+  for (const auto& rule : plan) {
+    bool found = false;
+    for (auto& named : modules) {
+      if (!matches(rule.pattern, named.path)) continue;
+      TORCH_CHECK_VALUE(named.rule == nullptr, "tensor plan: ", named.path,
+                        ": expected one rule for it, got '", named.rule->pattern, "' and '",
+                        rule.pattern, "'");
+      named.rule = &rule;
+      found = true;
+    }
+    TORCH_CHECK_VALUE(found, "tensor plan: '", rule.pattern, "' matches no module",
+                      did_you_mean(rule.pattern, paths));
+  }
+  std::vector<std::string> left;
+  for (const auto& named : modules) {
+    if (named.rule != nullptr) continue;
+    for (const auto& item : named.module->named_parameters(/*recurse=*/false)) {
+      left.push_back(joined(named.path, item.key()));
+    }
+  }
+  for (const auto& item : model.named_parameters(/*recurse=*/false)) left.push_back(item.key());
+  TORCH_CHECK_VALUE(left.empty(), "tensor plan: no rule for ",
+                    fmt::format("{}", fmt::join(left, ", ")),
+                    "; add one for each, such as per_position");
+  std::erase_if(modules, [](const auto& named) { return named.rule == nullptr; });
+  return modules;
+}
+
+}  // namespace
+
+TensorParts tensor_parallel(torch::nn::Module& model, const nn::TensorPlan& plan,
+                            const mesh::DeviceMesh& mesh, const TensorParallelOptions& options) {
+  if (mesh.axis("tp").size() == 1) return {};
+  const auto modules = match(model, plan);
+  Division division(mesh, options, model);
+  for (const auto& [path, module, rule] : modules) division.divide(path, *module, *rule);
+  return division.take_parts();
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,185 @@
+// Models divided over ranks, with every placement of the data dimensions: the losses and gradient
+// norms that PyTorch recorded on one rank.
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/train/checkpointing.h"
+#include "tests/parity/fixture.h"
+
+namespace tessera::parity {
+namespace {
+
+struct Layout {
+  int dp_replicate = 1, dp_shard = 1, tp = 1;
+  std::string placement = "full_shard";
+  bool sequence_parallel = true;
+  std::string checkpointing = "none";
+
+  mesh::MeshShape shape() const {
+    return {.dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
+  }
+};
+
+void PrintTo(const Layout& layout, std::ostream* out) {
+  *out << fmt::format("{}x{}x{} {} {} {}", layout.dp_replicate, layout.dp_shard, layout.tp,
+                      layout.placement, layout.sequence_parallel ? "sp" : "", layout.checkpointing);
+}
+
+config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
+  job.parallel.num_ranks = layout.shape().num_ranks();
+  job.parallel.placement = layout.placement;
+  job.parallel.dp_replicate = layout.dp_replicate;
+  job.parallel.dp_shard = layout.dp_shard;
+  job.parallel.tp = layout.tp;
+  // Without tp it can have no effect.
+  job.parallel.sequence_parallel = layout.sequence_parallel || layout.tp == 1;
+  job.memory.checkpointing = layout.checkpointing;
+  config::check(job, {});
+  return job;
+}
+
+config::RunConfig micro_job(const Layout& layout) {
+  auto job = recorded_job(64, 8);
+  job.model.preset = "micro";
+  return with_layout(job, layout);
+}
+
+Recorded recorded_micro() {
+  const auto parity = read_fixture("llama_micro/parity.json")["micro"];
+  return {parity["ddp_2ranks_fp32"]["loss"], parity["ddp_2ranks_fp32"]["grad_norm"]};
+}
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> list;
+  for (const bool sequence : {false, true}) {
+    for (const auto* checkpointing : {"none", "full", "selective"}) {
+      list.push_back({1, 1, 2, "replicate", sequence, checkpointing});
+      list.push_back({1, 2, 2, "full_shard", sequence, checkpointing});
+    }
+    list.push_back({2, 1, 2, "replicate", sequence});
+    list.push_back({1, 1, 4, "full_shard", sequence});
+    list.push_back({1, 2, 2, "shard_optimizer", sequence});
+    list.push_back({1, 2, 2, "shard_gradients", sequence});
+    list.push_back({2, 2, 2, "full_shard", sequence, "full"});
+  }
+  return list;
+}
+
+class ModelParallelTest : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(ModelParallelTest, LlamaEqualsTheRecordedRun) {
+  const auto& layout = GetParam();
+  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+    auto run = train::assemble(micro_job(layout), mesh);
+    expect_recorded(run, recorded_micro());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ModelParallelTest, ::testing::ValuesIn(layouts()));
+
+/// The largest difference between what this rank holds and the same elements of a run on one rank.
+double largest_difference(train::Run& run, train::Run& one) {
+  const auto whole = one.model->named_parameters();
+  double largest = 0;
+  for (const auto& part : train::held_state(run)) {
+    if (checkpoint::is_optimizer_state(part.piece.name)) continue;
+    const auto expected = whole[part.piece.name].detach().view(-1);
+    part.piece.stripe.for_each_stretch(
+        part.piece.begin, part.piece.length, [&](int64_t position, int64_t k, int64_t n) {
+          const auto difference =
+              part.values.narrow(0, k - part.piece.begin, n) - expected.narrow(0, position, n);
+          largest = std::max(largest, difference.abs().max().item<double>());
+        });
+  }
+  return largest;
+}
+
+TEST(ModelParallel, StartsAndEndsLikeOneRank) {
+  for (const auto& layout : {Layout{1, 2, 2}, Layout{1, 1, 4}}) {
+    on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+      auto run = train::assemble(micro_job(layout), mesh);
+      auto one = train::assemble(micro_job({}), mesh::DeviceMesh());
+      EXPECT_EQ(largest_difference(run, one), 0);
+      for (int64_t step = 0; step < 20; ++step) {
+        train::train_step(run, step), train::train_step(one, step);
+      }
+      EXPECT_LT(largest_difference(run, one), 1e-5);
+    });
+  }
+}
+
+/// Steps of `job` divided, beside one rank's.
+void expect_like_one_rank(const config::RunConfig& job, const Layout& layout, size_t steps,
+                          double tolerance) {
+  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+    auto run = train::assemble(with_layout(job, layout), mesh);
+    auto one = train::assemble(with_layout(job, {}), mesh::DeviceMesh());
+    for (size_t step = 0; step < steps; ++step) {
+      const auto found = train::train_step(run, static_cast<int64_t>(step));
+      const auto expected = train::train_step(one, static_cast<int64_t>(step));
+      EXPECT_NEAR(found.loss / expected.loss, 1, tolerance) << "step " << step;
+      EXPECT_NEAR(found.grad_norm / expected.grad_norm, 1, 10 * tolerance) << "step " << step;
+    }
+  });
+}
+
+class FamilyModelParallelTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FamilyModelParallelTest, EqualsOneRank) {
+  auto job = recorded_job(24, 8);
+  job.model.path = "tests/fixtures/families/" + GetParam();
+  job.model.init = "pretrained";
+  job.train.micro_batch = 2;
+  for (const bool sequence : {false, true}) {
+    expect_like_one_rank(job, {1, 2, 2, "full_shard", sequence, "selective"}, 3, 2e-5);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
+                         ::testing::Values("llama_biases", "llama_tied", "mistral", "qwen2",
+                                           "qwen3"));
+
+TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
+  auto job = recorded_job(24, 8);
+  job.model.preset = "gpt2", job.model.dropout = 0.2, job.model.vocab_size = 257;
+  job.model.num_layers = 2, job.model.dim = 48, job.model.num_heads = 6;
+  job.model.init_std = 0.1;
+  job.optimizer.decay_norms_and_biases = false;
+  for (const bool sequence : {false, true}) {
+    expect_like_one_rank(job, {1, 2, 2, "full_shard", sequence}, 5, 2e-5);
+    expect_like_one_rank(job, {1, 1, 3, "replicate", sequence, "full"}, 5, 2e-5);
+  }
+}
+
+TEST(ModelParallel, Bf16StaysNear) {
+  for (const bool autocast : {false, true}) {
+    auto job = recorded_job(64, 8);
+    job.model.preset = "micro";
+    job.precision.compute = "bf16";
+    job.precision.autocast = autocast;
+    const Layout layout{1, 2, 2};
+    on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+      auto run = train::assemble(with_layout(job, layout), mesh);
+      const auto losses = recorded_micro().losses;
+      for (size_t step = 0; step < losses.size(); ++step) {
+        const auto loss = train::train_step(run, static_cast<int64_t>(step)).loss;
+        EXPECT_NEAR(loss / losses[step], 1, 7e-3) << "step " << step;
+      }
+    });
+  }
+}
+
+TEST(ModelParallel, RefusesHeadsThatDoNotDivide) {
+  auto job = recorded_job(24, 8);
+  job.model.preset = "gpt2", job.model.dim = 48, job.model.num_heads = 6;
+  try {
+    with_layout(job, {1, 1, 4});
+    FAIL() << "expected an error";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(),
+                 "parallel.tp: 6 heads (6 of keys) cannot be divided over 4 ranks; set one of 1, "
+                 "2, 3, 6");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::parity
