@@ -82,18 +82,19 @@ void check_reshard(const RunConfig& config, const MeshSizes& mesh, const Place& 
 }
 
 void check_tensor_parallel(const RunConfig& config, int64_t tp, const Place& place) {
+  if (config.model.path.empty()) {  // of a path the ranks see to it
+    auto shape = model_preset(config.model.preset);
+    override_shape(config.model, shape);
+    if (const auto problem = division_problem(shape, tp)) {
+      place.error("parallel.tp", "{}", *problem);
+    }
+  }
   const auto seq_len = config.data.seq_len;
   if (tp > 1 && config.parallel.sequence_parallel && seq_len % tp != 0) {
     place.error("data.seq_len",
                 "expected a multiple of parallel.tp {}, got {}; set {}, or "
                 "parallel.sequence_parallel to false",
                 tp, seq_len, std::max<int64_t>(1, seq_len / tp) * tp);
-  }
-  if (!config.model.path.empty()) return;  // the ranks see to it
-  auto shape = model_preset(config.model.preset);
-  override_shape(config.model, shape);
-  if (const auto problem = division_problem(shape, tp)) {
-    place.error("parallel.tp", "{}", *problem);
   }
 }
 

@@ -76,9 +76,10 @@ AcceleratorCore::AcceleratorCore(const AcceleratorOptions& options, accelerate::
   config_ = config::load_run_config("", translation.job).config;
   note_step_settings(translation);
   if (config_.parallel.tp != 1) {
-    user_error("parallel.tp: the Accelerator divides no matrices, got {}; use tessera train, or "
-               "tensor_parallel() of your model",
-               config_.parallel.tp);
+    user_error(
+        "parallel.tp: the Accelerator divides no matrices, got {}; use tessera train, or "
+        "tensor_parallel() of your model",
+        config_.parallel.tp);
   }
   if (!mesh) {
     train::set_threads(config_.parallel, environment_);

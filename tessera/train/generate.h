@@ -12,6 +12,7 @@ struct GenerateOptions {
   int64_t num_tokens = 200;
   double temperature = 0.7;
   int64_t seed = 0;
+  int64_t length_multiple = 1;  ///< of the sequences that the model is given (sequence parallelism)
 };
 
 /// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and

@@ -72,7 +72,9 @@ TEST_P(PlacementParityTest, Fp32EqualsTheRecordedRunToTheBitInEveryRun) {
   });
 }
 
-TEST_P(PlacementParityTest, Bf16StaysAsNearAsPyTorch) {
+class PlacementBf16Test : public PlacementParityTest {};
+
+TEST_P(PlacementBf16Test, StaysAsNearAsPyTorch) {
   const auto& [placement, checkpointing, layout] = GetParam();
   const auto shape = mesh_of(kLayouts[layout], placement);
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
@@ -94,6 +96,13 @@ INSTANTIATE_TEST_SUITE_P(All, PlacementParityTest,
                                                               "shard_gradients", "full_shard"),
                                             ::testing::Values("none", "full", "selective"),
                                             ::testing::Range(0, 4)));
+
+// On two ranks and on two times two: it costs twice as much as fp32.
+INSTANTIATE_TEST_SUITE_P(All, PlacementBf16Test,
+                         ::testing::Combine(::testing::Values("replicate", "shard_optimizer",
+                                                              "shard_gradients", "full_shard"),
+                                            ::testing::Values("none", "full", "selective"),
+                                            ::testing::Values(1, 3)));
 
 class TinyPlacementTest : public ::testing::TestWithParam<std::string> {};
 

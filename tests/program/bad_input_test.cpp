@@ -245,6 +245,27 @@ TEST_F(BadInputTest, WorldSizeThatDoesNotMatchTheMesh) {
                  as_rank(0, 1, 4000));
 }
 
+TEST_F(BadInputTest, MatricesThatCannotBeDivided) {
+  expect_refusal({"train", "job.yaml", "--parallel.tp=3"},
+                 "--parallel\\.tp: the mesh has 3 ranks but the run has 2; set 2 or -1");
+  expect_refusal(
+      {"train", "job.yaml", "--parallel.num_ranks=8", "--parallel.tp=8"},
+      "--parallel\\.tp: 4 heads \\(2 of keys\\) cannot be divided over 8 ranks; set one of "
+      "1, 2, 4");
+  expect_refusal({"train", "job.yaml", "--parallel.tp=2", "--data.seq_len=15"},
+                 "--data\\.seq_len: expected a multiple of parallel\\.tp 2, got 15; set 14, or "
+                 "parallel\\.sequence_parallel to false");
+}
+
+/// Whatever the length of what is said so far.
+TEST_F(BadInputTest, ADividedModelSpeaks) {
+  const auto end = run_tessera({"train", "job.yaml", "--parallel.tp=2", "--train.sample_tokens=3",
+                                "--train.sample_prompt=a"});
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_EQ(end.error, "");
+  EXPECT_THAT(end.out, HasSubstr("3 steps on 2 ranks"));
+}
+
 TEST_F(BadInputTest, RanksThatDoNotExist) {
   expect_refusal({"train", "job.yaml"},
                  "torchrun: rank 2 does not exist among 2 ranks; see the variables for rank and "
