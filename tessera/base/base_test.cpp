@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -77,6 +79,28 @@ TEST_F(FileTest, WhetherAFolderCanBeWritten) {
   EXPECT_EQ(why_not_writable(folder_ / "file" / "new"), "Not a directory");
   EXPECT_NE(why_not_writable("/proc/new"), "");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
+TEST(AtomicFile, ThreadsMayWriteOnePath) {
+  const auto path = std::filesystem::path(::testing::TempDir()) / "threads.txt";
+  std::atomic<int> failures = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int round = 0; round < 20; ++round) {
+          try {
+            write_file(path, "the same");
+          } catch (const SystemError&) {
+            ++failures;
+          }
+        }
+      });
+    }
+  }
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(read_file(path), "the same");
+  std::filesystem::remove(path);
 }
 
 TEST(Pattern, StarsStandForAnything) {

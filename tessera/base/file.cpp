@@ -61,7 +61,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   temporary_ = path_;
-  temporary_ += fmt::format(".{}.partial", ::getpid());
+  temporary_ += fmt::format(".{}.partial", ::gettid());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) system_error(path_.string() + ": cannot be written");
 }

@@ -33,7 +33,7 @@ class MappedFile {
 
 /// A file that appears under its final name only at `commit()` (temporary file in the same folder,
 /// fsync, rename). Destroyed without commit, the temporary file is removed and the old content of
-/// `path` stays.
+/// `path` stays. Threads and processes may write one path at once: the last commit counts.
 class AtomicFile {
  public:
   explicit AtomicFile(

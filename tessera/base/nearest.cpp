@@ -8,32 +8,41 @@
 namespace tessera {
 namespace {
 
+/// Of the rows of the table the last three are enough: an exchange of neighbours looks back by two.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
-  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  std::vector<size_t> earlier(b.size() + 1), before(b.size() + 1), row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
+    earlier.swap(before);
+    before.swap(row);
+    row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
       const size_t substitution = a[i - 1] == b[j - 1] ? 0 : 1;
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + substitution});
+      row[j] = std::min({before[j] + 1, row[j - 1] + 1, before[j - 1] + substitution});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+        row[j] = std::min(row[j], earlier[j - 2] + 1);
       }
     }
   }
-  return d[a.size()][b.size()];
+  return row[b.size()];
 }
+
+/// Is `distance` small beside the longer of the two?
+bool is_near(size_t distance, size_t a, size_t b) { return distance * 2 <= std::max(a, b); }
 
 }  // namespace
 
 std::string nearest(std::string_view name, std::span<const std::string> candidates) {
   std::string best;
-  size_t best_distance = SIZE_MAX;
+  size_t best_distance = SIZE_MAX / 2;
   for (const auto& candidate : candidates) {
+    const size_t at_least =
+        std::max(name.size(), candidate.size()) - std::min(name.size(), candidate.size());
+    if (!is_near(at_least, name.size(), candidate.size())) continue;
     const size_t distance = edit_distance(name, candidate);
     if (distance < best_distance) best = candidate, best_distance = distance;
   }
-  return best_distance * 2 <= std::max(best.size(), name.size()) ? best : "";
+  return is_near(best_distance, best.size(), name.size()) ? best : "";
 }
 
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
