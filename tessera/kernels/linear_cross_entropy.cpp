@@ -106,8 +106,8 @@ at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
   vocabulary.sum(sums);
   if (gradient.defined()) {
     shifted.mul_((counted / sums[1] * options.scale).unsqueeze(1));
-    if (!gradient.is_same(logits)) gradient.copy_(shifted);
     auto grad = gradient;
+    if (grad.const_data_ptr() != shifted.const_data_ptr()) grad.copy_(shifted);  // of 16 bits
     grad.index_put_({rows, index}, at::scalar_tensor(-options.scale, gradient.options()),
                     /*accumulate=*/true);
   }

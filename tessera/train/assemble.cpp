@@ -174,9 +174,9 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto optimizer = make_optimizer(parallel, config);
   Run run{.config = config,
           .data_axis = data_axis,
+          .tensor_axis = mesh.axis("tp"),
           .world = mesh.world(),
           .save_axis = config.checkpoint.saves() ? mesh.world({.channel = "save"}) : mesh::Axis(),
-          .tells_loss = mesh.axis("tp").rank() == 0,
           .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),

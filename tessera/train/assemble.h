@@ -29,9 +29,9 @@ struct Wishes {
 struct Run {
   config::RunConfig config;
   mesh::Axis data_axis;          ///< ranks that take different rows of a batch
+  mesh::Axis tensor_axis;        ///< ranks that divide matrices: they have the same rows and loss
   mesh::Axis world;              ///< all ranks
   mesh::Axis save_axis;          ///< all ranks, for what goes on beside the steps
-  bool tells_loss = true;        ///< of the ranks that have the same rows and loss, this one
   torch::Device device;          ///< what this rank computes on
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;

@@ -169,7 +169,7 @@ checkpoint::SaverOptions saver_options(const Run& run) {
                         .keep_best = section.keep_best},
           .layout = {{"num_ranks", run.world.size()},
                      {"placement", parallel.placement},
-                     {"tp", run.world.size() / run.data_axis.size()},
+                     {"tp", run.tensor_axis.size()},
                      {"units", parallel.units}},
           .model = model_config(run),
           .config = config::to_yaml(run.config),

@@ -263,9 +263,9 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   summary.memory = memory_account(run);
   summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
-    summary.sample = generate(*run.model, train.sample_prompt,
-                              {.num_tokens = train.sample_tokens,
-                               .length_multiple = run.world.size() / run.data_axis.size()});
+    summary.sample =
+        generate(*run.model, train.sample_prompt,
+                 {.num_tokens = train.sample_tokens, .length_multiple = run.tensor_axis.size()});
   }
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();

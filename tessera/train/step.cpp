@@ -90,8 +90,8 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   const auto norm = run.parallel.gradient_norm();
   const auto wishes = run.wishes();
   const auto sums =
-      summed(run.world, {run.tells_loss ? local_loss : 0, static_cast<double>(wishes.save),
-                         static_cast<double>(wishes.stop)});
+      summed(run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0,
+                         static_cast<double>(wishes.save), static_cast<double>(wishes.stop)});
   StepResult result{.loss = sums[0],
                     .grad_norm = norm.norm / loss_scale,
                     .learning_rate = optim::learning_rate(run.schedule, step),

@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/error.h"
 #include "tests/program/program.h"
 
 namespace tessera {
@@ -13,7 +11,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::StartsWith;
 
 ProgramEnd estimate(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "estimate-memory");
@@ -116,12 +113,7 @@ TEST(EstimateMemory, MistakesAreOneLine) {
       {{"tests/fixtures"}, "expected config.json or *.safetensors in tests/fixtures"},
       {{"someone/something"}, "not in the cache"}};
   for (const auto& [arguments, message] : mistakes) {
-    const auto end = estimate(arguments);
-    EXPECT_EQ(end.exit_code, kUserErrorExit) << message;
-    EXPECT_EQ(end.out, "") << message;
-    EXPECT_THAT(end.error, StartsWith("tessera: "));
-    EXPECT_THAT(end.error, HasSubstr(message));
-    EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
+    expect_mistake(estimate(arguments), message);
   }
 }
 

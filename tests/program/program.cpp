@@ -1,10 +1,13 @@
 #include "tests/program/program.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <thread>
 
@@ -75,6 +78,14 @@ ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramO
   end.out = out.text();
   end.error = error.text();
   return end;
+}
+
+void expect_mistake(const ProgramEnd& end, const std::string& message) {
+  EXPECT_EQ(end.exit_code, kUserErrorExit) << message;
+  EXPECT_EQ(end.out, "") << message;
+  EXPECT_THAT(end.error, ::testing::StartsWith("tessera: "));
+  EXPECT_THAT(end.error, ::testing::HasSubstr(message));
+  EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
 }
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -14,7 +13,6 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 ProgramEnd schedule(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "schedule");
@@ -149,12 +147,7 @@ TEST_F(ScheduleCommand, MistakesAreOneLine) {
       {{"no.csv"}, "no.csv"},
       {{"--ranks", "4"}, "expected a schedule's name or a .csv file, got options alone"}};
   for (const auto& [arguments, message] : mistakes) {
-    const auto end = schedule(arguments);
-    EXPECT_EQ(end.exit_code, kUserErrorExit) << message;
-    EXPECT_EQ(end.out, "") << message;
-    EXPECT_THAT(end.error, StartsWith("tessera: "));
-    EXPECT_THAT(end.error, HasSubstr(message));
-    EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
+    expect_mistake(schedule(arguments), message);
   }
 }
 
