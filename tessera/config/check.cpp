@@ -164,6 +164,11 @@ std::vector<EffectRule> effect_rules(const RunConfig& config) {
       {"schedule.min_ratio", config.schedule.type != "constant",
        "schedule.type linear, cosine or wsd"},
       {"parallel.sequence_parallel", parallel.tp != 1, "parallel.tp above 1"},
+      {"parallel.pipeline_schedule", parallel.pp != 1, "parallel.pp above 1"},
+      {"parallel.stages_per_rank", parallel.pp != 1, "parallel.pp above 1"},
+      {"parallel.stage_layers", parallel.pp != 1, "parallel.pp above 1"},
+      {"parallel.stage_balance", parallel.pp != 1 && parallel.stage_layers.empty(),
+       parallel.pp != 1 ? "no parallel.stage_layers" : "parallel.pp above 1"},
       {"parallel.min_num_params", parallel.units == "size", "parallel.units size"},
       {"parallel.unit_patterns", parallel.units == "name", "parallel.units name"},
       {"parallel.reshard_after_forward", full_shard, "parallel.placement full_shard"},
@@ -229,8 +234,9 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
                                    parallel.dp_shard)};
   }
   // The dimensions that the user left open, -1, but for the one that takes all that is left.
-  MeshSizes sizes{parallel.dp_replicate, sharded ? parallel.dp_shard : 1, parallel.tp};
+  MeshSizes sizes{parallel.pp, parallel.dp_replicate, sharded ? parallel.dp_shard : 1, parallel.tp};
   auto& rest = sizes.tp == -1                    ? sizes.tp
+               : sizes.pp == -1                  ? sizes.pp
                : sharded && sizes.dp_shard == -1 ? sizes.dp_shard
                : sizes.dp_replicate == -1        ? sizes.dp_replicate
                                                  : sizes.tp;
@@ -238,7 +244,8 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
     const char* key;
     int64_t& size;
   };
-  const Dimension dimensions[] = {{"parallel.dp_replicate", sizes.dp_replicate},
+  const Dimension dimensions[] = {{"parallel.pp", sizes.pp},
+                                  {"parallel.dp_replicate", sizes.dp_replicate},
                                   {"parallel.dp_shard", sizes.dp_shard},
                                   {"parallel.tp", sizes.tp}};
   const bool open = rest == -1;
@@ -268,10 +275,19 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
   const int64_t below = num_ranks / product * product;
   return MeshProblem{
       sizes.tp > 1 ? "parallel.tp" : "parallel.dp_shard",
-      fmt::format("dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; start "
+      fmt::format("{}dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; start "
                   "{}{}, or change a size",
-                  sizes.dp_replicate, sizes.dp_shard, sizes.tp, product, num_ranks,
+                  sizes.pp > 1 ? fmt::format("pp {} x ", sizes.pp) : "", sizes.dp_replicate,
+                  sizes.dp_shard, sizes.tp, product, num_ranks,
                   below > 0 ? fmt::format("{} or ", below) : "", below + product)};
+}
+
+int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh) {
+  const int64_t share = config.train.global_batch / mesh.data_ranks();
+  const int64_t size = config.train.micro_batch > 0 ? config.train.micro_batch
+                       : mesh.pp > 1                ? 1
+                                                    : share;
+  return share / size;
 }
 
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {

@@ -184,6 +184,27 @@ Section parallel_section() {
            "tp above 1: norms, dropout and residuals are divided over positions, for less memory "
            "at the same traffic; data.seq_len must be a multiple of tp",
            {.aliases = {"sequence_parallelism", "enable_sequence_parallel"}})
+      .add("pp", &S::pp,
+           "pipeline parallelism: ranks that divide the layers; micro-batches (train.micro_batch) "
+           "go from one to the next; -1: all ranks that are left",
+           {.range = or_also(-1, at_least(1)),
+            .aliases = {"pp_size", "pp_degree", "pipeline_parallel", "pipeline_parallel_size",
+                        "pipeline_model_parallel_size", "pipeline_parallel_degree"}})
+      .add("pipeline_schedule", &S::pipeline_schedule,
+           "pp above 1: a name of `tessera schedule`, or a .csv file with a table of its own",
+           {.aliases = {"pipeline_parallel_schedule", "pipeline_parallel_schedule_csv"}})
+      .add("stages_per_rank", &S::stages_per_rank,
+           "pp above 1: parts of the model on each rank; 0: as few as the schedule takes",
+           {.range = between(0, 1024),
+            .aliases = {"num_virtual_stages_per_pipeline_rank", "virtual_stages"}})
+      .add("stage_layers", &S::stage_layers,
+           "pp above 1: layers of each stage, such as [3, 3, 2]; 0 leaves the first the embedding "
+           "alone, the last the head; empty: as stage_balance says",
+           {.range = at_least(0)})
+      .add("stage_balance", &S::stage_balance,
+           "pp above 1: what stages share evenly: cost: operations of layers and head; layers: "
+           "their number; measured: seconds, taken at the start",
+           {.choices = {"cost", "layers", "measured"}})
       .add("units", &S::units,
            "what is gathered and reduced together: block: each block; size: the innermost modules "
            "of min_num_params; name: those that match unit_patterns; model: all",

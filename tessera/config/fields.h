@@ -16,7 +16,7 @@ namespace tessera::config {
 
 /// The place of one value inside a RunConfig. Its alternative is the type of the field.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                          std::optional<int64_t>*, std::optional<bool>*>;
+                          std::vector<int64_t>*, std::optional<int64_t>*, std::optional<bool>*>;
 
 /// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
 /// (-1 for "automatic").
@@ -28,7 +28,7 @@ struct Range {
 };
 
 struct FieldRule {
-  Range range;                       ///< of numbers
+  Range range;                       ///< of numbers, of each in a list
   std::vector<std::string> choices;  ///< of texts; empty: any text
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
 };

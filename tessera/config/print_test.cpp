@@ -37,6 +37,7 @@ void change(const Field& field, RunConfig& config) {
                                         : rule.choices.at(*value == rule.choices[1] ? 0 : 1);
         }
         if constexpr (std::is_same_v<T, std::vector<std::string>>) *value = {"x, y", "null", "[z]"};
+        if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
         if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
         if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
       },

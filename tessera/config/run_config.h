@@ -75,6 +75,11 @@ struct ParallelSection {
   int64_t dp_replicate = -1, dp_shard = -1;
   int64_t tp = 1;                 ///< ranks that divide each matrix; -1: all that are left
   bool sequence_parallel = true;  ///< tp above 1: between matrices, ranks divide the positions
+  int64_t pp = 1;                 ///< ranks that divide the layers; -1: all that are left
+  std::string pipeline_schedule = "1F1B";      ///< a schedule's name, or a .csv file with its table
+  int64_t stages_per_rank = 0;                 ///< 0: what the schedule needs at least
+  std::vector<int64_t> stage_layers;           ///< of each stage; empty: as stage_balance says
+  std::string stage_balance = "cost";          ///< layers go to stages by: cost, layers, measured
   std::string units = "block";                 ///< block, size, name, model
   int64_t min_num_params = 1'000'000;          ///< units: size
   std::vector<std::string> unit_patterns;      ///< units: name
@@ -134,6 +139,7 @@ struct TrainSection {
   int64_t steps = 100;
   int64_t global_batch = 8;  ///< sequences in one optimizer step, over all ranks
   int64_t micro_batch = 0;   ///< sequences in one forward of one rank; 0: all of the rank's share
+                             ///< (pp above 1: one)
   std::string run_dir = "runs/default";
   int64_t validate_every = 0;  ///< steps; 0: only at the end
   int64_t validation_batches = 8;
@@ -169,17 +175,20 @@ struct RunConfig {
   bool operator==(const RunConfig&) const = default;
 };
 
-/// Ranks along the dimensions of a run of `num_ranks`; what is wrong, if anything: a key and a line.
+/// Ranks along the dimensions of a run of `num_ranks`; what is wrong, if anything: a key and a
+/// line.
 struct MeshSizes {
-  int64_t dp_replicate = 1, dp_shard = 1, tp = 1;
+  int64_t pp = 1, dp_replicate = 1, dp_shard = 1, tp = 1;
 
   int64_t data_ranks() const { return dp_replicate * dp_shard; }
 };
 struct MeshProblem {
   std::string key, message;
 };
-std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
-                                                int64_t num_ranks);
+std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel, int64_t num_ranks);
+
+/// Portions in which a rank's share of the global batch goes through the model.
+int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh);
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
 using Origins = std::map<std::string, std::string>;

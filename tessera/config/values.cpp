@@ -48,11 +48,12 @@ std::string expected(const Field& field) {
   const auto allowed = allowed_values(field);
   if (!field.rule.choices.empty()) return "one of " + allowed;
   const auto type = type_name(field);
-  const std::string noun = type == "integer"      ? "a whole number"
-                           : type == "number"     ? "a number"
-                           : type == "true/false" ? "true or false"
-                           : type == "list"       ? "a list of texts, none of them empty"
-                                                  : "a text";
+  const std::string noun = type == "integer"            ? "a whole number"
+                           : type == "number"           ? "a number"
+                           : type == "true/false"       ? "true or false"
+                           : type == "list"             ? "a list of texts, none of them empty"
+                           : type == "list of integers" ? "a list of whole numbers, each"
+                                                        : "a text";
   return allowed.empty() ? noun : noun + " " + allowed;
 }
 
@@ -101,6 +102,19 @@ bool assign(const Field&, const RawValue& raw, std::vector<std::string>& out) {
   return true;
 }
 
+bool assign(const Field& field, const RawValue& raw, std::vector<int64_t>& out) {
+  std::vector<std::string> texts;
+  std::vector<int64_t> items;
+  if (!assign(field, raw, texts)) return false;
+  for (const auto& text : texts) {
+    const auto value = parse_integer(text);
+    if (!value || !in_range(static_cast<double>(*value), field.rule.range)) return false;
+    items.push_back(*value);
+  }
+  out = std::move(items);
+  return true;
+}
+
 template <typename T>
 bool assign(const Field& field, const RawValue& raw, std::optional<T>& out) {
   if (raw.kind == RawValue::Kind::null) {
@@ -134,6 +148,10 @@ std::string to_text(const std::vector<std::string>& value) {
   std::vector<std::string> items;
   for (const auto& item : value) items.push_back(to_text(item));
   return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+std::string to_text(const std::vector<int64_t>& value) {
+  return fmt::format("[{}]", fmt::join(value, ", "));
 }
 
 template <typename T>
@@ -172,6 +190,7 @@ std::string type_name(const Field& field) {
         if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>)
           return "true/false";
         if constexpr (std::is_same_v<T, std::string>) return "text";
+        if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "list of integers";
         return "list";
       },
       field.slot(config));
