@@ -27,7 +27,7 @@ Part make_part(std::string name, std::vector<int64_t> shape, int64_t begin,
 }
 
 std::vector<Part> own_share(const std::vector<Part>& held) {
-  std::map<std::pair<int, int>, int64_t> bytes, before;  // by replicas and sharers
+  std::map<std::pair<int, std::string>, int64_t> bytes, before;  // by replicas and sharers
   for (const auto& part : held) bytes[{part.replicas, part.sharers}] += part.piece.num_bytes();
   std::vector<Part> own;
   for (const auto& part : held) {

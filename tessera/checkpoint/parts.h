@@ -17,7 +17,7 @@ struct Part {
   torch::Tensor values;  ///< [length], contiguous, on any device
   int replicas = 1;      ///< ranks that hold the same elements ..
   int replica = 0;       ///< .. and which of them this is
-  int sharers = 1;  ///< tells groups of as many replicas apart (how many of them are of one kind)
+  std::string sharers;   ///< tells groups of as many replicas apart, which share other parts
 };
 
 /// `values` as elements begin .. of those that `stripe` takes of the tensor `name` of shape

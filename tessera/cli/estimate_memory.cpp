@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -44,6 +45,7 @@ Examples:
   tessera estimate-memory bert-base-cased
   tessera estimate-memory meta-llama/Meta-Llama-3-8B --dtypes float32 float16 --ranks 8 --placement full_shard \
       --precision bf16 --seq-len 4096 --checkpointing selective --device-memory 80GB
+  tessera estimate-memory llama-3-70b --ranks 64 --tp 8 --pp 4 --precision bf16 --seq-len 8192 --device-memory 80GB
   tessera estimate-memory --job recipes/tiny_llama.yaml)";
 
 /// Options of one rank's part, each with the key of a job file that it sets.
@@ -59,6 +61,9 @@ const RankOption kRankOptions[] = {
     {"--placement", "parallel.placement",
      "replicate, shard_optimizer, shard_gradients or full_shard"},
     {"--ranks", "parallel.num_ranks", "1 unless given"},
+    {"--tp", "parallel.tp", "Ranks that divide each matrix; 1 unless given"},
+    {"--pp", "parallel.pp",
+     "Ranks that divide the layers; 1 unless given. A rank then takes four micro-batches for each"},
     {"--checkpointing", "memory.checkpointing", "Of activations: none, selective or full"},
     {"--optimizer", "optimizer.type", "adamw or sgd"}};
 
@@ -172,6 +177,15 @@ void apply_offload(const std::string& what, config::RunConfig& config) {
   config.parallel.offload_params = what == "params";
 }
 
+/// Micro-batches of a step, over all ranks: one for each data rank, or in a pipeline so many that
+/// it is not idle for long.
+int64_t num_shares(const config::ParallelSection& parallel) {
+  const auto mesh = config::mesh_sizes(parallel, parallel.num_ranks);
+  const auto* sizes = std::get_if<config::MeshSizes>(&mesh);
+  if (sizes == nullptr) return parallel.num_ranks;  // the check says what is wrong
+  return sizes->data_ranks() * (sizes->pp > 1 ? 4 * sizes->pp : 1);
+}
+
 /// The run whose ranks are asked for: the job's, or one micro-batch a step, with the options given.
 config::RunConfig run_of(const Arguments& arguments, const std::optional<config::RunConfig>& job) {
   auto config = job.value_or(config::RunConfig{});
@@ -188,8 +202,9 @@ config::RunConfig run_of(const Arguments& arguments, const std::optional<config:
                  config.train.micro_batch == 0 ? ">= 1" : fmt::format("<= {}", kMost),
                  config.train.micro_batch);
     }
-    config.train.global_batch = config.train.micro_batch * ranks;
+    config.train.global_batch = config.train.micro_batch * num_shares(config.parallel);
     config.data.train = {"any"};  // a run has data; how much a rank takes does not depend on it
+    config.model.path = "any";    // MODEL; whether ranks can divide its heads is seen below
   }
   config::Origins origins;
   for (const auto& [option, value] : arguments.rank_settings) origins[option->key] = option->name;
@@ -324,9 +339,6 @@ int run(const Arguments& arguments) {
   }
   std::optional<config::RunConfig> job;
   if (!arguments.job.empty()) job = config::load_run_config(arguments.job, {}).config;
-  if (job && job->parallel.tp != 1) {
-    user_error("{}: parallel.tp {} is not estimated yet; set 1", arguments.job, job->parallel.tp);
-  }
   const auto model =
       job ? model_of_job(*job) : find_model(arguments.model, asked_version(arguments.transformers));
   const int64_t total = total_bytes(model.modules);

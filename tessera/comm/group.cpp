@@ -319,6 +319,13 @@ Counters Group::counters() const {
   return state_->counters;
 }
 
+void Group::abort() const {
+  if (size() == 1) return;
+  if (state_->memory != nullptr) state_->memory->give_up();
+  if (state_->nccl) state_->nccl->abort();
+  state_->gloo->abort();
+}
+
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_tensor(tensor, Operation::all_reduce);
   check_reducible(op, tensor.scalar_type());

@@ -124,6 +124,10 @@ class Group {
   /// Every rank's `bytes` in order, of any lengths; for small things.
   std::vector<std::string> all_gather_bytes(const std::string& bytes) const;
 
+  /// Ends the group: what is under way and whatever comes later fails, here and, as when this rank
+  /// is lost, on its peers. For a rank that must leave while others wait for it.
+  void abort() const;
+
   /// Since the group was made, in this process.
   Counters counters() const;
 

@@ -53,6 +53,9 @@ class SharedMemory {
   void all_to_all(void* output, const void* input, int64_t part_bytes, const Deadline& deadline);
   void broadcast(void* data, int64_t bytes, int root, const Deadline& deadline);
 
+  /// What is under way and whatever comes later fails, on every rank. From any thread.
+  void give_up();
+
   /// Memory that this rank has mapped and used: all ranks' slots of the lanes used so far.
   int64_t used_bytes() const;
 
@@ -81,7 +84,6 @@ class SharedMemory {
   void compare_calls(int peer) const;
   void wait_until(std::atomic<uint32_t>& counter, uint32_t target, int peer,
                   const Deadline& deadline);
-  void give_up();
   template <typename Body>
   void guarded(const Body& body);
 

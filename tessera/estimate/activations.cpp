@@ -1,49 +1,57 @@
 #include "tessera/estimate/activations.h"
 
+#include <algorithm>
+
 namespace tessera::estimate {
 namespace {
 
 using config::ModelFamily;
-using config::ModelShape;
 using config::RunConfig;
+using schedule::Kind;
 
-constexpr int64_t kFloat = 4;
-
-/// Under autocast some are in 16 bits and some in float32: counted as if all were.
-int64_t compute_bytes(const config::PrecisionSection& precision) {
-  return precision.compute == "fp32" || precision.autocast ? 4 : 2;
-}
+constexpr double kFloat = 4;
 
 /// Numbers per token: those in the dtype of computation, and those always in float32.
 struct Numbers {
-  int64_t values = 0, floats = 0;
+  double values = 0, floats = 0;
 };
 
 struct BlockNumbers {
-  Numbers kept;        ///< by autograd, without checkpointing
-  Numbers selective;   ///< inputs, results of products, output and log-sum-exp of attention
-  Numbers recomputed;  ///< from those, by the backward of a selective block
-  int64_t inside = 0;  ///< gradients of the widest operator, the activation function
+  Numbers kept;         ///< by autograd, without checkpointing
+  Numbers selective;    ///< inputs, results of products, output and log-sum-exp of attention
+  Numbers recomputed;   ///< from those, by the backward of a selective block
+  double products = 0;  ///< that what enters the feed-forward goes into
+  double deferred = 0;  ///< inputs of products, and gradients of their results
 };
 
-BlockNumbers numbers_of(const ModelShape& s) {
-  const int64_t d = s.dim, f = s.ffn_dim, h = s.num_heads;
-  const int64_t q = h * s.head_dim, k = s.num_kv_heads * s.head_dim;
+/// Heads and what is inside the feed-forward are this rank's. What enters a divided region is kept
+/// whole, the rest of width D divided where positions are (Korthikanti et al., Reducing Activation
+/// Recomputation, 2022, section 4.2; there what enters is gathered again in the backward).
+BlockNumbers numbers_of(const RankPart& part) {
+  const auto& s = part.shape;
+  const auto real = [](int64_t number) { return static_cast<double>(number); };
+  const double ranks = real(part.position_ranks), own = real(s.dim) / ranks;
+  const double entering = 2 * real(s.dim), f = real(s.ffn_dim), h = real(s.num_heads);
+  const double q = real(s.num_heads * s.head_dim), k = real(s.num_kv_heads * s.head_dim);
   if (s.family == ModelFamily::gpt2) {
-    return {.kept = {8 * d + 2 * f, h + 4},
-            .selective = {6 * d + f, h},
-            .recomputed = {3 * d + f, 4},
-            .inside = f};
+    return {.kept = {2 * own + entering + 4 * q + 2 * f, h + 4 / ranks},
+            .selective = {2 * own + 4 * q + f, h},
+            .recomputed = {own + entering + f, 4 / ranks},
+            .products = 1,
+            .deferred = 2 * entering + 4 * q + 2 * f};
   }
   // Norms of heads keep what they norm, and a number for each head.
-  const Numbers head_norms = s.qk_norm ? Numbers{q + k, h + s.num_kv_heads} : Numbers{};
-  return {.kept = {4 * d + 2 * q + 2 * k + 3 * f + head_norms.values, h + 2 + head_norms.floats},
-          .selective = {2 * d + 2 * q + 2 * k + 2 * f, h},
-          .recomputed = {3 * d + q + k + f + head_norms.values, 2 + head_norms.floats},
-          .inside = 2 * f};
+  const Numbers head_norms = s.qk_norm ? Numbers{q + k, h + real(s.num_kv_heads)} : Numbers{};
+  return {
+      .kept = {2 * own + entering + 2 * q + 2 * k + 3 * f + head_norms.values,
+               h + 2 / ranks + head_norms.floats},
+      .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
+      .recomputed = {own + entering + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
+      .products = 2,
+      .deferred = 2 * entering + 2 * q + 2 * k + 3 * f};
 }
 
-int64_t bytes_of(const Numbers& numbers, int64_t width) {
+double bytes_of(const Numbers& numbers, double width) {
   return numbers.values * width + numbers.floats * kFloat;
 }
 
@@ -53,16 +61,28 @@ bool is_checkpointed(const config::MemorySection& section, int64_t index) {
   return section.checkpointing != "none" && index % section.checkpoint_every == 0;
 }
 
-int64_t stream_bytes(const config::PrecisionSection& precision, const ModelShape& shape) {
-  return shape.dim * compute_bytes(precision);
+/// Under autocast some are in 16 bits and some in float32: counted as if all were.
+int64_t compute_bytes(const config::PrecisionSection& precision) {
+  return precision.compute == "fp32" || precision.autocast ? 4 : 2;
 }
 
-BlockActivations block_activations(const RunConfig& config, const ModelShape& shape,
+double stream_bytes(const config::PrecisionSection& precision, const RankPart& part) {
+  return static_cast<double>(part.shape.dim * compute_bytes(precision)) /
+         static_cast<double>(part.position_ranks);
+}
+
+BlockActivations block_activations(const RunConfig& config, const RankPart& part,
                                    bool checkpointed) {
-  const int64_t width = compute_bytes(config.precision);
-  const auto numbers = numbers_of(shape);
-  const int64_t all = bytes_of(numbers.kept, width), stream = shape.dim * width;
-  BlockActivations result{.kept = all, .inside = numbers.inside * width};
+  const auto width = static_cast<double>(compute_bytes(config.precision));
+  const auto numbers = numbers_of(part);
+  const double all = bytes_of(numbers.kept, width), stream = stream_bytes(config.precision, part);
+  // Gradients of the activation function's inputs; then of what enters, one of each product, when
+  // what was inside is free but for results that selective checkpointing keeps.
+  const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
+  const bool keeps_results = checkpointed && config.memory.checkpointing == "selective";
+  const double inside = numbers.products * std::max(f, keeps_results ? dim : dim - f);
+  BlockActivations result{
+      .kept = all, .inside = inside * width, .deferred = numbers.deferred * width};
   result.working = stream;  // the gradient of the block's output
   if (!checkpointed) return result;
   result.working += stream;  // that output, made again
@@ -71,19 +91,75 @@ BlockActivations block_activations(const RunConfig& config, const ModelShape& sh
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width);
-    result.working += bytes_of(numbers.recomputed, width) + shape.num_heads * kFloat;
+    result.working +=
+        bytes_of(numbers.recomputed, width) + static_cast<double>(part.shape.num_heads) * kFloat;
   }
   return result;
 }
 
-int64_t kept_activation_bytes(const RunConfig& config, const ModelShape& shape, int64_t tokens) {
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < shape.num_layers; ++i) {
-    bytes += block_activations(config, shape, is_checkpointed(config.memory, i)).kept;
+double kept_by_blocks(const RunConfig& config, const RankPart& part, const RankPart::Stage& stage) {
+  double bytes = 0;
+  for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
+    bytes += block_activations(config, part, is_checkpointed(config.memory, i)).kept;
   }
-  // Beside the blocks: the last one's output, and the gradient of the last norm's output.
-  const int64_t last_norm = (shape.family == ModelFamily::gpt2 ? 2 : 1) * kFloat;
-  return tokens * (bytes + 2 * stream_bytes(config.precision, shape) + last_norm);
+  return bytes;
+}
+
+// The last block's output, and the gradient of what enters the head: of all positions.
+double kept_by_head(const RunConfig& config, const RankPart& part) {
+  const double last_norm = (part.shape.family == ModelFamily::gpt2 ? 2 : 1) * kFloat;
+  return stream_bytes(config.precision, part) +
+         static_cast<double>(part.shape.dim * compute_bytes(config.precision)) +
+         last_norm / static_cast<double>(part.position_ranks);
+}
+
+double arriving_bytes(const RunConfig& config, const RankPart& part) {
+  constexpr int64_t kAhead = 2;
+  const int64_t messages = part.num_peers * std::min(kAhead, part.num_micro_batches);
+  return static_cast<double>(messages * part.micro_batch * config.data.seq_len) *
+         stream_bytes(config.precision, part);
+}
+
+InFlight in_flight(const RunConfig& config, const RankPart& part) {
+  const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
+  std::vector<double> kept, deferred, output;
+  for (const auto& stage : part.stages) {
+    const auto layers = static_cast<double>(stage.layers.end - stage.layers.begin);
+    kept.push_back(tokens * (kept_by_blocks(config, part, stage) +
+                             (stage.predicts ? kept_by_head(config, part) : 0)));
+    deferred.push_back(tokens * layers * block_activations(config, part, false).deferred);
+    output.push_back(stage.predicts ? 0 : tokens * stream_bytes(config.precision, part));
+  }
+  InFlight result{.stages = std::vector<Held>(part.stages.size())};
+  double held = 0, micro_batches = 0;
+  for (const auto& action : part.actions) {
+    const auto stage = static_cast<size_t>(action.stage);
+    auto& most = result.stages[stage];
+    switch (action.kind) {
+      case Kind::forward:
+        most.forward = std::max(most.forward, held);
+        held += kept[stage], micro_batches += 1;
+        result.bytes = std::max(result.bytes, held + output[stage]);
+        result.micro_batches = std::max(result.micro_batches, micro_batches);
+        break;
+      case Kind::backward:
+        most.backward = std::max(most.backward, held);
+        held -= kept[stage], micro_batches -= 1;
+        break;
+      case Kind::backward_input:
+        most.backward = std::max(most.backward, held);
+        held += deferred[stage] - kept[stage], micro_batches -= 1 - part.kept_for_weight;
+        break;
+      case Kind::backward_weight:
+        held -= deferred[stage], micro_batches -= part.kept_for_weight;
+    }
+  }
+  result.bytes += arriving_bytes(config, part);
+  return result;
+}
+
+int64_t kept_activation_bytes(const RunConfig& config, const RankPart& part) {
+  return static_cast<int64_t>(in_flight(config, part).bytes);
 }
 
 }  // namespace tessera::estimate

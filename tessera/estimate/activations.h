@@ -1,31 +1,59 @@
 // Bytes that a token of a micro-batch costs between forward and backward
-// (docs/activation_checkpointing.md), by model family, checkpointing and precision.
+// (docs/activation_checkpointing.md), by model family, checkpointing, precision and the rank's part
+// of the model.
 #pragma once
 
 #include <cstdint>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
+#include "tessera/estimate/rank_part.h"
 
 namespace tessera::estimate {
 
-/// Of one transformer block, for each token.
+/// Of one transformer block, for each token of the whole sequence.
 struct BlockActivations {
-  int64_t kept = 0;     ///< from its forward to its backward
-  int64_t working = 0;  ///< beside that, while its backward runs
-  int64_t inside = 0;   ///< and at the most, that of its activation function: the widest operator
+  double kept = 0;      ///< from its forward to its backward
+  double working = 0;   ///< beside that, while its backward runs
+  double inside = 0;    ///< and at the most, that of its feed-forward, the widest part
+  double deferred = 0;  ///< kept between the two parts of a split backward
 };
-BlockActivations block_activations(const config::RunConfig& config, const config::ModelShape& shape,
+BlockActivations block_activations(const config::RunConfig& config, const RankPart& part,
                                    bool checkpointed);
 
 /// Is block `index` checkpointed?
 bool is_checkpointed(const config::MemorySection& section, int64_t index);
 
-/// Bytes of one activation as wide as the model, for each token.
-int64_t stream_bytes(const config::PrecisionSection& precision, const config::ModelShape& shape);
+/// Bytes of one number that is computed with.
+int64_t compute_bytes(const config::PrecisionSection& precision);
 
-/// All that one micro-batch of `tokens` tokens keeps between forward and backward.
-int64_t kept_activation_bytes(const config::RunConfig& config, const config::ModelShape& shape,
-                              int64_t tokens);
+/// Bytes of one activation as wide as the model, for each token: where positions are divided, this
+/// rank's share.
+double stream_bytes(const config::PrecisionSection& precision, const RankPart& part);
+
+/// Of what comes from other ranks two are on their way on each channel
+/// (parallel/pipeline/messages.cpp).
+double arriving_bytes(const config::RunConfig& config, const RankPart& part);
+
+/// What a token of a stage's blocks keeps, and of its last norm and head.
+double kept_by_blocks(const config::RunConfig& config, const RankPart& part,
+                      const RankPart::Stage& stage);
+double kept_by_head(const config::RunConfig& config, const RankPart& part);
+
+/// All that micro-batches in flight keep between forward and backward, at the most.
+int64_t kept_activation_bytes(const config::RunConfig& config, const RankPart& part);
+
+/// Bytes that a rank holds when each of its stages starts a pass, at the most.
+struct Held {
+  double forward = 0;   ///< without this pass's own
+  double backward = 0;  ///< with them
+};
+struct InFlight {
+  std::vector<Held> stages;
+  double bytes = 0;          ///< at the end of a forward, at the most
+  double micro_batches = 0;  ///< likewise, each stage's counted by itself
+};
+/// Follows the rank's table (schedule/check.h: peak_activations). Two actions at the same time come
+/// one after the other, as in the engine (parallel/pipeline/pipeline.h).
+InFlight in_flight(const config::RunConfig& config, const RankPart& part);
 
 }  // namespace tessera::estimate

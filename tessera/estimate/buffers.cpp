@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <variant>
 
 namespace tessera::estimate {
 namespace {
@@ -14,45 +13,110 @@ using config::RunConfig;
 int64_t block_parameters(const ModelShape& shape) {
   auto one = shape, none = shape;
   one.num_layers = 1, none.num_layers = 0;
-  return config::num_parameters(one) - config::num_parameters(none);
+  const int64_t block = config::num_parameters(one) - config::num_parameters(none);
+  if (shape.family != ModelFamily::gpt2) return block;
+  // Counted with a bias for each query, key and value of the whole model.
+  return block - 3 * (shape.dim - shape.num_heads * shape.head_dim);
 }
 
+int64_t last_norm_parameters(const ModelShape& shape) {
+  return (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
+}
+
+/// Of a block's parameters those whose gradients ranks of tp sum: what each position has by itself,
+/// where positions are divided; norms of heads; key heads that several have
+/// (docs/tensor_parallel.md).
+int64_t summed_in_block(const RankPart& part) {
+  const auto& s = part.shape;
+  if (part.mesh.tp == 1) return 0;
+  int64_t summed = s.qk_norm ? 2 * s.head_dim : 0;
+  if (part.position_ranks > 1) {
+    const bool gpt2 = s.family == ModelFamily::gpt2;
+    const int64_t vectors = gpt2 ? 4 + 2 : 2 + (s.out_bias ? 1 : 0) + (s.mlp_bias ? 1 : 0);
+    summed += vectors * s.dim;
+  }
+  if (part.key_copies > 1) {
+    summed += 2 * s.num_kv_heads * s.head_dim * (s.dim + (s.qkv_bias ? 1 : 0));
+  }
+  return summed;
+}
+
+/// A unit without buffers, and how much they are to hold.
+struct Sized {
+  UnitPlan unit;
+  int64_t elements = 0;
+};
+
 /// Embedding, blocks, and norm with head: or tied, embedding with norm and head, then blocks.
-std::vector<UnitPlan> units_without_buffers(const RunConfig& config, const ModelShape& shape,
-                                            std::vector<int64_t>& elements) {
-  if (config.parallel.units == "model") {
-    elements = {config::num_parameters(shape)};
-    return {{.name = "model", .num_blocks = shape.num_layers, .predicts = true}};
-  }
-  const int64_t block = block_parameters(shape);
-  const int64_t rest = config::num_parameters(shape) - shape.num_layers * block;
-  const int64_t last_norm = (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
-  const int64_t head = shape.tie_embeddings ? 0 : shape.vocab_size * shape.dim + last_norm;
-  std::vector<UnitPlan> units{{.name = "embedding", .predicts = shape.tie_embeddings}};
-  elements = {rest - head};
-  for (int64_t i = 0; i < shape.num_layers; ++i) {
-    units.push_back({.name = "layers." + std::to_string(i), .num_blocks = 1});
-    elements.push_back(block);
-  }
-  if (!shape.tie_embeddings) {
-    units.push_back({.name = "head", .predicts = true});
-    elements.push_back(head);
+std::vector<Sized> sized_units(const RankPart& part) {
+  const auto& shape = part.shape;
+  const int64_t last_norm = last_norm_parameters(shape), table = shape.vocab_size * shape.dim;
+  const int64_t positions = shape.family == ModelFamily::gpt2 ? shape.max_seq_len * shape.dim : 0;
+  const int64_t block = block_parameters(shape), summed = summed_in_block(part);
+  const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
+  const int64_t elsewhere = part.shares_table ? table : 0;
+  const bool tied_here = part.has_tied_table();
+  std::vector<Sized> units;
+  for (size_t stage = 0; stage < part.stages.size(); ++stage) {
+    const auto& layers = part.stages[stage].layers;
+    const auto at = layers.begin;
+    if (part.stages[stage].embeds) {
+      units.push_back({{.name = "embedding",
+                        .stage = stage,
+                        .layers = {at, at},
+                        .predicts = tied_here,
+                        .summed = tied_here ? summed_norm : 0,
+                        .table = elsewhere},
+                       table + positions + (tied_here ? last_norm : 0)});
+    }
+    for (int64_t i = at; i < layers.end; ++i) {
+      units.push_back({{.name = "layers." + std::to_string(i),
+                        .stage = stage,
+                        .layers = {i, i + 1},
+                        .summed = summed},
+                       block});
+    }
+    if (part.stages[stage].predicts && !tied_here) {
+      units.push_back({{.name = "head",
+                        .stage = stage,
+                        .layers = {layers.end, layers.end},
+                        .predicts = true,
+                        .summed = summed_norm,
+                        .table = elsewhere},
+                       table + last_norm});
+    }
   }
   return units;
+}
+
+/// All units of a stage as one.
+std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
+  std::vector<Sized> result;
+  for (const auto& [unit, elements] : units) {
+    if (result.empty() || result.back().unit.stage != unit.stage) {
+      result.push_back({unit, 0});
+      result.back().unit.name = "model";
+      result.back().unit.summed = result.back().unit.table = 0;
+    }
+    auto& all = result.back();
+    all.elements += elements;
+    all.unit.layers.end = unit.layers.end;
+    all.unit.predicts = all.unit.predicts || unit.predicts;
+    all.unit.summed += unit.summed;
+    all.unit.table += unit.table;
+  }
+  return result;
 }
 
 int64_t bytes_named(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
 
 /// As the engine chooses (flat_options in parallel/data/unit.cpp).
-BufferPlan plan_buffer(const RunConfig& config, int64_t elements, bool offloaded,
-                       bool device_is_host) {
+BufferPlan plan_buffer(const RunConfig& config, const config::MeshSizes& mesh, int64_t elements,
+                       bool offloaded, bool device_is_host) {
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   BufferPlan plan{.elements = elements};
-  if (section.placement != "replicate") {
-    const auto mesh = config::mesh_sizes(section, section.num_ranks);
-    if (const auto* sizes = std::get_if<config::MeshSizes>(&mesh)) plan.num_slices = sizes->dp_shard;
-  }
+  if (section.placement != "replicate") plan.num_slices = mesh.dp_shard;
   plan.whole_bytes = plan.slice_bytes = plan.gradient_bytes = bytes_named(precision.parameters);
   if (precision.compute != "fp32" && !precision.autocast) {
     plan.whole_bytes = 2;
@@ -80,6 +144,16 @@ double largest_neighbours(const std::vector<double>& values, size_t count) {
                        std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(i), end, 0.0));
   }
   return largest;
+}
+
+/// Those of `units` all at once, with the first slice that is made of one.
+double all_whole(const std::vector<UnitBytes>& units) {
+  double whole = 0, slice = 0;
+  for (const auto& unit : units) {
+    whole += unit.passing_gradients;
+    slice = std::max(slice, unit.gradient_slice);
+  }
+  return whole + slice;
 }
 
 /// Gradients at the most: backward comes to the units in reverse; one unit's whole gradient is
@@ -126,21 +200,26 @@ UnitBytes bytes_of(const UnitPlan& unit, const RunConfig& config) {
   return result;
 }
 
-std::vector<UnitPlan> plan_units(const RunConfig& config, const ModelShape& shape,
+std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
                                  bool device_is_host) {
-  std::vector<int64_t> elements;
-  auto units = units_without_buffers(config, shape, elements);
   const auto& section = config.parallel;
-  const bool offloads = section.offload_params || section.offload_optimizer;
-  const double wanted =
-      offloads ? section.offload_fraction * static_cast<double>(config::num_parameters(shape)) : 0;
+  auto units = sized_units(part);
+  if (section.units == "model") units = one_a_stage(units);
+  double wanted = 0;
+  if (section.offload_params || section.offload_optimizer) {
+    for (const auto& unit : units) wanted += static_cast<double>(unit.elements);
+    wanted *= section.offload_fraction;
+  }
   double offloaded = 0;  // the last units first
+  std::vector<UnitPlan> result(units.size());
   for (size_t i = units.size(); i-- > 0;) {
     const bool here = offloaded < wanted;
-    units[i].buffers.push_back(plan_buffer(config, elements[i], here, device_is_host));
-    if (here) offloaded += static_cast<double>(elements[i]);
+    result[i] = units[i].unit;
+    result[i].buffers.push_back(
+        plan_buffer(config, part.mesh, units[i].elements, here, device_is_host));
+    if (here) offloaded += static_cast<double>(units[i].elements);
   }
-  return units;
+  return result;
 }
 
 StateBytes peak_of_states(const std::vector<UnitBytes>& units,
@@ -158,7 +237,7 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units,
   const bool prefetches = section.forward_prefetch || section.backward_prefetch != "none";
   const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
   result.gathered += largest_neighbours(passing, static_cast<size_t>(in_flight));
-  result.gradients += peak_of_backward(units);
+  result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units);
   return result;
 }
 

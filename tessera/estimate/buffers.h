@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
+#include "tessera/estimate/rank_part.h"
 
 namespace tessera::estimate {
 
@@ -28,8 +28,11 @@ struct BufferPlan {
 struct UnitPlan {
   std::string name;
   std::vector<BufferPlan> buffers;
-  int64_t num_blocks = 0;  ///< transformer blocks in it
-  bool predicts = false;   ///< holds the head
+  size_t stage = 0;             ///< of the rank's stages
+  PipelinePlan::Layers layers;  ///< transformer blocks in it
+  bool predicts = false;        ///< holds the head
+  int64_t summed = 0;           ///< elements of whose gradients ranks of tp hold summands
+  int64_t table = 0;            ///< elements that another rank of the pipeline has as well
 };
 
 /// Bytes of one unit on the device.
@@ -42,10 +45,10 @@ struct UnitBytes {
 };
 UnitBytes bytes_of(const UnitPlan& unit, const config::RunConfig& config);
 
-/// The units of a run of `config.parallel.num_ranks` ranks, and the ranks that share them.
-/// `parallel.units` model is one unit; size and name count as block, of which they hold less.
-/// `device_is_host`: offloading moves nothing, as on a CPU.
-std::vector<UnitPlan> plan_units(const config::RunConfig& config, const config::ModelShape& shape,
+/// The rank's units, and the ranks that share them. `parallel.units` model is one unit a stage;
+/// size and name count as block, of which they hold less. `device_is_host`: offloading moves
+/// nothing, as on a CPU.
+std::vector<UnitPlan> plan_units(const config::RunConfig& config, const RankPart& part,
                                  bool device_is_host);
 
 /// Bytes on this rank, each at the most.

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
+#include "tessera/schedule/simulate.h"
 
 namespace tessera::estimate {
 namespace {
@@ -13,11 +14,21 @@ namespace {
 using config::ModelShape;
 using config::RunConfig;
 
-StepMemory memory_of(const RunConfig& config, const ModelShape& shape, const Device& device) {
-  const auto units = plan_units(config, shape, device.is_host);
-  const int64_t ranks = config.parallel.num_ranks;
-  const int64_t rows = (config.train.global_batch + ranks - 1) / ranks;
-  return step_memory(config, shape, units, rows, device);
+RankNeeds needs_of(const RunConfig& config, const RankPart& part, const Device& device) {
+  const auto units = plan_units(config, part, device.is_host);
+  return {.part = part,
+          .memory = step_memory(config, part, units, device),
+          .communication = communication(config, part, units),
+          .in_flight = in_flight(config, part)};
+}
+
+/// What the rank that needs the most needs.
+double bytes_of(const RunConfig& config, const ModelShape& shape, const Device& device) {
+  double most = 0;
+  for (const auto& part : rank_parts(config, shape)) {
+    most = std::max(most, needs_of(config, part, device).memory.device_bytes());
+  }
+  return most;
 }
 
 RunConfig with(RunConfig config, const std::vector<Setting>& settings) {
@@ -42,7 +53,8 @@ std::vector<Setting> beyond(const std::string& key, const std::string& present,
 std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, const Device& device) {
   std::vector<std::vector<Setting>> groups;
   const auto& parallel = config.parallel;
-  if (parallel.num_ranks > 1 && parallel.dp_replicate == -1) {
+  const auto mesh = mesh_of(config);
+  if (mesh.data_ranks() > 1 && parallel.dp_replicate == -1) {
     groups.push_back(beyond("parallel.placement", parallel.placement,
                             {"replicate", "shard_optimizer", "shard_gradients", "full_shard"}));
   }
@@ -51,10 +63,11 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   if (!device.is_host && !parallel.offload_params && !parallel.offload_optimizer)
     groups.push_back({{"parallel.offload_optimizer", "true"}});
   std::vector<Setting> smaller;
-  const int64_t rows = std::max<int64_t>(1, config.train.global_batch / parallel.num_ranks);
-  const int64_t present =
-      config.train.micro_batch > 0 ? std::min(config.train.micro_batch, rows) : rows;
-  for (int64_t size = present / 2; size >= 1; size /= 2) {
+  const int64_t rows = std::max<int64_t>(1, config.train.global_batch / mesh.data_ranks());
+  const int64_t present = rows / config::num_micro_batches(config, mesh);
+  // A pipeline's table from a file is for one number of micro-batches.
+  const bool may_change = !parallel.pipeline_schedule.ends_with(".csv");
+  for (int64_t size = present / 2; may_change && size >= 1; size /= 2) {
     if (present % size == 0) smaller.emplace_back("train.micro_batch", std::to_string(size));
   }
   groups.push_back(std::move(smaller));
@@ -66,22 +79,29 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
 
 RankEstimate estimate_rank(const RunConfig& config, const ModelShape& shape, const Device& device,
                            double limit) {
+  const auto mesh = mesh_of(config);
+  const auto plan = pipeline_plan(config, shape, mesh);
   RankEstimate estimate{.num_ranks = config.parallel.num_ranks,
-                        .memory = memory_of(config, shape, device),
+                        .schedule = plan.schedule.name,
+                        .bubble = schedule::simulate(plan.schedule).bubble(),
                         .limit = limit};
+  for (const auto& part : rank_parts(config, shape, mesh, plan)) {
+    estimate.pipeline.push_back(needs_of(config, part, device));
+    const auto& needs = estimate.pipeline.back().memory;
+    if (needs.device_bytes() > estimate.memory().device_bytes())
+      estimate.largest = estimate.pipeline.size() - 1;
+  }
   if (estimate.fits()) return estimate;
   for (const auto& group : possible_changes(config, device)) {
     for (const auto& setting : group) {
-      const Change change{{setting},
-                          memory_of(with(config, {setting}), shape, device).device_bytes()};
+      const Change change{{setting}, bytes_of(with(config, {setting}), shape, device)};
       if (change.device_bytes > limit) continue;
       estimate.remedy = change;
       return estimate;
     }
     if (!group.empty()) estimate.least.settings.push_back(group.back());
   }
-  estimate.least.device_bytes =
-      memory_of(with(config, estimate.least.settings), shape, device).device_bytes();
+  estimate.least.device_bytes = bytes_of(with(config, estimate.least.settings), shape, device);
   return estimate;
 }
 

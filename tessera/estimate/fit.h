@@ -1,4 +1,4 @@
-// Does a run fit a device, and what would make it fit?
+// Does a run fit its devices, what would make it fit, and what does it send?
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/estimate/activations.h"
+#include "tessera/estimate/communication.h"
+#include "tessera/estimate/rank_part.h"
 #include "tessera/estimate/step_memory.h"
 
 namespace tessera::estimate {
@@ -19,24 +22,39 @@ struct Change {
   double device_bytes = 0;  ///< what a rank needs with it
 };
 
+/// One rank of the pipeline, or of the run if there is none.
+struct RankNeeds {
+  RankPart part;
+  StepMemory memory;
+  Communication communication;
+  InFlight in_flight;
+};
+
 struct RankEstimate {
   int64_t num_ranks = 1;
-  StepMemory memory;
-  double limit = 0;              ///< bytes of the device
+  std::vector<RankNeeds> pipeline;  ///< by place
+  size_t largest = 0;               ///< the place that needs the most
+  std::string schedule;             ///< name of the pipeline's
+  double bubble = 0;                ///< idle share, if stages take equal times and transfers none
+  double limit = 0;                 ///< bytes of the device
   std::optional<Change> remedy;  ///< if it does not fit: the first single change that makes it fit
   Change least;                  ///< then, without a remedy: all changes together
 
-  bool fits() const { return memory.device_bytes() <= limit; }
+  const RankNeeds& rank() const { return pipeline[largest]; }
+  const StepMemory& memory() const { return rank().memory; }
+  bool fits() const { return memory().device_bytes() <= limit; }
 };
 
 /// `config.parallel.num_ranks` ranks, each on a device of `limit` bytes. Changes are tried in the
 /// order of what they cost: placement (communication), checkpointing (computation), offload
-/// (transfers, not on a CPU), smaller micro-batches (slower kernels), bf16 (precision).
+/// (transfers, not on a CPU), smaller micro-batches (slower kernels), bf16 (precision). UserError
+/// for a mesh, heads, layers or a schedule that do not fit the model or the batch.
 RankEstimate estimate_rank(const config::RunConfig& config, const config::ModelShape& shape,
                            const Device& device, double limit);
 
-/// A table of phases and purposes, what is beside the tensors, and the verdict. `limit_name`: whose
-/// memory it is ("the device").
+/// Of the rank that needs the most a table of phases and purposes, what is beside the tensors, and
+/// the verdict; the ranks of a pipeline; what a rank sends. `limit_name`: whose memory it is ("the
+/// device").
 std::string rank_text(const RankEstimate& estimate, const std::string& limit_name);
 nlohmann::ordered_json rank_json(const RankEstimate& estimate);
 

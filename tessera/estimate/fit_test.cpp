@@ -62,7 +62,7 @@ TEST(Fit, SmallerMicroBatchesDivideTheBatch) {
   run.memory.checkpointing = "full";
   run.train.micro_batch = 12;
   run.train.global_batch = 96;
-  const double needed = of_llama_8b(run, 1e15).memory.device_bytes();
+  const double needed = of_llama_8b(run, 1e15).memory().device_bytes();
   const auto estimate = of_llama_8b(run, 0.6 * needed);
   EXPECT_FALSE(estimate.fits());
   ASSERT_EQ(remedy(estimate).size(), 1);
@@ -88,7 +88,28 @@ TEST(Fit, TextAndJsonAgree) {
   const auto json = rank_json(estimate);
   EXPECT_EQ(json["fits"], true);
   EXPECT_EQ(json["phases"].size(), 5);
-  EXPECT_EQ(json["device_bytes"], static_cast<int64_t>(estimate.memory.device_bytes()));
+  EXPECT_EQ(json["device_bytes"], static_cast<int64_t>(estimate.memory().device_bytes()));
+}
+
+TEST(Fit, TheLargestRankOfAPipelineDecides) {
+  auto run = llama_run(8);
+  run.parallel.pp = 4;
+  run.parallel.tp = 2;
+  run.train.global_batch = 64;
+  const auto early = of_llama_8b(run, 1e15);  // four micro-batches of eight layers
+  EXPECT_EQ(early.largest, 0);
+  run.parallel.stage_layers = {2, 2, 2, 26};
+  const auto late = of_llama_8b(run, 1e15);
+  EXPECT_EQ(late.largest, 3);
+  for (const auto& rank : late.pipeline) {
+    EXPECT_LE(rank.memory.device_bytes(), late.memory().device_bytes());
+  }
+  EXPECT_DOUBLE_EQ(late.bubble, 3.0 / (16 + 3));
+  const auto short_of = of_llama_8b(run, 0.9 * late.memory().device_bytes());
+  EXPECT_FALSE(short_of.fits());
+  EXPECT_EQ(remedy(short_of).front().first, "memory.checkpointing");
+  EXPECT_THAT(rank_text(short_of, "the device"),
+              HasSubstr("Of 8 ranks one with place 3 in the pipeline, in a step"));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 namespace tessera::estimate {
 namespace {
 
-using config::ModelShape;
 using config::RunConfig;
 
 constexpr double kFloat = 4, kLong = 8;
@@ -30,11 +29,10 @@ class Gathered {
 
   void need(size_t unit) { whole_.insert(unit); }
   void prefetch(size_t unit) {
-    if (unit < units_.size() && static_cast<int64_t>(whole_.size()) < section_.max_gathered_units) {
-      whole_.insert(unit);
-    }
+    if (static_cast<int64_t>(whole_.size()) < section_.max_gathered_units) whole_.insert(unit);
   }
   void release(size_t unit) { whole_.erase(unit); }
+  void release_all() { whole_.clear(); }
 
   double bytes() const {
     double bytes = 0;
@@ -51,13 +49,13 @@ class Gathered {
 /// One step, moment by moment.
 class Step {
  public:
-  Step(const RunConfig& config, const ModelShape& shape, const std::vector<UnitPlan>& units,
-       int64_t rows, const Device& device)
-      : config_(config), shape_(shape), units_(units), gathered_(bytes_, config.parallel) {
-    const auto micro =
-        config.train.micro_batch > 0 ? std::min(config.train.micro_batch, rows) : rows;
-    tokens_ = static_cast<double>(micro * config.data.seq_len);
-    accumulates_ = micro < rows;
+  Step(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units,
+       const Device& device)
+      : config_(config), part_(part), units_(units), gathered_(bytes_, config.parallel) {
+    const auto& shape = part.shape;
+    const auto seq_len = static_cast<double>(config.data.seq_len);
+    tokens_ = static_cast<double>(part.micro_batch) * seq_len;
+    accumulates_ = part.num_micro_batches > 1 && !pipeline();
     for (const auto& unit : units) bytes_.push_back(bytes_of(unit, config));
     for (const auto& unit : bytes_) {
       base_.parameters += unit.parameters;
@@ -65,21 +63,34 @@ class Step {
       base_.gradients += unit.kept_gradients;
       base_.optimizer += unit.optimizer;
       slices_ += unit.gradient_slice;
+      if (pipeline()) waiting_ += unit.passing_gradients;
     }
-    const auto batch = static_cast<double>(rows * config.data.seq_len) * 2 * kLong;
+    for (size_t unit = 0; unit < units.size(); ++unit) {
+      if (units[unit].predicts) head_ = unit;
+    }
+    const auto batch = tokens_ * static_cast<double>(part.num_micro_batches) * 2 * kLong;
     const bool rotates = shape.family == config::ModelFamily::llama;
-    const auto tables = static_cast<double>(config.data.seq_len * shape.head_dim) * 2 * kFloat;
+    const auto tables = seq_len * static_cast<double>(shape.head_dim) * 2 * kFloat;
     base_.activations = batch + (rotates ? tables : 0);
-    stream_ = tokens_ * static_cast<double>(stream_bytes(config.precision, shape));
-    if (device.widens_products && stream_bytes(config.precision, shape) < 4 * shape.dim)
-      widened_ = kFloat;
+    width_ = static_cast<double>(compute_bytes(config.precision));
+    whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
+    own_ = tokens_ * stream_bytes(config.precision, part);
+    if (device.widens_products && width_ < kFloat) widened_ = kFloat;
   }
 
+  /// Of each stage the pass that begins with the most.
   std::vector<Moment> phases() {
     note("between steps", {});
-    forward();
-    loss();
-    backward();
+    const auto held = in_flight(config_, part_).stages;
+    const double arriving = arriving_bytes(config_, part_);
+    for (size_t stage = 0; stage < held.size(); ++stage) {
+      kept_ = arriving + held[stage].forward;
+      forward(stage);
+      if (part_.stages[stage].predicts) loss();
+      kept_ = arriving + held[stage].backward;
+      backward(stage);
+    }
+    reduce();
     note("optimizer step", {.gradients = slices_});
     return std::move(phases_);
   }
@@ -105,97 +116,172 @@ class Step {
   }
 
   BlockActivations of_block(int64_t index) const {
-    return block_activations(config_, shape_, is_checkpointed(config_.memory, index));
+    return block_activations(config_, part_, is_checkpointed(config_.memory, index));
   }
 
-  /// Slices of an earlier micro-batch wait for this one's.
-  double earlier_slices() const { return accumulates_ ? slices_ : 0; }
+  bool pipeline() const { return part_.mesh.pp > 1; }
+  bool divides_positions() const { return part_.position_ranks > 1; }
+
+  /// Gradients of earlier micro-batches wait for this one's: as slices, or in a pipeline whole.
+  double earlier_gradients() const { return accumulates_ ? slices_ : waiting_; }
 
   /// What a product of so many numbers needs beside its result; `added`: to a float32 buffer.
   double widened(double numbers, bool added) const {
     return widened_ == 0 ? 0 : numbers * (widened_ + (added ? 2 : 0));
   }
 
-  /// The backward of a block's last product: the gradient of its input, and of its weight.
-  double last_product() const {
-    const auto ffn = static_cast<double>(shape_.ffn_dim);
-    const double width = stream_ / static_cast<double>(shape_.dim);
-    return width * ffn + std::max(widened(tokens_ * ffn, false),
-                                  widened(ffn * static_cast<double>(shape_.dim), true));
+  /// What it takes beside its summands and their sum to add up all positions' numbers over ranks,
+  /// or to bring them together: they travel rank by rank, not sequence by sequence.
+  double rearranged() const { return divides_positions() && part_.micro_batch > 1 ? whole_ : 0; }
+
+  /// What a block made and nobody keeps: its last product, and the sum with the residual.
+  double end_of_block() const {
+    return divides_positions() ? whole_ + std::max(rearranged(), own_) + own_ : 2 * own_;
   }
 
-  void forward() {
+  /// The backward of a block's last product: the gradient of its input, and of its weight; where
+  /// positions are divided, after those of all came together.
+  double last_product() const {
+    const auto& shape = part_.shape;
+    const auto ffn = static_cast<double>(shape.ffn_dim);
+    const double products =
+        width_ * tokens_ * ffn + std::max(widened(tokens_ * ffn, false),
+                                          widened(ffn * static_cast<double>(shape.dim), true));
+    return divides_positions() ? whole_ + std::max(rearranged(), products) : products;
+  }
+
+  bool is_of(size_t stage, size_t unit) const {
+    return unit < units_.size() && units_[unit].stage == stage;
+  }
+
+  /// Stages of a pipeline take turns: nothing is left of the pass before but what stays.
+  void begin_pass() {
+    if (!pipeline()) return;
+    gathered_.release_all();
+    if (config_.parallel.reshard_after_forward != "false") return;
+    for (size_t unit = 0; unit < units_.size(); ++unit) gathered_.need(unit);
+  }
+
+  void forward(size_t stage) {
+    begin_pass();
     const bool frees = config_.parallel.reshard_after_forward != "false";
     for (size_t unit = 0; unit < units_.size(); ++unit) {
+      const auto& plan = units_[unit];
+      if (plan.stage != stage) continue;
       gathered_.need(unit);
-      if (config_.parallel.forward_prefetch) gathered_.prefetch(unit + 1);
-      for (int64_t i = 0; i < units_[unit].num_blocks; ++i) {
-        kept_ += tokens_ * static_cast<double>(of_block(next_block_++).kept);
+      if (config_.parallel.forward_prefetch && is_of(stage, unit + 1)) gathered_.prefetch(unit + 1);
+      for (int64_t i = plan.layers.begin; i < plan.layers.end; ++i) {
+        kept_ += tokens_ * of_block(i).kept;
       }
-      // What a block made and nobody keeps: its last product, and the sum with the residual.
-      note("forward", {.gradients = earlier_slices(), .activations = kept_ + 2 * stream_});
+      note("forward", {.gradients = earlier_gradients(), .activations = kept_ + end_of_block()});
       // A tied unit's head is still to come; the last unit's backward is next.
-      const bool runs_again = units_[unit].predicts || unit + 1 == units_.size();
+      const bool runs_again = plan.predicts || unit + 1 == units_.size();
       if (frees && !runs_again) gathered_.release(unit);
     }
   }
 
   void loss() {
-    const auto vocab = static_cast<double>(shape_.vocab_size);
+    const auto vocab = static_cast<double>(part_.shape.vocab_size);
+    const auto dim = static_cast<double>(part_.shape.dim);
     constexpr double kChunkBytes = 32 << 20;  // kernels/linear_cross_entropy.h
     const double rows = std::min(tokens_, std::max(64.0, kChunkBytes / kFloat / vocab));
-    const double width = stream_ / tokens_ / static_cast<double>(shape_.dim);
-    double logits = rows * vocab * (kFloat + (width < kFloat ? width : 0)) + stream_;
-    for (size_t unit = 0; unit < units_.size(); ++unit) {
-      if (!units_[unit].predicts) continue;
-      head_ = unit;
-      // The head's gradient is summed in float32, beside one that is reduced in less.
-      if (units_[unit].buffers.front().gradient_bytes < 4)
-        logits += vocab * static_cast<double>(shape_.dim) * kFloat;
-    }
+    double logits = rows * vocab * (kFloat + (width_ < kFloat ? width_ : 0)) + whole_;
+    // The head's gradient is summed in float32, beside one that is reduced in less.
+    if (units_[head_].buffers.front().gradient_bytes < 4) logits += vocab * dim * kFloat;
     // The logits' product, and that of their gradient with the hidden states.
-    logits += widened(std::max(rows, static_cast<double>(shape_.dim)) * vocab, /*added=*/true);
-    note("loss", {.gradients = earlier_slices() + bytes_[head_].passing_gradients,
-                  .activations = kept_ + 2 * stream_,
+    logits += widened(std::max(rows, dim) * vocab, /*added=*/true);
+    gathered_.need(head_);
+    const double gradient = pipeline() ? 0 : bytes_[head_].passing_gradients;
+    note("loss", {.gradients = earlier_gradients() + gradient,
+                  .activations = kept_ + own_ + whole_,
                   .logits = logits});
   }
 
   /// Unit by unit: its whole gradient, that of the unit before it on its way to the slices, and the
   /// slices of all before those.
-  void backward() {
-    double slices = earlier_slices(), reduced = 0;
+  void backward(size_t stage) {
+    begin_pass();
+    // What is between the last block and the head is done with first.
+    const bool predicts = part_.stages[stage].predicts;
+    if (predicts) kept_ -= tokens_ * kept_by_head(config_, part_);
+    const double beside = predicts ? own_ + whole_ : 2 * own_;
+    double slices = earlier_gradients(), reduced = 0;
     for (size_t unit = units_.size(); unit-- > 0;) {
+      const auto& plan = units_[unit];
+      if (plan.stage != stage) continue;
       gathered_.need(unit);
-      if (config_.parallel.backward_prefetch == "pre" && unit > 0) gathered_.prefetch(unit - 1);
-      double gradients = slices + bytes_[unit].passing_gradients + reduced;
-      if (head_ < unit) gradients += bytes_[head_].passing_gradients;  // tied: reduced at the end
-      for (int64_t i = 0; i < units_[unit].num_blocks; ++i) {
-        const auto block = of_block(--next_block_);
-        note("backward", {.gradients = gradients,
-                          .activations = kept_ + tokens_ * static_cast<double>(block.working) +
-                                         std::max(tokens_ * static_cast<double>(block.inside),
-                                                  last_product())});
-        kept_ -= tokens_ * static_cast<double>(block.kept);
+      if (config_.parallel.backward_prefetch == "pre" && is_of(stage, unit - 1)) {
+        gathered_.prefetch(unit - 1);
       }
-      note("backward", {.gradients = gradients, .activations = kept_ + 2 * stream_});
+      double gradients = slices + reduced;
+      if (!pipeline()) {
+        gradients += bytes_[unit].passing_gradients;
+        if (head_ < unit) gradients += bytes_[head_].passing_gradients;  // tied: reduced at the end
+      }
+      for (int64_t i = plan.layers.end; i-- > plan.layers.begin;) {
+        const auto block = of_block(i);
+        note("backward", {.gradients = gradients,
+                          .activations = kept_ + tokens_ * block.working +
+                                         std::max(tokens_ * block.inside, last_product())});
+        kept_ -= tokens_ * block.kept;
+        if (part_.stages[stage].splits_backward) kept_ += tokens_ * block.deferred;
+      }
+      note("backward", {.gradients = gradients, .activations = kept_ + beside});
       gathered_.release(unit);
+      if (pipeline()) continue;
       if (!accumulates_) slices += bytes_[unit].gradient_slice;
       reduced = bytes_[unit].passing_gradients;
     }
   }
 
+  /// A pipeline's gradients, once those of all micro-batches are there: unit by unit from whole
+  /// ones to slices.
+  void reduce() {
+    if (!pipeline()) return;
+    gathered_.release_all();
+    const auto slice = std::ranges::max(bytes_, {}, &UnitBytes::gradient_slice).gradient_slice;
+    note("backward", {.gradients = waiting_ + slice});
+  }
+
   const RunConfig& config_;
-  const ModelShape& shape_;
+  const RankPart& part_;
   const std::vector<UnitPlan>& units_;
   std::vector<UnitBytes> bytes_;
   Gathered gathered_;
   Moment base_;
   std::vector<Moment> phases_;
-  double tokens_ = 0, stream_ = 0, slices_ = 0, kept_ = 0, widened_ = 0;
+  /// An activation of all positions and of this rank's; slices of gradients, and whole ones that
+  /// wait for the last micro-batch.
+  double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
+  double kept_ = 0, widened_ = 0;
   bool accumulates_ = false;
-  int64_t next_block_ = 0;
   size_t head_ = 0;
 };
+
+/// Groups of ranks have channels of their own, where parameters are divided one for them and one
+/// for gradients. What all agree on has another, unless a dimension has all ranks.
+double communication_bytes(const config::ParallelSection& section, const RankPart& part,
+                           const Device& device) {
+  const auto& mesh = part.mesh;
+  const int64_t data = mesh.data_ranks(), ranks = mesh.pp * data * mesh.tp;
+  if (ranks == 1) return 0;
+  if (!device.is_host) return kNcclBytes;
+  const auto group = [](int64_t size) { return size > 1 ? size : 0; };
+  // A pipeline's channels, one to each peer and one back, use one of two lanes.
+  int64_t slots = group(mesh.tp) + 2 * part.num_peers;
+  if (part.key_copies < mesh.tp) slots += group(part.key_copies);
+  if (section.placement == "replicate") {
+    slots += group(data);
+  } else {
+    slots += 2 * group(mesh.dp_shard) + group(mesh.dp_replicate);
+    if (mesh.dp_shard > 1 && mesh.dp_replicate > 1) slots += data;
+  }
+  // Norms of gradients are summed over the ranks that share a copy of the model's stages.
+  const int64_t copy = mesh.tp * (section.placement == "replicate" ? 1 : mesh.dp_shard);
+  if (mesh.tp < copy && mesh.dp_shard < copy && copy < ranks) slots += copy;
+  if (data < ranks && mesh.tp < ranks) slots += ranks;
+  return static_cast<double>(slots) * kSharedBytesPerRank;
+}
 
 }  // namespace
 
@@ -208,14 +294,10 @@ const Moment& StepMemory::peak() const {
   return *std::ranges::max_element(phases, {}, &Moment::total);
 }
 
-StepMemory step_memory(const RunConfig& config, const ModelShape& shape,
-                       const std::vector<UnitPlan>& units, int64_t rows, const Device& device) {
-  StepMemory memory{.phases = Step(config, shape, units, rows, device).phases()};
-  const auto ranks = static_cast<double>(config.parallel.num_ranks);
-  const double channels = config.parallel.placement == "replicate" ? 1 : 2;
-  memory.communication = ranks == 1       ? 0
-                         : device.is_host ? channels * kSharedBytesPerRank * ranks
-                                          : kNcclBytes;
+StepMemory step_memory(const RunConfig& config, const RankPart& part,
+                       const std::vector<UnitPlan>& units, const Device& device) {
+  StepMemory memory{.phases = Step(config, part, units, device).phases()};
+  memory.communication = communication_bytes(config.parallel, part, device);
   memory.slack = memory.peak().total() / 8 + (device.is_host ? kSlackBytes : kContextBytes);
   return memory;
 }

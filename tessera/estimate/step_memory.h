@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
 #include "tessera/estimate/buffers.h"
 
@@ -41,10 +40,9 @@ struct Device {
 };
 Device this_cpu();
 
-/// Predicted for a step after the first (the optimizer's state is there). `rows`: sequences of one
-/// rank in a step. `units` as plan_units or the engine has them. docs/estimates.md has the
-/// formulas.
-StepMemory step_memory(const config::RunConfig& config, const config::ModelShape& shape,
-                       const std::vector<UnitPlan>& units, int64_t rows, const Device& device);
+/// Predicted for a step after the first (the optimizer's state is there). `units` as plan_units or
+/// the engine has them. docs/estimates.md has the formulas.
+StepMemory step_memory(const config::RunConfig& config, const RankPart& part,
+                       const std::vector<UnitPlan>& units, const Device& device);
 
 }  // namespace tessera::estimate

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tessera/estimate/activations.h"
 
 namespace tessera::estimate {
@@ -18,11 +20,8 @@ config::RunConfig job(const std::string& placement, int ranks) {
 }
 
 double peak(const config::RunConfig& job, const Device& device = {.is_host = true}) {
-  const auto shape = config::model_preset("tiny");
-  return step_memory(job, shape, plan_units(job, shape, device.is_host),
-                     job.train.global_batch / job.parallel.num_ranks, device)
-      .peak()
-      .total();
+  const auto part = rank_parts(job, config::model_preset("tiny")).front();
+  return step_memory(job, part, plan_units(job, part, device.is_host), device).peak().total();
 }
 
 // Allocator peaks of runs of two steps, in MiB: 8 sequences of 256 tokens over the ranks.
@@ -53,6 +52,85 @@ TEST(StepMemory, PeaksAreThoseOfRuns) {
   }
 }
 
+// The same of runs on ranks that divide matrices: activations of a micro-batch between forward and
+// backward, and all tensors at once.
+struct MeasuredDivided {
+  const char* model;
+  int ranks, tp;
+  bool sequence_parallel;
+  const char* placement;
+  const char* checkpointing;
+  const char* compute;
+  double activations_mib, mib;
+};
+const MeasuredDivided kMeasuredDivided[] = {
+    {"tiny", 2, 2, true, "replicate", "none", "fp32", 71.50, 98.07},
+    {"tiny", 2, 2, true, "replicate", "selective", "fp32", 44.72, 81.48},
+    {"tiny", 2, 2, true, "replicate", "full", "fp32", 7.10, 50.76},
+    {"tiny", 2, 2, false, "replicate", "none", "fp32", 80.54, 107.10},
+    {"tiny", 2, 2, false, "replicate", "selective", "fp32", 53.73, 92.49},
+    {"tiny", 2, 2, false, "replicate", "full", "fp32", 12.10, 57.77},
+    {"tiny", 4, 4, true, "replicate", "none", "fp32", 44.78, 58.98},
+    {"tiny", 4, 4, true, "replicate", "selective", "fp32", 23.39, 44.11},
+    {"tiny", 4, 4, true, "replicate", "full", "fp32", 4.57, 28.75},
+    {"tiny", 4, 4, false, "replicate", "none", "fp32", 58.33, 72.53},
+    {"tiny", 4, 4, false, "replicate", "selective", "fp32", 36.89, 60.63},
+    {"tiny", 4, 4, false, "replicate", "full", "fp32", 12.08, 37.95},
+    {"tiny", 4, 2, true, "replicate", "none", "fp32", 35.78, 60.64},
+    {"tiny", 4, 2, true, "replicate", "selective", "fp32", 22.39, 52.35},
+    {"tiny", 4, 2, true, "replicate", "full", "fp32", 3.58, 36.99},
+    {"tiny", 4, 2, false, "replicate", "none", "fp32", 40.30, 65.16},
+    {"tiny", 4, 2, false, "replicate", "selective", "fp32", 26.89, 57.86},
+    {"tiny", 4, 2, false, "replicate", "full", "fp32", 6.08, 40.50},
+    {"gpt2", 2, 2, true, "replicate", "none", "fp32", 75.23, 117.51},
+    {"gpt2", 2, 2, true, "replicate", "selective", "fp32", 43.17, 89.39},
+    {"gpt2", 2, 2, true, "replicate", "full", "fp32", 7.04, 61.30},
+    {"gpt2", 2, 2, false, "replicate", "none", "fp32", 84.30, 126.58},
+    {"gpt2", 2, 2, false, "replicate", "selective", "fp32", 52.17, 98.44},
+    {"gpt2", 2, 2, false, "replicate", "full", "fp32", 12.05, 66.35},
+    {"tiny", 4, 2, true, "full_shard", "none", "fp32", 35.78, 50.51},
+    {"tiny", 4, 2, true, "full_shard", "none", "bf16", 17.97, 31.64},
+    {"tiny", 4, 2, true, "shard_gradients", "full", "bf16", 1.83, 23.88},
+    {"tiny", 2, 2, true, "replicate", "none", "bf16", 35.88, 66.47},
+    {"tiny", 4, 2, false, "full_shard", "none", "fp32", 40.30, 55.03},
+    {"tiny", 4, 2, false, "full_shard", "none", "bf16", 20.24, 33.41},
+    {"tiny", 4, 2, false, "shard_gradients", "full", "bf16", 3.08, 24.39},
+    {"tiny", 2, 2, false, "replicate", "none", "bf16", 40.41, 71.00},
+    {"gpt2", 4, 4, true, "replicate", "none", "bf16", 23.38, 56.81},
+    {"gpt2", 4, 4, false, "replicate", "none", "bf16", 30.24, 63.66},
+    {"two layers", 8, 8, true, "replicate", "none", "fp32", 17.37, 22.99},
+    {"two layers", 8, 8, true, "replicate", "selective", "fp32", 8.02, 19.01},
+    {"two layers", 8, 8, true, "replicate", "full", "fp32", 2.81, 15.66},
+    {"two layers", 8, 8, false, "replicate", "none", "fp32", 26.15, 31.78},
+    {"two layers", 8, 8, false, "replicate", "selective", "fp32", 16.77, 31.27},
+    {"two layers", 8, 8, false, "replicate", "full", "fp32", 8.07, 23.08}};
+
+TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
+  for (const auto& run : kMeasuredDivided) {
+    auto changed = job(run.placement, run.ranks);
+    changed.parallel.tp = run.tp;
+    changed.parallel.sequence_parallel = run.sequence_parallel;
+    changed.memory.checkpointing = run.checkpointing;
+    changed.precision.compute = run.compute;
+    changed.model.vocab_size = 256;
+    if (run.model == std::string("two layers")) changed.model.num_layers = 2;
+    if (run.model == std::string("gpt2")) {
+      changed.model.preset = "gpt2";
+      changed.model.vocab_size = 2048, changed.model.dim = 256, changed.model.num_layers = 4;
+      changed.model.num_heads = 8;
+    }
+    const auto part = rank_parts(changed, config::resolve_model_shape(changed.model)).front();
+    const Device device{.is_host = true, .widens_products = true};
+    const auto memory = step_memory(changed, part, plan_units(changed, part, true), device);
+    const auto activations = static_cast<double>(kept_activation_bytes(changed, part));
+    // Beside the blocks' there are 0.1 MiB.
+    EXPECT_NEAR(activations / kMiB, run.activations_mib, 0.1 + 0.001 * run.activations_mib);
+    EXPECT_NEAR(memory.peak().total() / kMiB, run.mib, 0.01 * run.mib)
+        << run.model << " " << run.ranks << " " << run.tp << " " << run.sequence_parallel << " "
+        << run.placement << " " << run.checkpointing << " " << run.compute;
+  }
+}
+
 // P parameters on N ranks, bytes of all states (Rajbhandari et al., section 5; docs).
 TEST(Buffers, StatesAreThoseOfZero) {
   const auto shape = config::model_preset("tiny");
@@ -61,7 +139,7 @@ TEST(Buffers, StatesAreThoseOfZero) {
     auto changed = job(placement, 4);
     changed.precision.compute = compute;
     double bytes = 0;
-    for (const auto& unit : plan_units(changed, shape, true)) {
+    for (const auto& unit : plan_units(changed, rank_parts(changed, shape).front(), true)) {
       const auto each = bytes_of(unit, changed);
       bytes += each.parameters + each.kept_whole + each.kept_gradients + each.gradient_slice +
                each.optimizer;
@@ -83,8 +161,8 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   const Device gpu;
   const double before = peak(run, gpu);
   run.parallel.offload_params = true;
-  const auto shape = config::model_preset("tiny");
-  const auto memory = step_memory(run, shape, plan_units(run, shape, false), 4, gpu);
+  const auto part = rank_parts(run, config::model_preset("tiny")).front();
+  const auto memory = step_memory(run, part, plan_units(run, part, false), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);
   EXPECT_LT(memory.peak().total(), before);
   EXPECT_GT(peak(run), 0.9 * peak(job("full_shard", 2)));  // on a CPU nothing is gained
@@ -97,6 +175,56 @@ TEST(StepMemory, MicroBatchesTakeLessButKeepSlices) {
   EXPECT_LT(peak(run), 0.7 * whole);
 }
 
+// As runs on four ranks had them, in MiB.
+TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
+  const auto buffers = [](const config::ParallelSection& section) {
+    auto run = job(section.placement, 4);
+    run.parallel = section;
+    run.parallel.num_ranks = 4;
+    auto shape = config::model_preset("tiny");
+    shape.num_kv_heads = 2;
+    const auto part = rank_parts(run, shape).front();
+    return step_memory(run, part, plan_units(run, part, true), {.is_host = true}).communication /
+           kMiB;
+  };
+  EXPECT_EQ(buffers({}), 8);
+  EXPECT_EQ(buffers({.placement = "full_shard"}), 16);
+  EXPECT_EQ(buffers({.placement = "full_shard", .dp_replicate = 2}), 20);
+  EXPECT_EQ(buffers({.tp = 2}), 16);
+  EXPECT_EQ(buffers({.placement = "full_shard", .tp = 2}), 20);
+  EXPECT_EQ(buffers({.tp = 4}), 12);  // two have the same key head
+}
+
+// 1F1B holds as many micro-batches as stages follow; whole gradients wait for the last of them.
+TEST(StepMemory, OfAPipeline) {
+  auto run = job("full_shard", 4);
+  run.parallel.pp = 2;
+  run.parallel.stage_layers = {2, 2};
+  const auto shape = config::model_preset("tiny");
+  const auto parts = rank_parts(run, shape);
+  const double tokens = 256, d = 256, p = static_cast<double>(config::num_parameters(shape));
+  const double block = tokens * block_activations(run, parts[0], false).kept;
+  const auto phases = [&](size_t place) {
+    return step_memory(run, parts[place], plan_units(run, parts[place], true), {.is_host = true})
+        .phases;
+  };
+  const auto first = phases(0), last = phases(1);
+  const auto named = [](const std::vector<Moment>& moments, const std::string& phase) {
+    return *std::ranges::find(moments, phase, &Moment::phase);
+  };
+  const double beside = named(first, "between steps").activations;
+  EXPECT_EQ(std::ranges::count(first, "loss", &Moment::phase), 0);
+  // Blocks, with the last product and sum, and two messages on their way.
+  EXPECT_DOUBLE_EQ(named(first, "forward").activations,
+                   beside + 2 * 2 * block + (2 + 2) * tokens * d * 4);
+  EXPECT_DOUBLE_EQ(named(last, "forward").activations,
+                   beside + 2 * block + (2 + 2) * tokens * d * 4);
+  EXPECT_GT(named(last, "loss").logits, 0);
+  // Half of the slices each; whole gradients of the last rank's half in its backward.
+  EXPECT_DOUBLE_EQ(named(last, "optimizer step").gradients, 4 * (p / 2 + d / 2) / 2);
+  EXPECT_DOUBLE_EQ(named(last, "backward").gradients, 4 * (p / 2 + d / 2));
+}
+
 TEST(Activations, EveryThirdBlockIsCheckpointed) {
   config::MemorySection section{.checkpointing = "full", .checkpoint_every = 3};
   EXPECT_TRUE(is_checkpointed(section, 3));
@@ -106,16 +234,16 @@ TEST(Activations, EveryThirdBlockIsCheckpointed) {
 
 // Numbers of docs/activation_checkpointing.md.
 TEST(Activations, OfALlamaBlock) {
-  const auto shape = config::model_preset("tiny");
   const int64_t d = 256, k = 128, f = 688, h = 8;
   auto run = job("replicate", 1);
-  EXPECT_EQ(block_activations(run, shape, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
+  const auto part = rank_parts(run, config::model_preset("tiny")).front();
+  EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = "selective";
-  EXPECT_EQ(block_activations(run, shape, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));
+  EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));
   run.memory.checkpointing = "full";
-  EXPECT_EQ(block_activations(run, shape, true).kept, 4 * d);
+  EXPECT_EQ(block_activations(run, part, true).kept, 4 * d);
   run.precision.compute = "bf16";
-  EXPECT_EQ(block_activations(run, shape, false).kept, 2 * (6 * d + 2 * k + 3 * f) + 4 * (h + 2));
+  EXPECT_EQ(block_activations(run, part, false).kept, 2 * (6 * d + 2 * k + 3 * f) + 4 * (h + 2));
 }
 
 }  // namespace

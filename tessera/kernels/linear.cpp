@@ -10,6 +10,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/gradient_sink.h"
 #include "tessera/kernels/recompute.h"
 
@@ -62,6 +63,9 @@ struct Linear : torch::autograd::Function<Linear> {
       ctx->saved_data["over_ranks"] =
           c10::IValue::make_capsule(c10::make_intrusive<HeldSum>(over_ranks));
     }
+    if (const auto& deferred = DeferScope::current()) {
+      ctx->saved_data["deferred"] = c10::IValue::make_capsule(deferred);
+    }
     const auto rows = x.reshape({-1, x.size(-1)});
     const auto right = in_out ? used : used.t();  // [I, O]
     auto sizes = x.sizes().vec();
@@ -100,7 +104,19 @@ struct Linear : torch::autograd::Function<Linear> {
       out[0] = at::_unsafe_view(product(grad, in_out ? used.t() : used),
                                 ctx->saved_data["x_sizes"].toIntVector());
     }
-    if (ctx->needs_input_grad(1)) out[1] = weight_gradient(weight_sink, x, grad, weight, in_out);
+    if (ctx->needs_input_grad(1)) {
+      const auto deferred = ctx->saved_data.find("deferred");
+      if (weight_sink.defined() && deferred != ctx->saved_data.end()) {
+        const auto capsule = deferred->second.toCapsule();
+        static_cast<DeferredGradients&>(*capsule).add([x, grad, weight, in_out] {
+          const auto sink = gradient_sink(weight);
+          at::AutoDispatchBelowADInplaceOrView guard;
+          weight_gradient(sink, x, grad, weight, in_out);
+        });
+      } else {
+        out[1] = weight_gradient(weight_sink, x, grad, weight, in_out);
+      }
+    }
     if (bias.defined() && ctx->needs_input_grad(2)) {
       out[2] = hand_over(bias_sink, sum_of_rows(grad_of_result), bias.scalar_type());
     }

@@ -27,6 +27,9 @@ using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 /// accumulation and a weight used twice (tied) work in both cases. So torch::autograd::grad, which
 /// must not touch .grad(), needs parameters without one. Not twice differentiable.
 ///
+/// In a DeferScope (kernels/deferred_gradients.h) the product for a kept weight gradient waits
+/// there.
+///
 /// Under autocast the products take its dtype; a float32 weight is cast once (kernels/autocast.h)
 /// and its gradient stays float32.
 ///

@@ -79,6 +79,7 @@ std::string describe(const RankEnd& rank) {
     text += fmt::format("exited with code {}", WEXITSTATUS(rank.wait_status));
   }
   if (rank.step) text += fmt::format(" at step {}", *rank.step);
+  if (!rank.doing.empty()) text += ", " + rank.doing;
   if (rank.out_of_memory) text += ": out of memory";
   return text;
 }

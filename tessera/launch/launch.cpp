@@ -118,7 +118,7 @@ class Launch {
  private:
   void open_logs();
   std::vector<RankStart> starts(Rendezvous rendezvous, int attempt,
-                                const StepCounters& steps) const;
+                                const ProgressBoard& progress) const;
   int first_rank() const { return options_.node_rank * options_.num_processes; }
 
   const LaunchOptions& options_;
@@ -145,12 +145,12 @@ void Launch::open_logs() {
 }
 
 std::vector<RankStart> Launch::starts(Rendezvous rendezvous, int attempt,
-                                      const StepCounters& steps) const {
+                                      const ProgressBoard& progress) const {
   const int world_size = options_.num_nodes * options_.num_processes;
   std::vector<RankStart> result;
   for (int local_rank = 0; local_rank < options_.num_processes; ++local_rank) {
     const int rank = first_rank() + local_rank;
-    RankStart start{.rank = rank, .inherited_fds = {steps.fd()}};
+    RankStart start{.rank = rank, .inherited_fds = {progress.fd()}};
     Variables variables = variables_;
     const auto set = [&](const char* name, const auto& value) {
       variables[name] = fmt::format("{}", value);
@@ -170,7 +170,7 @@ std::vector<RankStart> Launch::starts(Rendezvous rendezvous, int attempt,
     set("TORCHELASTIC_RESTART_COUNT", attempt);
     set("TORCHELASTIC_MAX_RESTARTS", options_.max_restarts);
     set("TORCHELASTIC_USE_AGENT_STORE", "False");
-    set("TESSERA_PROGRESS_FD", steps.fd());
+    set("TESSERA_PROGRESS_FD", progress.fd());
     if (rank == 0 && rendezvous.listening.is_open()) {
       set("TESSERA_LISTEN_FD", rendezvous.listening.get());
       start.listening = std::move(rendezvous.listening);
@@ -206,11 +206,11 @@ int Launch::run() {
   LaunchState state{.signals = {},
                     .foreign_children = std::move(foreign_children),
                     .keeper = {"TORCHELASTIC_RUN_ID=" + run_id_, options_.num_processes},
-                    .steps = StepCounters(options_.num_processes)};
+                    .progress = ProgressBoard(options_.num_processes)};
   state.foreign_children.insert(state.keeper.pid());
   for (int attempt = 0;; ++attempt) {
     const AttemptEnd end = run_attempt(
-        options_, program_, starts(make_rendezvous(options_), attempt, state.steps), state);
+        options_, program_, starts(make_rendezvous(options_), attempt, state.progress), state);
     const RankEnd* cause = first_cause(end);
     const bool preempted = std::ranges::any_of(end.ranks, &RankEnd::preempted);
     if (cause == nullptr && preempted) return kPreemptedExit;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,13 @@
 #include "tessera/base/error.h"
 
 namespace tessera::launch {
+
+/// One line of cache.
+struct RankProgress {
+  int64_t step;
+  char doing[56];  ///< ends with a 0
+};
+
 namespace {
 
 constexpr const char* kName = "tessera_progress";
@@ -37,14 +45,14 @@ bool is_progress_file(int fd) {
   return length > 0 && std::string_view(target).starts_with(std::string("/memfd:") + kName);
 }
 
-int64_t* map_counters(int fd, int64_t num_counters) {
-  void* memory = ::mmap(nullptr, static_cast<size_t>(num_counters) * sizeof(int64_t),
+RankProgress* map_ranks(int fd, int64_t num_ranks) {
+  void* memory = ::mmap(nullptr, static_cast<size_t>(num_ranks) * sizeof(RankProgress),
                         PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<int64_t*>(memory);
+  return memory == MAP_FAILED ? nullptr : static_cast<RankProgress*>(memory);
 }
 
-void unmap_counters(int64_t* counters, int64_t num_counters) {
-  if (counters != nullptr) ::munmap(counters, static_cast<size_t>(num_counters) * sizeof(int64_t));
+void unmap_ranks(RankProgress* ranks, int64_t num_ranks) {
+  if (ranks != nullptr) ::munmap(ranks, static_cast<size_t>(num_ranks) * sizeof(RankProgress));
 }
 
 }  // namespace
@@ -56,54 +64,69 @@ StepBeacon StepBeacon::from_environment() {
   if (!fd || !local_rank || !is_progress_file(*fd)) return beacon;
   struct stat info {};
   if (::fstat(*fd, &info) != 0) return beacon;
-  const int64_t num_counters = info.st_size / static_cast<int64_t>(sizeof(int64_t));
-  if (*local_rank >= num_counters) return beacon;
-  beacon.counters_ = map_counters(*fd, num_counters);
-  beacon.num_counters_ = num_counters;
+  const int64_t num_ranks = info.st_size / static_cast<int64_t>(sizeof(RankProgress));
+  if (*local_rank >= num_ranks) return beacon;
+  beacon.ranks_ = map_ranks(*fd, num_ranks);
+  beacon.num_ranks_ = num_ranks;
   beacon.index_ = *local_rank;
   ::fcntl(*fd, F_SETFD, FD_CLOEXEC);
   return beacon;
 }
 
-StepBeacon::~StepBeacon() { unmap_counters(counters_, num_counters_); }
+StepBeacon::~StepBeacon() { unmap_ranks(ranks_, num_ranks_); }
 
 StepBeacon::StepBeacon(StepBeacon&& other) noexcept
-    : counters_(std::exchange(other.counters_, nullptr)),
-      num_counters_(other.num_counters_),
+    : ranks_(std::exchange(other.ranks_, nullptr)),
+      num_ranks_(other.num_ranks_),
       index_(other.index_) {}
 
 StepBeacon& StepBeacon::operator=(StepBeacon&& other) noexcept {
-  std::swap(counters_, other.counters_);
-  std::swap(num_counters_, other.num_counters_);
+  std::swap(ranks_, other.ranks_);
+  std::swap(num_ranks_, other.num_ranks_);
   std::swap(index_, other.index_);
   return *this;
 }
 
 void StepBeacon::set(int64_t step) {
-  if (counters_ != nullptr)
-    std::atomic_ref(counters_[index_]).store(step, std::memory_order_relaxed);
+  if (ranks_ == nullptr) return;
+  doing({});
+  std::atomic_ref(ranks_[index_].step).store(step, std::memory_order_relaxed);
 }
 
-StepCounters::StepCounters(int num_ranks)
-    : fd_(::memfd_create(kName, MFD_CLOEXEC)), num_counters_(num_ranks) {
+void StepBeacon::doing(std::string_view what) {
+  if (ranks_ == nullptr) return;
+  auto& text = ranks_[index_].doing;
+  text[what.copy(text, sizeof(text) - 1)] = 0;
+}
+
+ProgressBoard::ProgressBoard(int num_ranks)
+    : fd_(::memfd_create(kName, MFD_CLOEXEC)), num_ranks_(num_ranks) {
   if (!fd_.is_open() ||
-      ::ftruncate(fd_.get(), num_ranks * static_cast<off_t>(sizeof(int64_t))) != 0) {
+      ::ftruncate(fd_.get(), num_ranks * static_cast<off_t>(sizeof(RankProgress))) != 0) {
     system_error("launch: no shared memory");
   }
-  counters_ = map_counters(fd_.get(), num_counters_);
-  if (counters_ == nullptr) system_error("launch: no shared memory");
+  ranks_ = map_ranks(fd_.get(), num_ranks_);
+  if (ranks_ == nullptr) system_error("launch: no shared memory");
   clear();
 }
 
-StepCounters::~StepCounters() { unmap_counters(counters_, num_counters_); }
+ProgressBoard::~ProgressBoard() { unmap_ranks(ranks_, num_ranks_); }
 
-std::optional<int64_t> StepCounters::step(int local_rank) const {
-  const int64_t value = std::atomic_ref(counters_[local_rank]).load(std::memory_order_relaxed);
+std::optional<int64_t> ProgressBoard::step(int local_rank) const {
+  const int64_t value = std::atomic_ref(ranks_[local_rank].step).load(std::memory_order_relaxed);
   return value == kNoStep ? std::nullopt : std::optional(value);
 }
 
-void StepCounters::clear() {
-  for (int64_t i = 0; i < num_counters_; ++i) std::atomic_ref(counters_[i]).store(kNoStep);
+std::string ProgressBoard::doing(int local_rank) const {
+  const auto& text = ranks_[local_rank].doing;
+  return {text, ::strnlen(text, sizeof(text))};
+}
+
+void ProgressBoard::clear() {
+  for (int64_t i = 0; i < num_ranks_; ++i) {
+    ranks_[i].doing[0] = 0;
+    std::atomic_ref(ranks_[i].step).store(kNoStep);
+  }
 }
 
 }  // namespace tessera::launch

@@ -9,8 +9,8 @@
 
 namespace tessera::launch {
 
-/// While it lives, SIGCHLD, SIGPIPE, SIGTERM, SIGUSR1 and (unless the process was started with them ignored,
-/// as nohup does) SIGINT, SIGHUP and SIGQUIT are held back and queued here.
+/// While it lives, SIGCHLD, SIGPIPE, SIGTERM, SIGUSR1 and (unless the process was started with them
+/// ignored, as nohup does) SIGINT, SIGHUP and SIGQUIT are held back and queued here.
 class SignalQueue {
  public:
   SignalQueue();

@@ -59,7 +59,7 @@ class Supervisor {
 };
 
 void Supervisor::start(const std::string& program, const std::vector<RankStart>& ranks) {
-  state_.steps.clear();
+  state_.progress.clear();
   const FileDescriptor null_fd(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null_fd.is_open()) system_error("launch: cannot open /dev/null");
   try {
@@ -167,7 +167,8 @@ void Supervisor::record_end(size_t local_rank, int wait_status) {
                         .time = Clock::now(),
                         .stopped_by_us = kill_at_.has_value(),
                         .out_of_memory = sigkill && !kill_at_ && out_of_memory_.killed(rank.pid),
-                        .step = state_.steps.step(static_cast<int>(local_rank))});
+                        .step = state_.progress.step(static_cast<int>(local_rank)),
+                        .doing = state_.progress.doing(static_cast<int>(local_rank))});
   if (end_.ranks.back().failed() && !failed_at_) failed_at_ = Clock::now();
 }
 

@@ -33,6 +33,7 @@ struct RankEnd {
   bool stopped_by_us = false;  ///< it ended after we had told all ranks to
   bool out_of_memory = false;
   std::optional<int64_t> step;         ///< the last it told (progress.h)
+  std::string doing;                   ///< and what in it
   std::deque<std::string> last_lines;  ///< of its stderr
   bool preempted() const;  ///< ended as a rank does that has saved at a scheduler's wish
   bool failed() const { return wait_status != 0 && !preempted(); }
@@ -48,7 +49,7 @@ struct LaunchState {
   SignalQueue signals;
   std::set<pid_t> foreign_children;  ///< not ours to end: there before us, and the keeper
   Keeper keeper;
-  StepCounters steps;
+  ProgressBoard progress;
 };
 
 /// What differs between ranks and attempts.

@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/recompute.h"
 #include "tessera/memory/forward_state.h"
 #include "tessera/nn/dropout.h"
@@ -34,6 +35,7 @@ struct Record : torch::CustomClassHolder {
   AutocastState autocast;
   std::optional<RandomState> random;  ///< before the forward, if that drew numbers
   std::optional<nn::RandomContext> context = nn::RandomScope::current();
+  kernels::DeferredGradientsPtr deferred = kernels::DeferScope::current();
   std::vector<at::Device> devices;  ///< of the tensors saved
 };
 
@@ -92,6 +94,7 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   std::optional<RandomGuard> random;
   if (record.random) random.emplace(*record.random);
   const nn::RandomScope context(record.context);
+  const kernels::DeferScope deferred(record.deferred);
   std::optional<TapeGuard> guard;
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];

@@ -1,6 +1,7 @@
 #include "tessera/mesh/mesh.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -58,6 +59,14 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
     }
     ranks = part_of(ranks, options.split, rank());
     name += fmt::format(":{}", options.split);
+  }
+  if (!options.only.empty() && options.only.size() != ranks.size()) {
+    TORCH_INTERNAL_ASSERT(options.split == 0);
+    std::vector<int> chosen;
+    for (const int i : options.only) chosen.push_back(ranks.at(static_cast<size_t>(i)));
+    TORCH_INTERNAL_ASSERT(std::ranges::count(chosen, rank()) == 1);
+    ranks = std::move(chosen);
+    name += fmt::format("[{}]", fmt::join(options.only, ","));
   }
   if (!options.channel.empty()) name += fmt::format("/{}", options.channel);
   const auto found = axes_.find(name);

@@ -20,6 +20,8 @@ struct AxisOptions {
   /// This rank's part alone where every `split` consecutive ranks of the axis are a part (FSDP2's
   /// integer reshard_after_forward); 0: the whole axis.
   int split = 0;
+  /// Not empty: of the axis these ranks alone, ascending, this one among them.
+  std::vector<int> only = {};
   /// Not empty: a second group of the same ranks, with a thread and an order of operations of its
   /// own, so that e.g. gathers never queue behind reductions. "dp_shard/reduce" in messages.
   std::string_view channel = {};
@@ -55,7 +57,7 @@ class DeviceMesh {
   Coordinates coordinates(int rank) const { return coordinates_of(shape_, rank); }
 
   /// Named as in kDimensions; UserError otherwise, and if the split does not divide the axis.
-  /// References stay valid as long as the mesh.
+  /// Either `split` or `only`. References stay valid as long as the mesh.
   const Axis& axis(std::string_view name, const AxisOptions& options = {}) const {
     return axis({name}, options);
   }

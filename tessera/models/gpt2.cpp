@@ -72,40 +72,26 @@ Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
   register_module("lm_head", lm_head_);
 }
 
-Tensor Gpt2::hidden(const Tensor& ids) {
+Tensor Gpt2::embed(const Tensor& ids) {
   const auto seq_len = ids.size(1);
   TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ",
                     shape().max_seq_len, " positions of this GPT-2, got ", seq_len);
-  auto x = drop_(wte_(ids) + wpe_(torch::arange(seq_len, ids.options())));
-  for (auto& block : blocks_) x = block(x);
-  return ln_f_(x);
+  return drop_(wte_(ids) + wpe_(torch::arange(seq_len, ids.options())));
 }
 
-Tensor Gpt2::logits(const Tensor& ids) { return lm_head_(hidden(ids), Tensor(), 1.0); }
-
-Tensor Gpt2::loss(const Tensor& ids, const Tensor& targets, double scale) {
-  return lm_head_(hidden(ids), targets, scale);
+Tensor Gpt2::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t) {
+  for (int64_t i = begin; i < end; ++i) hidden = blocks_[i](std::move(hidden));
+  return hidden;
 }
 
-std::vector<Unit> Gpt2::units() {
-  std::vector<Unit> units;
-  const bool tied = shape().tie_embeddings;
-  if (tied) {
-    units.push_back(
-        {"wte+wpe+ln_f+lm_head", {wte_.get(), wpe_.get(), ln_f_.get(), lm_head_.get()}});
-  } else {
-    units.push_back({"wte+wpe", {wte_.get(), wpe_.get()}});
-  }
-  for (size_t i = 0; i < blocks_.size(); ++i)
-    units.push_back({"h." + std::to_string(i), {blocks_[i].get()}});
-  if (!tied) units.push_back({"ln_f+lm_head", {ln_f_.get(), lm_head_.get()}});
-  return units;
+Tensor Gpt2::head(const Tensor& hidden, const Tensor& targets, double scale) {
+  return lm_head_(ln_f_(hidden), targets, scale);
 }
 
-std::vector<nn::Hookable*> Gpt2::blocks() {
-  std::vector<nn::Hookable*> blocks;
-  for (auto& block : blocks_) blocks.push_back(block.get());
-  return blocks;
+LanguageModel::Layout Gpt2::layout() const {
+  return {.embedding = {"transformer.wte", "transformer.wpe", "transformer.drop"},
+          .layers = numbered("transformer.h.", shape().num_layers),
+          .head = {"transformer.ln_f", "lm_head"}};
 }
 
 nn::TensorPlan Gpt2::tensor_plan() const {

@@ -28,16 +28,16 @@ using Gpt2Block = nn::Hooked<Gpt2BlockImpl>;
 class Gpt2 : public LanguageModel {
  public:
   explicit Gpt2(const config::ModelShape& shape, const torch::TensorOptions& options = {});
-  torch::Tensor logits(const torch::Tensor& ids) override;
-  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
-  std::vector<Unit> units() override;
-  std::vector<nn::Hookable*> blocks() override;
+  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
+                           int64_t seq_len) override;
+  torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
+                     double scale) override;
+  Layout layout() const override;
   nn::TensorPlan tensor_plan() const override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;
 
  private:
-  torch::Tensor hidden(const torch::Tensor& ids);
-
   nn::Embedding wte_, wpe_;
   nn::Dropout drop_;
   std::vector<Gpt2Block> blocks_;

@@ -3,6 +3,7 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
 #include "tessera/nn/initialise.h"
+#include "tessera/nn/module_path.h"
 
 namespace tessera::models {
 
@@ -10,6 +11,31 @@ std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& sha
                                                    const torch::TensorOptions& options) {
   if (shape.family == config::ModelFamily::gpt2) return std::make_shared<Gpt2>(shape, options);
   return std::make_shared<Llama>(shape, options);
+}
+
+torch::Tensor LanguageModel::logits(const torch::Tensor& ids) {
+  return loss(ids, torch::Tensor(), 1.0);
+}
+
+torch::Tensor LanguageModel::loss(const torch::Tensor& ids, const torch::Tensor& targets,
+                                  double scale) {
+  return head(run_layers(embed(ids), 0, shape_.num_layers, ids.size(1)), targets, scale);
+}
+
+std::vector<std::string> LanguageModel::numbered(const std::string& prefix, int64_t count) {
+  std::vector<std::string> paths;
+  for (int64_t i = 0; i < count; ++i) paths.push_back(prefix + std::to_string(i));
+  return paths;
+}
+
+std::vector<nn::Hookable*> LanguageModel::blocks() {
+  std::vector<nn::Hookable*> blocks;
+  for (const auto& path : layout().layers) {
+    if (const auto block = nn::find_module(*this, path)) {
+      blocks.push_back(dynamic_cast<nn::Hookable*>(block.get()));
+    }
+  }
+  return blocks;
 }
 
 void initialise_part(const LanguageModel& model, const std::string& name, int64_t dims,

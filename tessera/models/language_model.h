@@ -11,32 +11,38 @@
 
 namespace tessera::models {
 
-/// Modules whose parameters are kept, gathered and reduced together, in the order of the forward.
-struct Unit {
-  std::string name;
-  std::vector<nn::Hookable*> modules;
-};
-
 /// A decoder-only language model, written as if one device existed. Parameter names are Hugging
-/// Face's.
+/// Face's. Its forward has three parts, which the stages of a pipeline divide between them.
 class LanguageModel : public nn::Hookable {
  public:
   explicit LanguageModel(config::ModelShape shape) : shape_(std::move(shape)) {}
 
-  /// ids int64 [B, T] -> logits [B, T, V]. ValueError if T exceeds shape().max_seq_len where
+  /// ids int64 [B, T] -> hidden [B, T, D]. ValueError if T exceeds shape().max_seq_len where
   /// positions are learned.
-  virtual torch::Tensor logits(const torch::Tensor& ids) = 0;
+  virtual torch::Tensor embed(const torch::Tensor& ids) = 0;
 
-  /// `scale` times the sum of the token cross-entropies, fp32, 0-d. targets int64 [B, T], -100:
-  /// ignored. Logits are never held whole.
-  virtual torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
+  /// hidden [B, T, D] before layer `begin` -> hidden after layer `end` - 1; sequences are `seq_len`
+  /// long (T is a part of that under sequence parallelism).
+  virtual torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
+                                   int64_t seq_len) = 0;
+
+  /// hidden after the last layer -> logits [B, T, V]; with targets int64 [B, T] (-100: ignored):
+  /// `scale` times the sum of the token cross-entropies, fp32, 0-d; logits are never held whole.
+  virtual torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
                              double scale) = 0;
 
-  /// The default units: one per block, embedding and head beside them (together when tied).
-  virtual std::vector<Unit> units() = 0;
+  torch::Tensor logits(const torch::Tensor& ids);  ///< all three parts
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale);
 
-  /// The transformer blocks, in order: what is checkpointed, and the units between the others.
-  virtual std::vector<nn::Hookable*> blocks() = 0;
+  /// Paths of its modules, by the part that calls them.
+  struct Layout {
+    std::vector<std::string> embedding, layers, head;
+  };
+  virtual Layout layout() const = 0;
+
+  /// The transformer blocks that are here, in order: what is checkpointed, and the units between
+  /// the others.
+  std::vector<nn::Hookable*> blocks();
 
   /// How it is divided by tensor parallelism.
   virtual nn::TensorPlan tensor_plan() const = 0;
@@ -50,6 +56,10 @@ class LanguageModel : public nn::Hookable {
   virtual Initial initial(const std::string& parameter, int64_t dims, double std) const = 0;
 
   const config::ModelShape& shape() const { return shape_; }
+
+ protected:
+  /// "prefix0", "prefix1", .. for a layout.
+  static std::vector<std::string> numbered(const std::string& prefix, int64_t count);
 
  private:
   config::ModelShape shape_;

@@ -96,80 +96,57 @@ Tensor LlamaBlockImpl::forward(const Tensor& x, const Tensor& cos, const Tensor&
   return attended + mlp_(post_attention_layernorm_(attended));
 }
 
-LlamaTrunkImpl::LlamaTrunkImpl(const ModelShape& shape, const TensorOptions& options)
-    : embed_tokens(shape.vocab_size, shape.dim, options),
-      norm(shape.dim, shape.norm_eps, options),
-      shape_(shape) {
-  register_module("embed_tokens", embed_tokens);
-  // One list named "layers", so that parameter names are Hugging Face's.
-  auto list = std::make_shared<torch::nn::Module>();
-  for (int64_t i = 0; i < shape.num_layers; ++i) {
-    layers.emplace_back(shape, i, options);
-    list->register_module(std::to_string(i), layers.back());
-  }
-  register_module("layers", list);
-  register_module("norm", norm);
-}
-
-bool LlamaTrunkImpl::tables_reach(int64_t seq_len) const {
-  if (!cos_.defined() || cos_.size(0) < seq_len) return false;
-  const auto& scaling = shape_.rope_scaling;
-  const bool dynamic = scaling && scaling->type == config::RopeScalingType::dynamic;
-  return !dynamic || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
-}
-
-void LlamaTrunkImpl::extend_tables(int64_t seq_len, const torch::Device& device) {
-  if (tables_reach(seq_len) && cos_.device() == device) return;
-  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape_.head_dim, rotary_options(shape_));
-  cos_ = cos_.to(device), sin_ = sin_.to(device);
-}
-
-Tensor LlamaTrunkImpl::forward(const Tensor& ids) {
-  const auto seq_len = ids.size(1);
-  extend_tables(seq_len, ids.device());
-  const auto cos = cos_.narrow(0, 0, seq_len), sin = sin_.narrow(0, 0, seq_len);
-  auto x = embed_tokens(ids);
-  for (auto& layer : layers) x = layer(x, cos, sin);
-  return norm(x);
-}
-
 Llama::Llama(const ModelShape& shape, const TensorOptions& options)
-    : LanguageModel(shape), model_(shape, options), lm_head_(nullptr) {
-  register_module("model", model_);
+    : LanguageModel(shape),
+      embed_tokens_(shape.vocab_size, shape.dim, options),
+      norm_(shape.dim, shape.norm_eps, options),
+      lm_head_(nullptr) {
+  auto model = register_module("model", std::make_shared<torch::nn::Module>());
+  model->register_module("embed_tokens", embed_tokens_);
+  auto list = model->register_module("layers", std::make_shared<torch::nn::Module>());
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    layers_.emplace_back(shape, i, options);
+    list->register_module(std::to_string(i), layers_.back());
+  }
+  model->register_module("norm", norm_);
   if (shape.tie_embeddings) {
-    lm_head_ = nn::LanguageModelHead(model_->embed_tokens->weight);
+    lm_head_ = nn::LanguageModelHead(embed_tokens_->weight);
   } else {
     lm_head_ = nn::LanguageModelHead(shape.dim, shape.vocab_size, options);
   }
   register_module("lm_head", lm_head_);
 }
 
-Tensor Llama::logits(const Tensor& ids) { return lm_head_(model_(ids), Tensor(), 1.0); }
-
-Tensor Llama::loss(const Tensor& ids, const Tensor& targets, double scale) {
-  return lm_head_(model_(ids), targets, scale);
+bool Llama::tables_reach(int64_t seq_len) const {
+  if (!cos_.defined() || cos_.size(0) < seq_len) return false;
+  const auto& scaling = shape().rope_scaling;
+  const bool dynamic = scaling && scaling->type == config::RopeScalingType::dynamic;
+  return !dynamic || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
 }
 
-std::vector<Unit> Llama::units() {
-  std::vector<Unit> units;
-  const bool tied = shape().tie_embeddings;
-  if (tied) {
-    units.push_back({"embed_tokens+norm+lm_head",
-                     {model_->embed_tokens.get(), model_->norm.get(), lm_head_.get()}});
-  } else {
-    units.push_back({"embed_tokens", {model_->embed_tokens.get()}});
-  }
-  for (size_t i = 0; i < model_->layers.size(); ++i) {
-    units.push_back({"layers." + std::to_string(i), {model_->layers[i].get()}});
-  }
-  if (!tied) units.push_back({"norm+lm_head", {model_->norm.get(), lm_head_.get()}});
-  return units;
+void Llama::extend_tables(int64_t seq_len, const torch::Device& device) {
+  if (tables_reach(seq_len) && cos_.device() == device) return;
+  std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, shape().head_dim, rotary_options(shape()));
+  cos_ = cos_.to(device), sin_ = sin_.to(device);
 }
 
-std::vector<nn::Hookable*> Llama::blocks() {
-  std::vector<nn::Hookable*> blocks;
-  for (auto& layer : model_->layers) blocks.push_back(layer.get());
-  return blocks;
+Tensor Llama::embed(const Tensor& ids) { return embed_tokens_(ids); }
+
+Tensor Llama::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t seq_len) {
+  extend_tables(seq_len, hidden.device());
+  const auto cos = cos_.narrow(0, 0, seq_len), sin = sin_.narrow(0, 0, seq_len);
+  for (int64_t i = begin; i < end; ++i) hidden = layers_[i](std::move(hidden), cos, sin);
+  return hidden;
+}
+
+Tensor Llama::head(const Tensor& hidden, const Tensor& targets, double scale) {
+  return lm_head_(norm_(hidden), targets, scale);
+}
+
+LanguageModel::Layout Llama::layout() const {
+  return {.embedding = {"model.embed_tokens"},
+          .layers = numbered("model.layers.", shape().num_layers),
+          .head = {"model.norm", "lm_head"}};
 }
 
 nn::TensorPlan Llama::tensor_plan() const {

@@ -50,15 +50,17 @@ class LlamaBlockImpl : public nn::Hookable {
 };
 using LlamaBlock = nn::Hooked<LlamaBlockImpl>;
 
-class LlamaTrunkImpl : public nn::Hookable {
+class Llama : public LanguageModel {
  public:
-  LlamaTrunkImpl(const config::ModelShape& shape, const torch::TensorOptions& options);
-  torch::Tensor forward(
-      const torch::Tensor& ids);  ///< int64 [B, T] -> hidden [B, T, D] after the final norm
-
-  nn::Embedding embed_tokens;
-  std::vector<LlamaBlock> layers;
-  nn::RMSNorm norm;
+  explicit Llama(const config::ModelShape& shape, const torch::TensorOptions& options = {});
+  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
+                           int64_t seq_len) override;
+  torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
+                     double scale) override;
+  Layout layout() const override;
+  nn::TensorPlan tensor_plan() const override;
+  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
 
  private:
   /// Rotary tables grow to the longest sequence seen, or are made anew where its length changes
@@ -66,24 +68,11 @@ class LlamaTrunkImpl : public nn::Hookable {
   void extend_tables(int64_t seq_len, const torch::Device& device);
   bool tables_reach(int64_t seq_len) const;
 
-  config::ModelShape shape_;
-  torch::Tensor cos_, sin_;
-};
-using LlamaTrunk = nn::Hooked<LlamaTrunkImpl>;
-
-class Llama : public LanguageModel {
- public:
-  explicit Llama(const config::ModelShape& shape, const torch::TensorOptions& options = {});
-  torch::Tensor logits(const torch::Tensor& ids) override;
-  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale) override;
-  std::vector<Unit> units() override;
-  std::vector<nn::Hookable*> blocks() override;
-  nn::TensorPlan tensor_plan() const override;
-  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
-
- private:
-  LlamaTrunk model_;
+  nn::Embedding embed_tokens_;
+  std::vector<LlamaBlock> layers_;
+  nn::RMSNorm norm_;
   nn::LanguageModelHead lm_head_;
+  torch::Tensor cos_, sin_;
 };
 
 }  // namespace tessera::models

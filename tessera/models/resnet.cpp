@@ -108,13 +108,6 @@ Tensor ResNet::forward(const Tensor& images) {
   return fc_(x.flatten(2).mean(2));
 }
 
-std::vector<Unit> ResNet::units() {
-  std::vector<Unit> units{{"conv1+bn1", {conv1_.get(), bn1_.get()}}};
-  for (auto& [name, block] : blocks_) units.push_back({name, {block.get()}});
-  units.push_back({"fc", {fc_.get()}});
-  return units;
-}
-
 void initialise(ResNet& model, int64_t seed) {
   const torch::NoGradGuard no_grad;
   for (const auto& module : model.modules(/*include_self=*/false)) {

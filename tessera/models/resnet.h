@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/models/language_model.h"
 #include "tessera/nn/batch_norm.h"
 #include "tessera/nn/convolution.h"
 #include "tessera/nn/layers.h"
@@ -55,9 +54,6 @@ class ResNet : public nn::Hookable {
   explicit ResNet(const ResNetShape& shape, const torch::TensorOptions& options = {});
 
   torch::Tensor forward(const torch::Tensor& images);  ///< [B, C, Y, X] -> logits [B, num_classes]
-
-  /// Stem, one unit per block, the last linear layer.
-  std::vector<Unit> units();
 
  private:
   bool imagenet_stem_;

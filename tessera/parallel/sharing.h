@@ -8,13 +8,11 @@ namespace tessera::parallel {
 /// Of ranks that hold different parts of a model (tensor, pipeline), those that hold this parameter
 /// alike.
 struct Sharing {
-  mesh::Axis sum = mesh::Axis();  ///< ranks whose gradients of it are summands; of size 1: each has
-                                  ///< the whole one
-  int copies = 1;                 ///< ranks that hold the same values ..
-  int copy = 0;                   ///< .. and which of them this is
+  mesh::Axis holders = mesh::Axis();  ///< of size 1: this rank alone
+  bool summands = false;  ///< their gradients of it are summands; false: each has the whole one
 
   bool like(const Sharing& other) const {
-    return sum.size() == other.sum.size() && copies == other.copies;
+    return holders.name() == other.holders.name() && summands == other.summands;
   }
 };
 

@@ -13,6 +13,12 @@ std::string name_of(const Action& action) {
                      action.micro_batch);
 }
 
+std::string describe(const Action& action) {
+  constexpr const char* kNames[] = {"forward", "backward", "input part", "weight part"};
+  return fmt::format("stage {}, {} of micro-batch {} ({})", action.stage,
+                     kNames[static_cast<int>(action.kind)], action.micro_batch, name_of(action));
+}
+
 std::vector<int> place_stages(int num_ranks, int stages_per_rank, Placement placement) {
   std::vector<int> rank_of_stage;
   for (int turn = 0; turn < stages_per_rank; ++turn) {

@@ -25,6 +25,9 @@ struct Action {
 /// "3B0": stage 3, backward, micro-batch 0; the letters are F, B, I (input), W (weight).
 std::string name_of(const Action& action);
 
+/// "stage 3, backward of micro-batch 0 (3B0)"
+std::string describe(const Action& action);
+
 /// Transfers are not in it: they follow from the data. A stage's output goes to the rank of the
 /// next stage as soon as it is there, its input's gradient to that of the stage before; receives
 /// are posted ahead, a send never waits for its receiver, and what arrives is found by stage and

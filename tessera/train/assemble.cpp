@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/pretrained.h"
-#include "tessera/estimate/activations.h"
+#include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
 
 namespace tessera::train {
@@ -68,29 +68,64 @@ parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
 
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                               const config::ParallelSection& section) {
-  if (section.units == "block") {
-    std::vector<parallel::UnitModules> units;
-    for (auto& unit : model.units()) units.push_back({unit.name, std::move(unit.modules)});
-    return units;
-  }
   static const std::map<std::string, parallel::UnitRuleKind> kKinds{
+      {"block", parallel::UnitRuleKind::given},
       {"size", parallel::UnitRuleKind::by_size},
       {"name", parallel::UnitRuleKind::by_name},
       {"model", parallel::UnitRuleKind::whole_model}};
   return parallel::make_units(model, {.kind = kKinds.at(section.units),
                                       .patterns = section.unit_patterns,
-                                      .min_num_params = section.min_num_params});
+                                      .min_num_params = section.min_num_params,
+                                      .modules = model.blocks()});
+}
+
+std::vector<Parameter> parameters_of(const models::LanguageModel& model) {
+  std::vector<Parameter> parameters;
+  for (const auto& item : model.named_parameters()) {
+    parameters.push_back({item.key(), item.value().sizes().vec(), item.value().requires_grad()});
+  }
+  return parameters;
+}
+
+/// The modules of each stage.
+parallel::StageModules stage_modules(const models::LanguageModel& model,
+                                     const std::vector<estimate::PipelinePlan::Layers>& stages) {
+  const auto [embedding, layers, head] = model.layout();
+  parallel::StageModules modules(stages.size());
+  modules.front() = embedding;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    modules[stage].insert(modules[stage].end(), layers.begin() + stages[stage].begin,
+                          layers.begin() + stages[stage].end);
+  }
+  modules.back().insert(modules.back().end(), head.begin(), head.end());
+  return modules;
+}
+
+using StageSharing = std::map<std::string, parallel::Sharing>;
+
+parallel::Sharing sharing_of(const std::string& name, const parallel::TensorParts& tensor_parts,
+                             const StageSharing& stage_sharing) {
+  const auto divided = tensor_parts.find(name);
+  const auto over_stages = stage_sharing.find(name);
+  if (over_stages == stage_sharing.end()) {
+    return divided == tensor_parts.end() ? parallel::Sharing() : divided->second.sharing;
+  }
+  // What is tied is a table of the vocabulary, which tensor parallelism divides.
+  TORCH_INTERNAL_ASSERT(divided == tensor_parts.end() ||
+                        divided->second.sharing.holders.size() == 1);
+  return over_stages->second;
 }
 
 parallel::DataParallel make_data_parallel(models::LanguageModel& model,
                                           const config::RunConfig& config,
                                           const mesh::DeviceMesh& mesh,
                                           const parallel::TensorParts& tensor_parts,
+                                          const StageSharing& stage_sharing,
                                           const parallel::FlatBuffer::Fill& fill) {
   auto options = data_parallel_options(config);
-  if (!tensor_parts.empty()) {
-    options.sharing = [&](const std::string& name) { return tensor_parts.at(name).sharing; };
-  }
+  options.sharing = [&](const std::string& name) {
+    return sharing_of(name, tensor_parts, stage_sharing);
+  };
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
   auto result =
@@ -152,6 +187,12 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     user_error("parallel.tp: {}", *problem);
   }
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
+  const auto& axes = mesh.shape();
+  const auto plan = estimate::pipeline_plan(
+      config, shape,
+      {.pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp});
+  std::vector<estimate::PipelinePlan::Layers> stages;
+  for (int i = 0; i < plan.schedule.num_stages; ++i) stages.push_back(plan.layers_of(i));
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,
                               .rank = data_axis.rank(),
@@ -167,14 +208,19 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   }
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
+  auto parameters = parameters_of(*model);
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
+  const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, stages),
+                                                   plan.schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), config.memory);
-  auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, fill);
+  auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, stage_sharing, fill);
   auto optimizer = make_optimizer(parallel, config);
+  parallel::Pipeline pipeline(plan.schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,
           .tensor_axis = mesh.axis("tp"),
+          .pipeline_axis = mesh.axis("pp"),
           .world = mesh.world(),
           .save_axis = config.checkpoint.saves() ? mesh.world({.channel = "save"}) : mesh::Axis(),
           .device = mesh.device(),
@@ -182,20 +228,17 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .train_loader = std::move(train_loader),
           .validation_loader = std::move(validation_loader),
           .model = std::move(model),
+          .parameters = std::move(parameters),
           .tensor_parts = std::move(tensor_parts),
           .parallel = std::move(parallel),
+          .pipeline = std::move(pipeline),
+          .stages = std::move(stages),
           .optimizer = std::move(optimizer),
           .schedule = make_schedule(config),
-          .predicted_activations = 0,
           .peak_activations = 0,
           .peak_tensors = 0,
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
-  const auto rows = run.train_loader.rows().size();
-  run.predicted_activations = estimate::kept_activation_bytes(
-      config, shape,
-      config.data.seq_len *
-          (config.train.micro_batch > 0 ? std::min(config.train.micro_batch, rows) : rows));
   if (config.precision.autocast) run.autocast = dtype_named(config.precision.compute);
   if (config.precision.compute == "fp16") run.loss_scaler.emplace();
   return run;

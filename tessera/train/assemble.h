@@ -8,12 +8,14 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/batch.h"
+#include "tessera/estimate/pipeline_plan.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/models/language_model.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/parallel/data/data_parallel.h"
+#include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/precision/loss_scaler.h"
 
@@ -25,11 +27,19 @@ struct Wishes {
   bool stop = false;
 };
 
+/// A parameter of the whole model, wherever it is.
+struct Parameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  bool trained = true;
+};
+
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
   mesh::Axis data_axis;          ///< ranks that take different rows of a batch
   mesh::Axis tensor_axis;        ///< ranks that divide matrices: they have the same rows and loss
+  mesh::Axis pipeline_axis;      ///< ranks that divide the layers: they have the same rows
   mesh::Axis world;              ///< all ranks
   mesh::Axis save_axis;          ///< all ranks, for what goes on beside the steps
   torch::Device device;          ///< what this rank computes on
@@ -37,16 +47,20 @@ struct Run {
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<models::LanguageModel> model;
+  std::vector<Parameter> parameters;   ///< in the order of the model
   parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all
   parallel::DataParallel parallel;
+  parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
+  std::vector<estimate::PipelinePlan::Layers> stages;
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;
-  /// Bytes that a micro-batch keeps between forward and backward: predicted, and measured at the
-  /// most so far (CPU).
-  int64_t predicted_activations = 0, peak_activations = 0;
+  /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).
+  int64_t peak_activations = 0;
   int64_t peak_tensors = 0;  ///< bytes in all tensors at once, at the most in a step so far (CPU)
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
+  /// Told on this rank before each action of the pipeline.
+  std::function<void(const schedule::Action&)> watch_action = [](const auto&) {};
   /// Asked on this rank once a step; what any rank answers, all learn with the step's loss.
   std::function<Wishes()> wishes = [] { return Wishes{}; };
 };

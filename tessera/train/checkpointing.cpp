@@ -33,13 +33,10 @@ checkpoint::Expected expected_tensors(Run& run) {
     for (const auto& [name, tensor] : run.optimizer.states(0)) states.push_back(name);
   }
   checkpoint::Expected all;
-  for (const auto& item : run.model->named_parameters()) {
-    const auto divided = run.tensor_parts.find(item.key());
-    const auto shape =
-        divided == run.tensor_parts.end() ? item.value().sizes().vec() : divided->second.shape;
-    all.emplace_back(item.key(), shape);
-    if (!item.value().requires_grad()) continue;
-    for (const auto& state : states) all.emplace_back(state_name(state, item.key()), shape);
+  for (const auto& [name, shape, trained] : run.parameters) {
+    all.emplace_back(name, shape);
+    if (!trained) continue;
+    for (const auto& state : states) all.emplace_back(state_name(state, name), shape);
   }
   return all;
 }
@@ -170,6 +167,7 @@ checkpoint::SaverOptions saver_options(const Run& run) {
           .layout = {{"num_ranks", run.world.size()},
                      {"placement", parallel.placement},
                      {"tp", run.tensor_axis.size()},
+                     {"pp", run.pipeline_axis.size()},
                      {"units", parallel.units}},
           .model = model_config(run),
           .config = config::to_yaml(run.config),

@@ -42,7 +42,8 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
     user_error("{}: {}", problem->key, problem->message);
   }
   const auto& fitting = std::get<config::MeshSizes>(sizes);
-  return mesh::DeviceMesh({.dp_replicate = static_cast<int>(fitting.dp_replicate),
+  return mesh::DeviceMesh({.pp = static_cast<int>(fitting.pp),
+                           .dp_replicate = static_cast<int>(fitting.dp_replicate),
                            .dp_shard = static_cast<int>(fitting.dp_shard),
                            .tp = static_cast<int>(fitting.tp)},
                           {.rank = environment.rank,

@@ -7,17 +7,19 @@
 #include <algorithm>
 #include <vector>
 
+#include "tessera/train/passes.h"
+
 namespace tessera::train {
 
-std::string generate(models::LanguageModel& model, const std::string& prompt,
-                     const GenerateOptions& options) {
-  const torch::NoGradGuard no_grad;
-  const int64_t multiple = options.length_multiple;
-  const int64_t longest = model.shape().max_seq_len / multiple * multiple;
+std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
+  const auto& shape = run.model->shape();
+  // Sequence parallelism divides positions evenly.
+  const int64_t multiple = run.tensor_axis.size();
+  const int64_t longest = shape.max_seq_len / multiple * multiple;
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
   std::vector<int64_t> tokens;
   for (const unsigned char byte : prompt)
-    tokens.push_back(std::min<int64_t>(byte, model.shape().vocab_size - 1));
+    tokens.push_back(std::min<int64_t>(byte, shape.vocab_size - 1));
   if (tokens.empty()) tokens.push_back('\n');
   std::string text = prompt;
   for (int64_t i = 0; i < options.num_tokens; ++i) {
@@ -25,11 +27,10 @@ std::string generate(models::LanguageModel& model, const std::string& prompt,
     // What follows a position does not change it.
     std::vector<int64_t> given(tokens.end() - length, tokens.end());
     given.resize((given.size() + multiple - 1) / multiple * multiple);
-    const auto ids = torch::tensor(given).unsqueeze(0).to(model.parameters().front().device());
-    const auto logits =
-        model.logits(ids).select(1, length - 1).squeeze(0).to(torch::kFloat32).cpu();
+    const auto values =
+        logits(run, torch::tensor(given).unsqueeze(0)).select(1, length - 1).squeeze(0);
     const auto token =
-        at::multinomial(at::softmax(logits / options.temperature, 0), 1, false, generator)
+        at::multinomial(at::softmax(values / options.temperature, 0), 1, false, generator)
             .item<int64_t>();
     tokens.push_back(token);
     text += token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);

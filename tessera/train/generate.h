@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/models/language_model.h"
+#include "tessera/train/assemble.h"
 
 namespace tessera::train {
 
@@ -12,13 +12,11 @@ struct GenerateOptions {
   int64_t num_tokens = 200;
   double temperature = 0.7;
   int64_t seed = 0;
-  int64_t length_multiple = 1;  ///< of the sequences that the model is given (sequence parallelism)
 };
 
 /// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and
 /// continuation; tokens beyond a byte are written as <id>. Same seed, same text. Cost: one forward
-/// over at most max_seq_len tokens per token.
-std::string generate(models::LanguageModel& model, const std::string& prompt,
-                     const GenerateOptions& options = {});
+/// over at most max_seq_len tokens per token. Collective.
+std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options = {});
 
 }  // namespace tessera::train

@@ -196,6 +196,9 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     return Wishes{.save = checkpointing.wanted(), .stop = launch::stop_signal() != 0};
   };
   auto beacon = launch::StepBeacon::from_environment();
+  if (run.pipeline_axis.size() > 1) {
+    run.watch_action = [&beacon](const auto& action) { beacon.doing(schedule::describe(action)); };
+  }
   report::RunSummary summary{.run_dir = train.run_dir,
                              .world_size = environment.world_size,
                              .parameters = config::num_parameters(run.model->shape()),
@@ -211,6 +214,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     const double waited_before = wait_seconds(run);
     const auto result = train_step(run, step - 1);
     const double seconds = seconds_since(start);
+    beacon.doing({});
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
       summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
@@ -263,9 +267,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   summary.memory = memory_account(run);
   summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
-    summary.sample =
-        generate(*run.model, train.sample_prompt,
-                 {.num_tokens = train.sample_tokens, .length_multiple = run.tensor_axis.size()});
+    summary.sample = generate(run, train.sample_prompt, {.num_tokens = train.sample_tokens});
   }
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();

@@ -1,6 +1,8 @@
 #include "tessera/train/memory_account.h"
 
+#include "tessera/estimate/activations.h"
 #include "tessera/estimate/buffers.h"
+#include "tessera/estimate/rank_part.h"
 #include "tessera/estimate/step_memory.h"
 
 namespace tessera::train {
@@ -35,14 +37,22 @@ std::vector<estimate::UnitBytes> bytes_by_unit(const Run& run) {
   return units;
 }
 
-/// The most that tensors are predicted to take at once.
-double predicted_peak(const Run& run) {
+/// What this rank has of the model.
+estimate::RankPart part_of(const Run& run) {
   auto config = run.config;
-  config.parallel.num_ranks = run.data_axis.size();
-  const auto shape = run.model->shape();
+  config.parallel.num_ranks = run.world.size();
+  estimate::PipelinePlan plan{.schedule = run.pipeline.schedule(), .stage_layers = {}};
+  for (const auto& [begin, end] : run.stages) plan.stage_layers.push_back(end - begin);
+  const auto parts =
+      estimate::rank_parts(config, run.model->shape(), estimate::mesh_of(config), plan);
+  return parts[static_cast<size_t>(run.pipeline_axis.rank())];
+}
+
+/// The most that tensors are predicted to take at once.
+double predicted_peak(const Run& run, const estimate::RankPart& part) {
   const auto device = estimate::this_cpu();
-  const auto units = estimate::plan_units(config, shape, device.is_host);
-  return step_memory(config, shape, units, run.train_loader.rows().size(), device).peak().total();
+  const auto units = estimate::plan_units(run.config, part, device.is_host);
+  return step_memory(run.config, part, units, device).peak().total();
 }
 
 }  // namespace
@@ -52,7 +62,7 @@ std::vector<report::MemoryPart> memory_account(const Run& run) {
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
-  const bool divided = !run.tensor_parts.empty();  // not predicted yet
+  const auto own = part_of(run);
   const auto part = [](const char* name, double bytes, int64_t found) {
     return report::MemoryPart{name, static_cast<int64_t>(bytes), found};
   };
@@ -61,12 +71,13 @@ std::vector<report::MemoryPart> memory_account(const Run& run) {
       part("gathered", predicted.gathered, measured.peak_gathered),
       part("gradients", predicted.gradients, measured.peak_gradients),
       part("optimizer", predicted.optimizer, run.optimizer.state_bytes()),
-      part("activations",
-           run.autocast || divided ? -1 : static_cast<double>(run.predicted_activations),
-           run.peak_activations),
+      part(
+          "activations",
+          run.autocast ? -1 : static_cast<double>(estimate::kept_activation_bytes(run.config, own)),
+          run.peak_activations),
       part("communication", -1, buffers)};
   if (run.peak_tensors > 0) {
-    parts.push_back(part("at once", divided ? -1 : predicted_peak(run), run.peak_tensors));
+    parts.push_back(part("at once", predicted_peak(run, own), run.peak_tensors));
   }
   return parts;
 }

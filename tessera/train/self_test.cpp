@@ -157,12 +157,13 @@ Outcome train_twice(const mesh::DeviceMesh& mesh, Placement placement, int64_t r
   const auto model = models::make_language_model(shape);
   models::initialise(*model, /*seed=*/1, /*std=*/0.05);
   model->to(mesh.device());
-  std::vector<parallel::UnitModules> units;
-  for (auto& unit : model->units()) units.push_back({unit.name, std::move(unit.modules)});
   parallel::DataParallelOptions options{.gradient_divide_factor = 1};
   options.unit.placement = placement;
-  auto data =
-      parallel::parallelise(*model, std::move(units), parallel::DataAxes::of(mesh), options);
+  auto data = parallel::parallelise(
+      *model,
+      parallel::make_units(*model,
+                           {.kind = parallel::UnitRuleKind::given, .modules = model->blocks()}),
+      parallel::DataAxes::of(mesh), options);
   std::vector<optim::Slice> slices;
   for (const auto& slice : data.slices()) {
     slices.push_back({.parameter = slice.parameter, .gradient = slice.gradient});

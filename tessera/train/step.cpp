@@ -6,9 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/precision/autocast.h"
-#include "tessera/train/engine_options.h"
+#include "tessera/train/passes.h"
 
 namespace tessera::train {
 namespace {
@@ -24,29 +22,22 @@ std::vector<double> summed(const mesh::Axis& axis, const std::vector<double>& va
 /// more; if all outputs are finite, the one in whose gradient it does.
 std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batches,
                                  const parallel::GradientNorm& norm) {
-  const torch::NoGradGuard no_grad;
   run.parallel.watch_outputs(true);
-  for (const auto& batch : batches) run.model->loss(batch.inputs, batch.targets, 1.0);
+  loss_sum(run, batches);
   run.parallel.watch_outputs(false);
   const auto unit = run.parallel.first_nonfinite_output();
   return unit.empty() ? norm.nonfinite_unit : unit;
-}
-
-/// Bytes in tensors of this process, but for what the engine accounts for itself.
-int64_t held_bytes(const Run& run) {
-  const auto memory = run.parallel.memory();
-  return kernels::allocator_stats().allocated_bytes - memory.gathered - memory.gradients;
 }
 
 }  // namespace
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
   const auto rows = loader.rows();
-  const int64_t size =
-      run.config.train.micro_batch > 0 ? run.config.train.micro_batch : rows.size();
+  const int64_t count = run.pipeline.schedule().num_micro_batches;
   std::vector<data::Batch> batches;
-  for (int64_t row = rows.begin; row < rows.end; row += size) {
-    auto batch = loader.batch(step, row, std::min(row + size, rows.end));
+  for (int64_t i = 0; i < count; ++i) {
+    auto batch = loader.batch(step, rows.begin + rows.size() * i / count,
+                              rows.begin + rows.size() * (i + 1) / count);
     batch.inputs = batch.inputs.to(run.device), batch.targets = batch.targets.to(run.device);
     batches.push_back(std::move(batch));
   }
@@ -66,26 +57,8 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   kernels::reset_peak();
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
-  double local_loss = 0;
-  {
-    std::optional<precision::Autocast> autocast;
-    if (run.autocast) autocast.emplace(*run.autocast, run.device.type());
-    int64_t row = run.train_loader.rows().begin;
-    for (const auto& batch : batches) {
-      const nn::RandomScope random(nn::RandomContext{
-          .seed = static_cast<uint64_t>(run.config.model.seed), .step = step, .first_row = row});
-      row += batch.inputs.size(0);
-      const bool last = &batch == &batches.back();
-      run.parallel.set_requires_gradient_sync(last || reduces_each(run.config.parallel));
-      run.parallel.set_is_last_backward(last);
-      const auto before = held_bytes(run);
-      const auto loss = run.model->loss(batch.inputs, batch.targets, loss_scale / num_tokens);
-      run.peak_activations = std::max(run.peak_activations, held_bytes(run) - before);
-      loss.backward();
-      run.parallel.finish_backward();
-      local_loss += loss.item<double>() / loss_scale;
-    }
-  }
+  const double local_loss =
+      accumulate_gradients(run, step, batches, loss_scale / num_tokens) / loss_scale;
 
   const auto norm = run.parallel.gradient_norm();
   const auto wishes = run.wishes();
@@ -118,17 +91,16 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
 
 std::optional<double> validation_loss(Run& run) {
   if (!run.validation_loader) return std::nullopt;
-  const torch::NoGradGuard no_grad;
   const int64_t num_batches =
       std::min(run.config.train.validation_batches, run.validation_loader->num_batches());
   double local_loss = 0, local_tokens = 0;
   for (int64_t step = 0; step < num_batches; ++step) {
-    for (const auto& batch : micro_batches(run, *run.validation_loader, step)) {
-      local_loss += run.model->loss(batch.inputs, batch.targets, 1.0).item<double>();
-      local_tokens += static_cast<double>(batch.num_tokens);
-    }
+    const auto batches = micro_batches(run, *run.validation_loader, step);
+    local_loss += loss_sum(run, batches);
+    if (!run.pipeline.has_last_stage()) continue;
+    for (const auto& batch : batches) local_tokens += static_cast<double>(batch.num_tokens);
   }
-  const auto sums = summed(run.data_axis, {local_loss, local_tokens});
+  const auto sums = summed(run.world, {local_loss, local_tokens});
   if (sums[1] == 0) return std::nullopt;
   return sums[0] / sums[1];
 }

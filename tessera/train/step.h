@@ -23,7 +23,7 @@ struct StepResult {
   std::vector<std::string> parameters_without_gradient;
 };
 
-/// This rank's rows of a step, cut into micro-batches of train.micro_batch rows.
+/// This rank's rows of a step, cut into as many micro-batches as its pipeline's schedule has.
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step);
 
 /// Step `step`, counted from 0, on `batches`: micro-batches forward and backward, gradients summed

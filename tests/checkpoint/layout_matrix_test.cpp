@@ -17,13 +17,15 @@ struct Layout {
   int dp_replicate = 1, dp_shard = 1;
   std::string units = "block";
   bool offload = false;
-  int tp = 1;
+  int tp = 1, pp = 1;
+  std::string schedule = "1F1B";
 
   mesh::MeshShape shape() const {
-    return {.dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
+    return {.pp = pp, .dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
   }
   std::string name() const {
-    return fmt::format("{}_{}x{}x{}_{}", placement, dp_replicate, dp_shard, tp, units);
+    return fmt::format("{}_{}x{}x{}x{}_{}_{}", placement, pp, dp_replicate, dp_shard, tp, units,
+                       schedule);
   }
 };
 
@@ -42,17 +44,25 @@ std::vector<Layout> layouts() {
   list.push_back({"replicate", 1, 1, "block", false, /*tp=*/4});
   list.push_back({"shard_optimizer", 1, 3, "block", false, /*tp=*/2});
   list.push_back({"full_shard", 2, 2, "block", false, /*tp=*/2});
+  list.push_back({"replicate", 1, 1, "block", false, 1, /*pp=*/2});
+  list.push_back({"full_shard", 1, 2, "block", false, /*tp=*/2, /*pp=*/2});
+  list.push_back({"full_shard", 1, 2, "model", false, /*tp=*/1, /*pp=*/2, "ZBVZeroBubble"});
   return list;
 }
 
-train::Run run_of(const Layout& layout, const mesh::DeviceMesh& mesh) {
+train::Run run_of(const Layout& layout, bool tied, const mesh::DeviceMesh& mesh) {
   auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/8);
   job.model.preset = "micro";
+  job.model.tie_embeddings = tied;
+  job.model.num_layers = 4;  // stages of a V take one each
+  if (layout.pp > 1) job.train.micro_batch = 1;
   job.parallel = {.num_ranks = layout.shape().num_ranks(),
                   .placement = layout.placement,
                   .dp_replicate = layout.dp_replicate,
                   .dp_shard = layout.dp_shard,
                   .tp = layout.tp,
+                  .pp = layout.pp,
+                  .pipeline_schedule = layout.schedule,
                   .units = layout.units,
                   .min_num_params = layout.units == "size" ? 9000 : 1'000'000,
                   .offload_params = layout.offload};
@@ -89,11 +99,12 @@ int64_t wrong_elements(const std::vector<checkpoint::Part>& held) {
   return wrong;
 }
 
-TEST(LayoutMatrix, EveryLayoutReadsEveryOther) {
+/// Saves under each of `layouts`, reads each under each.
+void expect_all_read_all(const std::vector<Layout>& layouts, bool tied) {
   const SharedFolder folder;
-  for (const auto& layout : layouts()) {
+  for (const auto& layout : layouts) {
     on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
-      auto run = run_of(layout, mesh);
+      auto run = run_of(layout, tied, mesh);
       const auto held = train::held_state(run);
       fill(held);
       checkpoint::Saver saver(run.save_axis, held,
@@ -102,10 +113,10 @@ TEST(LayoutMatrix, EveryLayoutReadsEveryOther) {
       for (const auto& report : saver.take_reports()) EXPECT_EQ(report.error, "");
     });
   }
-  for (const auto& layout : layouts()) {
+  for (const auto& layout : layouts) {
     on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
-      auto run = run_of(layout, mesh);
-      for (const auto& other : layouts()) {
+      auto run = run_of(layout, tied, mesh);
+      for (const auto& other : layouts) {
         const auto held = train::held_state(run);
         for (const auto& part : held) part.values.zero_();
         const auto counts =
@@ -125,6 +136,17 @@ TEST(LayoutMatrix, EveryLayoutReadsEveryOther) {
       }
     });
   }
+}
+
+TEST(LayoutMatrix, EveryLayoutReadsEveryOther) { expect_all_read_all(layouts(), /*tied=*/false); }
+
+// The table of words lies on the first rank of a pipeline and on its last.
+TEST(LayoutMatrix, TiedTablesToo) {
+  expect_all_read_all({{"replicate", 1, 1},
+                       {"full_shard", 1, 3, "block", false, 1, /*pp=*/2},
+                       {"full_shard", 1, 2, "block", false, /*tp=*/2, /*pp=*/2},
+                       {"replicate", 1, 1, "block", false, 1, /*pp=*/2, "ZBVZeroBubble"}},
+                      /*tied=*/true);
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ Outcome step(const mesh::DeviceMesh& mesh, double dropout, Placement placement,
              CheckpointMode mode) {
   const auto model = small_gpt2(dropout);
   memory::checkpoint_blocks(model->blocks(), {.mode = mode});
-  std::vector<parallel::UnitModules> units;
-  for (auto& unit : model->units()) units.push_back({unit.name, unit.modules});
+  const auto units = parallel::make_units(
+      *model, {.kind = parallel::UnitRuleKind::given, .modules = model->blocks()});
   parallel::DataParallelOptions options{.gradient_divide_factor = 1};
   options.unit.placement = placement;
   auto data_parallel = parallel::parallelise(*model, units, parallel::DataAxes::of(mesh), options);

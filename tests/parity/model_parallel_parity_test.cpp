@@ -2,7 +2,10 @@
 // norms that PyTorch recorded on one rank.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "tessera/base/error.h"
+#include "tessera/schedule/generate.h"
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
 
@@ -14,15 +17,20 @@ struct Layout {
   std::string placement = "full_shard";
   bool sequence_parallel = true;
   std::string checkpointing = "none";
+  int pp = 1;
+  std::string schedule = "1F1B";
+  std::vector<int64_t> stage_layers = {};
+  std::string reshard_after_forward = "true";
 
   mesh::MeshShape shape() const {
-    return {.dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
+    return {.pp = pp, .dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
   }
 };
 
 void PrintTo(const Layout& layout, std::ostream* out) {
-  *out << fmt::format("{}x{}x{} {} {} {}", layout.dp_replicate, layout.dp_shard, layout.tp,
-                      layout.placement, layout.sequence_parallel ? "sp" : "", layout.checkpointing);
+  *out << fmt::format("{}x{}x{}x{} {} {} {} {}", layout.pp, layout.dp_replicate, layout.dp_shard,
+                      layout.tp, layout.placement, layout.sequence_parallel ? "sp" : "",
+                      layout.checkpointing, layout.schedule);
 }
 
 config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
@@ -34,6 +42,12 @@ config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
   // Without tp it can have no effect.
   job.parallel.sequence_parallel = layout.sequence_parallel || layout.tp == 1;
   job.memory.checkpointing = layout.checkpointing;
+  job.parallel.pp = layout.pp;
+  if (layout.pp > 1) {
+    job.parallel.pipeline_schedule = layout.schedule;
+    job.parallel.stage_layers = layout.stage_layers;
+  }
+  job.parallel.reshard_after_forward = layout.reshard_after_forward;
   config::check(job, {});
   return job;
 }
@@ -41,6 +55,7 @@ config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
 config::RunConfig micro_job(const Layout& layout) {
   auto job = recorded_job(64, 8);
   job.model.preset = "micro";
+  job.train.micro_batch = layout.pp == 1 ? 0 : layout.dp_replicate * layout.dp_shard == 1 ? 2 : 1;
   return with_layout(job, layout);
 }
 
@@ -49,8 +64,57 @@ Recorded recorded_micro() {
   return {parity["ddp_2ranks_fp32"]["loss"], parity["ddp_2ranks_fp32"]["grad_norm"]};
 }
 
-std::vector<Layout> layouts() {
+/// A schedule with two stages a rank leaves the first and the last of four without layers.
+Layout piped(Layout layout, const schedule::FamilyFacts& facts) {
+  layout.pp = 2;
+  layout.schedule = facts.name;
+  layout.stage_layers = schedule::stages_per_rank({.family = facts.family}) == 2
+                            ? std::vector<int64_t>{0, 1, 1, 0}
+                            : std::vector<int64_t>{1, 1};
+  return layout;
+}
+
+std::vector<Layout> pipelines() {
   std::vector<Layout> list;
+  // Ranks of the data dimensions and of tp, each way to keep activations, each schedule.
+  const bool every = std::getenv("TESSERA_EVERY_LAYOUT") != nullptr;
+  size_t next = 0;
+  const auto& families = schedule::families();
+  for (const int tp : {1, 2}) {
+    for (const int dp_replicate : {1, 2}) {
+      for (const int dp_shard : {1, 2}) {
+        if (tp * dp_replicate * dp_shard > 4) continue;
+        for (const bool sequence : {false, true}) {
+          if (tp == 1 && sequence) continue;
+          for (const auto* checkpointing : {"none", "full", "selective"}) {
+            const Layout layout{dp_replicate, dp_shard,
+                                tp,           dp_shard > 1 ? "full_shard" : "replicate",
+                                sequence,     checkpointing};
+            for (size_t i = 0; i < families.size(); ++i) {
+              // Four data ranks have two micro-batches each; DualPipeV needs four.
+              const bool fits = families[i].family != schedule::Family::dual_pipe_v ||
+                                dp_replicate * dp_shard < 4;
+              const bool alone = tp * dp_replicate * dp_shard == 1;
+              if (fits && (every || alone || i == next % families.size())) {
+                list.push_back(piped(layout, families[i]));
+              }
+            }
+            ++next;
+          }
+        }
+      }
+    }
+  }
+  for (const auto* placement : {"shard_optimizer", "shard_gradients"}) {
+    list.push_back(piped({1, 2, 1, placement}, families[1]));
+  }
+  list.push_back(piped({1, 2, 1, "full_shard"}, schedule::facts(schedule::Family::zbv)));
+  list.back().reshard_after_forward = "false";
+  return list;
+}
+
+std::vector<Layout> layouts() {
+  auto list = pipelines();
   for (const bool sequence : {false, true}) {
     for (const auto* checkpointing : {"none", "full", "selective"}) {
       list.push_back({1, 1, 2, "replicate", sequence, checkpointing});
@@ -95,7 +159,8 @@ double largest_difference(train::Run& run, train::Run& one) {
 }
 
 TEST(ModelParallel, StartsAndEndsLikeOneRank) {
-  for (const auto& layout : {Layout{1, 2, 2}, Layout{1, 1, 4}}) {
+  const auto zbv = schedule::facts(schedule::Family::zbv);
+  for (const auto& layout : {Layout{1, 2, 2}, Layout{1, 1, 4}, piped({1, 2, 2}, zbv)}) {
     on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
       auto run = train::assemble(micro_job(layout), mesh);
       auto one = train::assemble(micro_job({}), mesh::DeviceMesh());
@@ -132,6 +197,7 @@ TEST_P(FamilyModelParallelTest, EqualsOneRank) {
   job.train.micro_batch = 2;
   for (const bool sequence : {false, true}) {
     expect_like_one_rank(job, {1, 2, 2, "full_shard", sequence, "selective"}, 3, 2e-5);
+    expect_like_one_rank(job, {1, 1, 2, "full_shard", sequence, "selective", 2, "ZB-H1"}, 3, 2e-5);
   }
 }
 INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
@@ -148,6 +214,26 @@ TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
     expect_like_one_rank(job, {1, 2, 2, "full_shard", sequence}, 5, 2e-5);
     expect_like_one_rank(job, {1, 1, 3, "replicate", sequence, "full"}, 5, 2e-5);
   }
+  // The table of words is on the first rank and on the last; or on the first alone, twice.
+  job.model.num_layers = 4, job.train.micro_batch = 2;
+  for (const auto* schedule : {"GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    for (const auto* checkpointing : {"none", "selective"}) {
+      expect_like_one_rank(job, {1, 1, 1, "replicate", true, checkpointing, 2, schedule}, 5, 2e-5);
+    }
+  }
+  expect_like_one_rank(job, {1, 2, 2, "full_shard", true, "full", 2, "ZBVZeroBubble"}, 3, 2e-5);
+}
+
+TEST(ModelParallel, UnevenStagesAndMicroBatches) {
+  auto job = recorded_job(24, 6);
+  job.model.preset = "micro", job.model.num_layers = 8;
+  for (const auto* schedule : {"1F1B", "ZB-H2", "LoopedBFS"}) {  // one sequence a micro-batch
+    expect_like_one_rank(job, {1, 1, 1, "replicate", true, "none", 3, schedule}, 3, 2e-5);
+  }
+  job.train.global_batch = 5;
+  for (const auto* schedule : {"GPipe", "1F1B", "ZB-1p"}) {
+    expect_like_one_rank(job, {1, 1, 1, "replicate", true, "full", 4, schedule}, 3, 2e-5);
+  }
 }
 
 TEST(ModelParallel, Bf16StaysNear) {
@@ -156,15 +242,18 @@ TEST(ModelParallel, Bf16StaysNear) {
     job.model.preset = "micro";
     job.precision.compute = "bf16";
     job.precision.autocast = autocast;
-    const Layout layout{1, 2, 2};
-    on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
-      auto run = train::assemble(with_layout(job, layout), mesh);
-      const auto losses = recorded_micro().losses;
-      for (size_t step = 0; step < losses.size(); ++step) {
-        const auto loss = train::train_step(run, static_cast<int64_t>(step)).loss;
-        EXPECT_NEAR(loss / losses[step], 1, 7e-3) << "step " << step;
-      }
-    });
+    for (const auto& layout :
+         {Layout{1, 2, 2}, piped({1, 2, 1}, schedule::facts(schedule::Family::zbv))}) {
+      if (layout.pp > 1) job.train.micro_batch = 1;
+      on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+        auto run = train::assemble(with_layout(job, layout), mesh);
+        const auto losses = recorded_micro().losses;
+        for (size_t step = 0; step < losses.size(); ++step) {
+          const auto loss = train::train_step(run, static_cast<int64_t>(step)).loss;
+          EXPECT_NEAR(loss / losses[step], 1, 7e-3) << "step " << step;
+        }
+      });
+    }
   }
 }
 

@@ -206,7 +206,7 @@ TEST(NonFinite, TheFirstUnitIsNamedAndNothingIsUpdated) {
       const auto before = run.parallel.slices()[0].parameter.clone();
       const auto result = train::train_step(run, 1);
       EXPECT_TRUE(result.skipped);
-      EXPECT_EQ(result.nonfinite_unit, "layers.1");
+      EXPECT_EQ(result.nonfinite_unit, "model.layers.1");
       EXPECT_TRUE(torch::equal(run.parallel.slices()[0].parameter, before));
     });
   }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/file.h"
 #include "tests/program/program.h"
 
 namespace tessera {
@@ -92,6 +93,42 @@ TEST(EstimateMemory, NamesTheChange) {
   EXPECT_EQ(json_of(large)["rank"]["fits"], true);
 }
 
+TEST(EstimateMemory, TakesAJobThatDividesMatricesAndLayers) {
+  const auto job = ::testing::TempDir() + "estimate_divided.yaml";
+  write_file(job, R"(
+model: {preset: tiny, num_layers: 8}
+data: {train: [any], seq_len: 128}
+parallel: {num_ranks: 16, pp: 4, tp: 2, placement: shard_optimizer, stage_layers: [2, 2, 2, 2]}
+train: {global_batch: 16}
+)");
+  const auto end = estimate({"--job", job});
+  EXPECT_EQ(end.exit_code, 0) << end.error;
+  EXPECT_THAT(end.out, HasSubstr("The pipeline: 1F1B, 8 micro-batches"));
+  EXPECT_THAT(end.out, HasSubstr("Of 16 ranks one with place 0 in the pipeline, in a step"));
+  // 3 of 8 + 3 slots.
+  EXPECT_THAT(end.out, HasSubstr("idle share of its ranks: 27.3 %"));
+
+  const auto rank = json_of({"--job", job})["rank"];
+  const auto& pipeline = rank["pipeline"];
+  ASSERT_EQ(pipeline["ranks"].size(), 4);
+  for (int place = 0; place < 4; ++place) {
+    const auto& own = pipeline["ranks"][place];
+    EXPECT_EQ(own["in_flight"], 4 - place);
+    EXPECT_EQ(own["stages"], nlohmann::json({{2 * place, 2 * place + 2}}));
+    EXPECT_LE(own["device_bytes"], rank["device_bytes"]);
+    // Eight activations of 128 / 2 positions, each way.
+    EXPECT_EQ(own["communication"]["pp"]["sent"], (place % 3 == 0 ? 1 : 2) * 8 * 128 * 256 * 4 / 2);
+  }
+  EXPECT_EQ(rank["communication"]["dp"]["ranks"], 2);
+  EXPECT_GT(rank["communication"]["dp"]["reduce_scatter"], 0);
+  EXPECT_EQ(rank["communication"]["tp"]["ranks"], 2);
+
+  EXPECT_EQ(json_of({"gpt2", "--ranks", "12", "--tp", "12", "--seq-len", "480"})["rank"]["ranks"],
+            12);
+  const auto options = json_of({"tiny", "--ranks", "4", "--tp", "2", "--pp", "2"})["rank"];
+  EXPECT_EQ(options["pipeline"]["micro_batches"], 8);
+}
+
 TEST(EstimateMemory, MistakesAreOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
       {{}, "expected MODEL or --job, got neither"},
@@ -107,6 +144,14 @@ TEST(EstimateMemory, MistakesAreOneLine) {
       {{"tiny", "--device-memory", "-3GB"},
        "--device-memory: expected bytes with a unit, such as 80GB, got '-3GB'"},
       {{"tiny", "--offload", "disk"}, "--offload: expected none, optimizer, params, got 'disk'"},
+      {{"llama-3-8b", "--ranks", "3", "--tp", "3", "--seq-len", "768"},
+       "parallel.tp: 32 heads (8 of keys) cannot be divided over 3 ranks; set one of 1, 2, 4, 8"},
+      {{"gpt2", "--ranks", "8", "--tp", "8"}, "parallel.tp: 12 heads (12 of keys) cannot be"},
+      {{"llama-3-8b", "--ranks", "8", "--tp", "3"},
+       "--tp: parallel.tp: the mesh has 6 ranks but the run has 8; set 2 or -1"},
+      {{"llama-3-8b", "--ranks", "8", "--tp", "8", "--seq-len", "100"}, "data.seq_len"},
+      {{"tiny", "--ranks", "8", "--pp", "8"},
+       "parallel.pp: 4 layers cannot be divided over 8 stages (8 ranks, 1F1B); set fewer"},
       {{"gpt2", "--seq-len", "4096"}, "--seq-len: expected at most 1024"},
       {{"bert-base-cased", "--ranks", "2"}, "no formula for activations of bert"},
       {{"tiny", "--job", "tests/integration/tiny_job.yaml"}, "got both"},

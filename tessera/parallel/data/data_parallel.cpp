@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -22,10 +23,16 @@ namespace tessera::parallel {
 
 /// What the hooks of all units share.
 struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
+  /// A forward and its backward through one stage; without a pipeline always the same.
+  struct Pass {
+    int stage = 0, micro_batch = 0;
+    auto operator<=>(const Pass&) const = default;
+  };
   struct Calls {
-    int64_t backwards = 0;  // forwards whose backward has not ended
-    bool done = false;      // in this backward, everything that was to come
-    size_t modules = 0;     // of the unit that ended their forward, in this forward
+    std::map<Pass, int64_t> backwards;  // forwards whose backward has not ended
+    int stage = 0;                      // that ran it last
+    bool done = false;                  // in this backward, everything that was to come
+    size_t modules = 0;                 // of the unit that ended their forward, in this forward
   };
 
   DataParallelOptions options;
@@ -38,6 +45,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
   size_t launched = 0;            // units whose reduction was started, from the end of `order`
+  Pass pass;
   bool order_known = false, requires_sync = true, is_last = true;
   bool unsharded = false;  // by the user: hooks free nothing
   double divide_factor = 1;
@@ -49,6 +57,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void attach();
   void watch_output(size_t unit, const torch::Tensor& output);
   void list_slices();
+
+  void begin_pass(const Pass& next);
+  bool keeps_whole(size_t unit) const;
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
@@ -186,11 +197,14 @@ nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
 
 void DataParallel::Engine::list_slices() {
   // Ranks that share parameters otherwise may have other parts of the model beside them.
-  std::map<int, int64_t> begin_of_shared;
+  std::map<std::string, int64_t> begin_of_shared;
   for (const auto& unit : units) {
     for (const auto& buffer : unit.buffers()) {
-      const int copies = buffer.options().sharing.copies;
-      auto& begin = begin_of_shared.try_emplace(copies, int64_t{copies - 1} << 48).first->second;
+      const auto& holders = buffer.options().sharing.holders;
+      auto& begin = begin_of_shared
+                        .try_emplace(holders.size() > 1 ? holders.name() : "",
+                                     int64_t{holders.size() - 1} << 48)
+                        .first->second;
       const int64_t first = buffer.slice_begin(), last = first + buffer.slice_size();
       const auto add = [&](int64_t from, int64_t to, bool decayed) {
         from = std::max(from, first), to = std::min(to, last);
@@ -211,8 +225,24 @@ void DataParallel::Engine::list_slices() {
   }
 }
 
+void DataParallel::Engine::begin_pass(const Pass& next) {
+  if (next == pass) return;
+  pass = next;
+  for (size_t i = 0; i < units.size(); ++i) {
+    calls[i].modules = 0;
+    if (!unsharded && !keeps_whole(i)) units[i].reshard();
+  }
+}
+
+/// Between a forward and its backward.
+bool DataParallel::Engine::keeps_whole(size_t index) const {
+  return units[index].options().reshard_after_forward == ReshardAfterForward(false) &&
+         !calls[index].backwards.empty();
+}
+
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
+  calls[index].stage = pass.stage;
   // Without grad mode, too: a checkpointed block's first forward has none.
   if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
   unit.finish_gather();
@@ -223,7 +253,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
 
 void DataParallel::Engine::after_forward(size_t index, bool backward_follows) {
   auto& state = calls[index];
-  if (backward_follows) ++state.backwards;
+  if (backward_follows) ++state.backwards[pass];
   if (++state.modules < modules[index].modules.size()) return;  // others of the unit follow
   state.modules = 0;
   if (unsharded) return;
@@ -245,10 +275,11 @@ void DataParallel::Engine::before_backward(size_t index) {
 
 void DataParallel::Engine::after_backward(size_t index) {
   auto& state = calls[index];
-  if (--state.backwards > 0) return;
+  if (--state.backwards[pass] > 0) return;
+  state.backwards.erase(pass);
   if (options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1);
-  if (!unsharded) units[index].reshard();
-  if (!requires_sync) return;
+  if (!unsharded && !keeps_whole(index)) units[index].reshard();
+  if (!requires_sync || !state.backwards.empty()) return;  // a unit may be of two stages
   state.done = true;
   launch_ready();
 }
@@ -265,8 +296,10 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   const size_t other = order[static_cast<size_t>(next)];
   auto& unit = units[other];
   if (unit.has_whole()) return;
-  // Backward comes only to units with an open call.
-  if (direction < 0 && calls[other].backwards == 0) return;
+  // Backward comes only to units with an open call, and forward stays within its stage.
+  if (direction < 0 ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
+    return;
+  }
   if (unit.full_shard() && gathered_units() >= options.max_gathered_units) return;
   unit.start_gather();
 }
@@ -385,9 +418,16 @@ std::string DataParallel::first_nonfinite_output() const {
   const auto tensor = torch::tensor({first});
   engine_->axes.all.all_reduce(tensor, comm::ReduceOp::min).wait();
   engine_->axes.model.all_reduce(tensor, comm::ReduceOp::min).wait();
-  first = tensor.item<int64_t>();
-  const auto index = static_cast<size_t>(first);
-  return index == order.size() ? "" : engine_->units[order[index]].name();
+  const auto index = static_cast<size_t>(tensor.item<int64_t>());
+  const auto found = index == order.size() ? "" : engine_->units[order[index]].name();
+  for (const auto& unit : engine_->axes.stages.all_gather_bytes(found)) {
+    if (!unit.empty()) return unit;
+  }
+  return "";
+}
+
+void DataParallel::begin_pass(int stage, int micro_batch) {
+  engine_->begin_pass({stage, micro_batch});
 }
 
 void DataParallel::set_requires_gradient_sync(bool required) { engine_->requires_sync = required; }
@@ -413,7 +453,7 @@ GradientNorm DataParallel::gradient_norm() const {
   for (const auto& unit : engine.units) {
     std::vector<torch::Tensor> gradients;
     for (const auto& buffer : unit.buffers()) {
-      const bool first_copy = buffer.options().sharing.copy == 0;
+      const bool first_copy = buffer.options().sharing.holders.rank() == 0;
       if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
     }
     const bool counted = unit.sharded() || engine.axes.gather.rank() == 0;
@@ -422,13 +462,19 @@ GradientNorm DataParallel::gradient_norm() const {
   const auto sums = torch::tensor(squares, torch::kFloat64);
   engine.axes.model.all_reduce(sums).wait();
   GradientNorm result;
-  double sum = 0;
+  const auto total = torch::zeros({}, torch::kFloat64);
   for (const size_t i : engine.order) {  // backward comes to the last of them first
     const double square = sums.const_data_ptr<double>()[i];
-    sum += square;
+    total.add_(square);
     if (!std::isfinite(square)) result.nonfinite_unit = engine.units[i].name();
   }
-  result.norm = std::sqrt(sum);
+  engine.axes.stages.all_reduce(total).wait();
+  result.norm = std::sqrt(total.item<double>());
+  if (!std::isfinite(result.norm)) {
+    for (const auto& unit : engine.axes.stages.all_gather_bytes(result.nonfinite_unit)) {
+      if (!unit.empty()) result.nonfinite_unit = unit;
+    }
+  }
   return result;
 }
 
@@ -451,9 +497,11 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
     for (const auto& buffer : unit.buffers()) {
       const auto& sharing = buffer.options().sharing;
       for (auto& piece : buffer.pieces()) {
-        Part part{.replicas = replicas.size() * sharing.copies,
-                  .replica = replicas.rank() * sharing.copies + sharing.copy,
-                  .sharers = sharing.copies};
+        const auto& holders = sharing.holders;
+        Part part;
+        part.replicas = replicas.size() * holders.size();
+        part.replica = replicas.rank() * holders.size() + holders.rank();
+        if (holders.size() > 1) part.sharers = holders.name();
         const auto* data = piece.part.const_data_ptr();
         for (size_t i = 0; i < slices().size(); ++i) {
           const auto& slice = slices()[i].parameter;
@@ -515,9 +563,13 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
   }
   const auto anywhere = torch::tensor(used, torch::kFloat64);
   engine_->axes.model.all_reduce(anywhere).wait();
-  std::vector<std::string> unused;
+  std::string lines;
   for (size_t i = 0; i < names.size(); ++i) {
-    if (anywhere.const_data_ptr<double>()[i] == 0) unused.push_back(names[i]);
+    if (anywhere.const_data_ptr<double>()[i] == 0) lines += names[i] + '\n';
+  }
+  std::vector<std::string> unused;
+  for (const auto& of_stage : engine_->axes.stages.all_gather_bytes(lines)) {
+    for (std::istringstream stream(of_stage); std::getline(stream, lines);) unused.push_back(lines);
   }
   return unused;
 }

@@ -56,6 +56,11 @@ class DataParallel {
 
   void set_gradient_divide_factor(double factor);
 
+  /// Call before each forward and each backward of a pipeline, where several are under way at a
+  /// time: says to which stage and micro-batch it belongs. Whole parameters that are freed between
+  /// forward and backward are freed here, too.
+  void begin_pass(int stage, int micro_batch);
+
   /// Call after each backward that reduces: waits for the collectives, and starts those of units
   /// that no backward reached. DistError (rank, axis, operation, seconds) if a peer is lost.
   void finish_backward();
@@ -89,7 +94,7 @@ class DataParallel {
     std::optional<size_t> slice;    ///< of slices(), in which it lies; none: frozen
     int64_t offset = 0;             ///< of its first element in that slice
     int replicas = 1, replica = 0;  ///< ranks that hold the same, and which of them this is
-    int sharers = 1;                ///< of these, outside of the data axes
+    std::string sharers;            ///< the axis of those of them outside of the data axes
   };
   std::vector<Part> parts() const;  ///< in the order of the units
 

@@ -121,8 +121,8 @@ TEST_P(ResNetTest, FourUnevenRanksEqualOneRank) {
     models::initialise(net, /*seed=*/3);
     models::initialise(whole, /*seed=*/3);
     EXPECT_EQ(convert_sync_batchnorm(net, mesh), 21);
-    std::vector<UnitModules> units;
-    for (auto& unit : net.units()) units.push_back({unit.name, unit.modules});
+    const auto units =
+        make_units(net, {.kind = UnitRuleKind::by_class, .classes = {"ResNetBlock"}});
     const auto& axis = mesh.world();
     auto parallel = parallelise(net, units, DataAxes::of(mesh),
                                 {.unit = {.placement = placement}, .gradient_divide_factor = 1});

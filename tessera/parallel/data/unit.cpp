@@ -76,6 +76,7 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
                 .reduce = mesh.axis("dp_shard", {.channel = "reduce"}),
                 .inner = mesh::Axis(),
                 .model = mesh.axis({"dp_shard", "tp"}),
+                .stages = mesh.axis("pp"),
                 .device = mesh.device()};
   if (inner_size > 0) axes.inner = mesh.axis("dp_shard", {.split = inner_size});
   return axes;
@@ -264,9 +265,9 @@ void Unit::start_replicate() {
 void Unit::finish_replicate() {
   wait(replicates_, times_.reduce_wait_seconds);
   for (auto& buffer : buffers_) {
-    const auto& axis = buffer.options().sharing.sum;
-    if (buffer.trained() && axis.size() > 1) {
-      replicates_.push_back(axis.all_reduce(buffer.gradient_of_slice()));
+    const auto& sharing = buffer.options().sharing;
+    if (buffer.trained() && sharing.summands) {
+      replicates_.push_back(sharing.holders.all_reduce(buffer.gradient_of_slice()));
     }
   }
   wait(replicates_, times_.reduce_wait_seconds);

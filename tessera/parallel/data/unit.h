@@ -18,11 +18,12 @@ struct DataAxes {
   mesh::Axis gather;                   ///< ranks that hold different slices of one copy
   mesh::Axis reduce;                   ///< the same ranks, on a thread of their own
   mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
-  mesh::Axis model;                    ///< ranks that together hold one copy of the model
+  mesh::Axis model;                    ///< ranks that together hold one copy of these units
+  mesh::Axis stages;                   ///< ranks that hold other units of the model
   torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 
-  /// dp_replicate and dp_shard of a mesh (and tp, for `model`), with channels for what shall not
-  /// wait for each other.
+  /// dp_replicate and dp_shard of a mesh (tp for `model`, too, and pp for `stages`), with channels
+  /// for what shall not wait for each other.
   /// `inner_size`: k, or 0.
   static DataAxes of(const mesh::DeviceMesh& mesh, int inner_size = 0);
 };

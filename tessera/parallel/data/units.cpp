@@ -122,10 +122,29 @@ const Named& owner_of(const std::vector<Named>& modules, const std::string& path
   return *owner;
 }
 
-bool uses_parameters(const Named& named) {
-  if (named.module && !named.module->parameters(/*recurse=*/false).empty()) return true;
-  return named.hookable && (!named.hookable->parameters(/*recurse=*/false).empty() ||
-                            !named.hookable->borrowed_parameters().empty());
+/// Parameters that hookable modules use although others have them.
+std::unordered_set<const void*> borrowed_parameters(const std::vector<Named>& modules) {
+  std::unordered_set<const void*> keys;
+  for (const auto& named : modules) {
+    if (named.hookable == nullptr) continue;
+    for (const auto& parameter : named.hookable->borrowed_parameters()) {
+      keys.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  return keys;
+}
+
+/// Is there a parameter in it for which a module must be found? What a plain module has and another
+/// borrows is the borrower's.
+bool uses_parameters(const Named& named, const std::unordered_set<const void*>& borrowed) {
+  if (named.hookable != nullptr) {
+    return !named.hookable->parameters(/*recurse=*/false).empty() ||
+           !named.hookable->borrowed_parameters().empty();
+  }
+  const auto lent = [&](const auto& parameter) {
+    return borrowed.contains(parameter.unsafeGetTensorImpl());
+  };
+  return named.module && !std::ranges::all_of(named.module->parameters(/*recurse=*/false), lent);
 }
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
@@ -135,6 +154,7 @@ std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
                                      const std::vector<std::string>& picked) {
   std::vector<UnitModules> units;
   std::set<const nn::Hookable*> seen;
+  const auto borrowed = borrowed_parameters(modules);
   bool open = false;  // may a leftover module join the last unit?
   for (const auto& named : modules) {
     if (std::ranges::count(picked, named.path) > 0) {
@@ -143,7 +163,7 @@ std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
       continue;
     }
     const auto covers = [&](const std::string& path) { return inside(named.path, path); };
-    if (std::ranges::any_of(picked, covers) || !uses_parameters(named)) continue;
+    if (std::ranges::any_of(picked, covers) || !uses_parameters(named, borrowed)) continue;
     const auto& owner = owner_of(modules, named.path);
     if (!seen.insert(owner.hookable).second) continue;
     if (!open) units.push_back({});
@@ -221,6 +241,11 @@ std::vector<UnitModules> make_units(Module& model, const UnitRule& rule) {
       break;
     case UnitRuleKind::by_size:
       picked = by_size(modules, rule);
+      break;
+    case UnitRuleKind::given:
+      picked = outermost(modules, [&](const Named& named) {
+        return std::ranges::count(rule.modules, named.hookable) > 0;
+      });
       break;
     case UnitRuleKind::whole_model:
       break;

@@ -21,6 +21,7 @@ enum class UnitRuleKind {
   by_class,  ///< modules whose class is one of `classes` ("LlamaBlock"; Impl and namespaces aside)
   by_size,   ///< the innermost modules with at least min_num_params parameters not yet in a unit
   by_name,   ///< modules whose path matches one of `patterns` ("model.layers.*")
+  given,     ///< `modules`
   whole_model
 };
 
@@ -28,6 +29,7 @@ struct UnitRule {
   UnitRuleKind kind = UnitRuleKind::by_size;
   std::vector<std::string> classes, patterns;
   int64_t min_num_params = 1'000'000;
+  std::vector<nn::Hookable*> modules;
 };
 
 /// The units of a model, in the order in which its modules are registered. Of modules inside each

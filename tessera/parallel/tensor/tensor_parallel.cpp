@@ -102,9 +102,7 @@ Range Division::divide_features(const std::string& path, const TensorRule& rule,
                path, heads, ranks());
   }
   const int neighbours = ranks() / static_cast<int>(heads);
-  sharing = {.sum = mesh_.axis("tp", {.split = neighbours}),
-             .copies = neighbours,
-             .copy = rank() % neighbours};
+  sharing = {.holders = mesh_.axis("tp", {.split = neighbours}), .summands = true};
   const int64_t own = rank() / neighbours;
   return {own * width, (own + 1) * width};
 }
@@ -231,9 +229,7 @@ void Division::positions(const std::string& path, torch::nn::Module& given) {
 void Division::keep_whole(const std::string& name, const Tensor& parameter, bool summands) {
   parts_.emplace(name, TensorPart{.shape = parameter.sizes().vec(),
                                   .stripe = {},
-                                  .sharing = {.sum = summands ? activations_.axis : mesh::Axis(),
-                                              .copies = ranks(),
-                                              .copy = rank()}});
+                                  .sharing = {.holders = activations_.axis, .summands = summands}});
 }
 
 void Division::keep_whole(const std::string& path, const torch::nn::Module& module, bool summands) {

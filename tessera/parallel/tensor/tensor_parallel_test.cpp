@@ -59,8 +59,8 @@ torch::Tensor gathered_gradient(const torch::Tensor& parameter, const TensorPart
   part.stripe.for_each_stretch(0, own.numel(), [&](int64_t position, int64_t k, int64_t n) {
     flat.narrow(0, position, n).copy_(own.narrow(0, k, n));
   });
-  const bool summed = part.stripe.whole() && part.sharing.sum.size() == 1;
-  if (summed && part.sharing.copy > 0) whole.zero_();  // all have the same
+  const bool summed = part.stripe.whole() && !part.sharing.summands;
+  if (summed && part.sharing.holders.rank() > 0) whole.zero_();  // all have the same
   axis.all_reduce(whole).wait();
   return whole;
 }

@@ -1,0 +1,152 @@
+#include "tessera/estimate/communication.h"
+
+#include <utility>
+
+#include "tessera/estimate/activations.h"
+
+namespace tessera::estimate {
+namespace {
+
+using config::RunConfig;
+using schedule::Kind;
+
+double real(int64_t number) { return static_cast<double>(number); }
+
+/// Bytes of an element of the gradient that the optimizer reads, and sums over other dimensions'
+/// ranks are taken of.
+double gradient_bytes(const BufferPlan& buffer) {
+  return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes : buffer.slice_bytes);
+}
+
+/// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
+/// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
+/// `last`: of the rank's units, which stays if its backward is next.
+double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, bool last) {
+  const bool reshards = config.parallel.reshard_after_forward != "false";
+  int64_t gathers = 0, open = 0;
+  const schedule::Action* before = nullptr;
+  for (const auto& action : part.actions) {
+    const auto* previous = std::exchange(before, &action);
+    if (static_cast<size_t>(action.stage) != stage) continue;
+    if (action.kind == Kind::backward_weight) continue;
+    if (action.kind == Kind::forward) {
+      if (reshards || open == 0) ++gathers;
+      ++open;
+      continue;
+    }
+    --open;
+    const bool is_next = previous != nullptr && previous->kind == Kind::forward &&
+                         previous->stage == action.stage &&
+                         previous->micro_batch == action.micro_batch;
+    if (reshards && !(last && is_next)) ++gathers;
+  }
+  return real(gathers);
+}
+
+Traffic of_data(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units) {
+  if (part.mesh.data_ranks() == 1) return {};
+  const auto& placement = config.parallel.placement;
+  // A pipeline's gradients are reduced once, whatever the placement.
+  const bool each =
+      part.mesh.pp == 1 && (placement == "shard_gradients" || placement == "full_shard");
+  const double reductions = each ? real(part.num_micro_batches) : 1;
+  Traffic traffic;
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (const auto& buffer : units[i].buffers) {
+      const auto elements = real(buffer.elements);
+      const double gradient = elements * real(buffer.gradient_bytes);
+      if (buffer.num_slices == 1) {
+        traffic.all_reduce += reductions * gradient;
+        continue;
+      }
+      traffic.reduce_scatter += reductions * gradient;
+      const double gathers =
+          buffer.keeps_whole ? 1 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
+      traffic.all_gather += gathers * elements * real(buffer.whole_bytes);
+      if (part.mesh.dp_replicate > 1) {
+        traffic.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
+      }
+    }
+  }
+  return traffic;
+}
+
+/// Of one micro-batch, in times a full activation.
+struct Rounds {
+  double sums = 0;     ///< all-reduces, or reduce-scatters
+  double gathers = 0;  ///< all-gathers, where positions are divided
+};
+
+/// Two sums and two gathers of each layer and direction; what is computed again is sent again, but
+/// for sums that selective checkpointing keeps.
+Rounds of_layers(const RunConfig& config, const RankPart& part) {
+  Rounds rounds;
+  const bool full = config.memory.checkpointing == "full";
+  for (const auto& stage : part.stages) {
+    for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
+      const bool again = is_checkpointed(config.memory, i);
+      rounds.sums += again && full ? 6 : 4;
+      rounds.gathers += again ? 6 : 4;
+    }
+  }
+  return rounds;
+}
+
+Traffic of_tensor(const RunConfig& config, const RankPart& part,
+                  const std::vector<UnitPlan>& units) {
+  if (part.mesh.tp == 1) return {};
+  const bool sequence = part.position_ranks > 1;
+  const auto seq_len = real(config.data.seq_len), tokens = real(part.micro_batch) * seq_len;
+  const double width = real(part.shape.dim) * real(compute_bytes(config.precision));
+  // Under autocast divided regions compute in 16 bits.
+  const double inside = config.precision.compute == "fp32" ? width : real(part.shape.dim) * 2;
+  const auto layers = of_layers(config, part);
+  double sums = layers.sums * inside, gathers = layers.gathers * inside, others = 0;
+  double positions = 0;
+  for (const auto& stage : part.stages) {
+    if (stage.embeds) {
+      sums += width, gathers += width;
+      if (part.shape.family == config::ModelFamily::gpt2) positions = seq_len * width;
+    }
+    if (stage.predicts) {
+      sums += inside, gathers += inside;
+      others += 3 * 4;  // largest logit, sum of exponentials, the target's logit
+    }
+  }
+  const auto micro_batches = real(part.num_micro_batches);
+  Traffic traffic{.all_reduce = micro_batches * tokens * others};
+  (sequence ? traffic.reduce_scatter : traffic.all_reduce) += micro_batches * tokens * sums;
+  if (sequence) traffic.all_gather = micro_batches * (tokens * gathers + positions);
+  for (const auto& unit : units) {
+    const auto& buffer = unit.buffers.front();
+    traffic.all_reduce += real(unit.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
+  }
+  return traffic;
+}
+
+Traffic of_pipeline(const RunConfig& config, const RankPart& part,
+                    const std::vector<UnitPlan>& units) {
+  Traffic traffic;
+  const double activation = real(part.micro_batch * config.data.seq_len) *
+                            stream_bytes(config.precision, part) * real(part.num_micro_batches);
+  for (const auto& stage : part.stages) {
+    if (stage.sends_output) traffic.sent += activation;
+    if (stage.sends_gradient) traffic.sent += activation;
+  }
+  for (const auto& unit : units) {
+    const auto& buffer = unit.buffers.front();
+    traffic.all_reduce += real(unit.table) / real(buffer.num_slices) * gradient_bytes(buffer);
+  }
+  return traffic;
+}
+
+}  // namespace
+
+Communication communication(const RunConfig& config, const RankPart& part,
+                            const std::vector<UnitPlan>& units) {
+  return {.dp = of_data(config, part, units),
+          .tp = of_tensor(config, part, units),
+          .pp = of_pipeline(config, part, units)};
+}
+
+}  // namespace tessera::estimate

@@ -1,0 +1,53 @@
+// What one rank has of a model: its part of each matrix (tensor parallelism), its stages (pipeline
+// parallelism) and what it does with them in a step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/config/model_shape.h"
+#include "tessera/config/run_config.h"
+#include "tessera/estimate/pipeline_plan.h"
+#include "tessera/schedule/table.h"
+
+namespace tessera::estimate {
+
+struct RankPart {
+  /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
+  /// model's.
+  config::ModelShape shape;
+  config::MeshSizes mesh;
+  int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
+  int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
+  bool shares_table = false;   ///< tied: another rank of the pipeline has the table as well
+
+  struct Stage {
+    PipelinePlan::Layers layers;
+    bool embeds = true, predicts = true;                ///< has the embedding; norm and head
+    bool sends_output = false, sends_gradient = false;  ///< to another rank
+    bool splits_backward = false;                       ///< into an input and a weight part
+  };
+  std::vector<Stage> stages;
+  int64_t num_peers = 0;  ///< ranks that have a stage before or after one of these
+
+  std::vector<schedule::Action> actions;  ///< of one step; their stages count in `stages`
+  double kept_for_weight = 1;             ///< schedule/table.h
+  int64_t num_micro_batches = 1;
+  int64_t micro_batch = 1;  ///< sequences in each
+
+  /// Tied, and its one table has both embedding and head.
+  bool has_tied_table() const;
+};
+
+/// The sizes of a run of `config.parallel.num_ranks` ranks; UserError with the key at fault.
+config::MeshSizes mesh_of(const config::RunConfig& config);
+
+/// By the rank's place in the pipeline; of the ranks that share matrices the one with the most.
+/// UserError if tp cannot divide the heads.
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
+                                 const config::MeshSizes& mesh, const PipelinePlan& plan);
+
+/// Of pipeline_plan and mesh_of.
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape);
+
+}  // namespace tessera::estimate

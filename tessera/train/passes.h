@@ -1,0 +1,23 @@
+// Forward and backward of micro-batches through the stages that this rank has of a model; without a
+// pipeline that is one stage, the whole model.
+#pragma once
+
+#include <vector>
+
+#include "tessera/train/assemble.h"
+
+namespace tessera::train {
+
+/// Adds to the gradients what a step's micro-batches give, each loss times `scale`, and reduces
+/// them. Returns the sum of the losses, times `scale`, on ranks that have the model's head, 0
+/// elsewhere. Collective.
+double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
+                            double scale);
+
+/// That sum without gradients. Collective.
+double loss_sum(Run& run, const std::vector<data::Batch>& batches);
+
+/// ids int64 [B, T] -> logits [B, T, V] in float32 on the CPU, the same on every rank. Collective.
+torch::Tensor logits(Run& run, const torch::Tensor& ids);
+
+}  // namespace tessera::train
