@@ -24,6 +24,20 @@ namespace fs = std::filesystem;
 
 constexpr size_t kWarmUpSteps = 3;  // as the peers' scripts leave out of their median
 
+// Matrices divided over four ranks (tp, with sequence parallelism tp_sp), or layers (pp).
+void add_model_parallel(std::vector<Contestant>& all) {
+  const std::string folder = TESSERA_SOURCE_DIR "/bench/peers/";
+  const std::vector<std::string> torch{"torch", "numpy"};
+  all.push_back({"tp", "", PeerScript{folder + "train_tp.py", "", {}, torch}, 4});
+  all.push_back(
+      {"tp_sp", "", PeerScript{folder + "train_tp.py", "--sequence-parallel", {}, torch}, 4});
+  all.push_back({"pp", "", PeerScript{folder + "train_pp.py", "", {}, torch}, 4});
+  all.push_back({"tessera_tp", "tp", OurRun{"replicate", "tp: 4, sequence_parallel: false"}, 4});
+  all.push_back(
+      {"tessera_tp_sp", "tp_sp", OurRun{"replicate", "tp: 4, sequence_parallel: true"}, 4});
+  all.push_back({"tessera_pp", "pp", OurRun{"replicate", "pp: 4, pipeline_schedule: 1F1B"}, 4});
+}
+
 std::vector<Contestant> all_contestants() {
   const std::vector<std::string> torch{"torch", "numpy"};
   const std::vector<std::string> accelerate{"torch", "numpy", "accelerate"};
@@ -46,11 +60,12 @@ std::vector<Contestant> all_contestants() {
   }
   for (const bool vendor : {false, true}) {
     const std::string ending = vendor ? "_vendor" : "";
-    all.push_back({"tessera_ddp" + ending, "ddp", OurRun{"replicate", vendor}});
-    all.push_back({"tessera_zero1" + ending, "fsdp2", OurRun{"shard_optimizer", vendor}});
-    all.push_back({"tessera_zero2" + ending, "fsdp2", OurRun{"shard_gradients", vendor}});
-    all.push_back({"tessera_fsdp" + ending, "fsdp2", OurRun{"full_shard", vendor}});
+    all.push_back({"tessera_ddp" + ending, "ddp", OurRun{"replicate", "", vendor}});
+    all.push_back({"tessera_zero1" + ending, "fsdp2", OurRun{"shard_optimizer", "", vendor}});
+    all.push_back({"tessera_zero2" + ending, "fsdp2", OurRun{"shard_gradients", "", vendor}});
+    all.push_back({"tessera_fsdp" + ending, "fsdp2", OurRun{"full_shard", "", vendor}});
   }
+  add_model_parallel(all);
   return all;
 }
 
@@ -61,21 +76,22 @@ std::string precision(const OurRun& run, const std::string& dtype) {
                      dtype != "fp32" && run.placement == "replicate");
 }
 
-std::string job_text(const OurRun& run, const Job& job, const fs::path& tokens,
+std::string job_text(const OurRun& run, int num_ranks, const Job& job, const fs::path& tokens,
                      const fs::path& run_dir) {
   const auto& shape = shapes().at(job.size);
   return fmt::format(R"(model: {{preset: {}}}
 data: {{train: [{}], format: tokens, token_dtype: uint16, validation_fraction: 0, seq_len: {}, shuffle: false}}
 optimizer: {{decay_norms_and_biases: true}}
 schedule: {{type: constant}}
-parallel: {{num_ranks: 2, threads_per_rank: 1, placement: {}}}
+parallel: {{num_ranks: {}, threads_per_rank: 1, placement: {}{}}}
 precision: {}
 train: {{steps: {}, global_batch: {}, run_dir: {}, sample_tokens: 0}}
 checkpoint: {{at_end: false}}
 logging: {{tensorboard: false, svg: false, progress: none}}
 )",
-                     job.size, tokens.string(), shape.seq_len, run.placement,
-                     precision(run, job.dtype), shape.steps, shape.global_batch, run_dir.string());
+                     job.size, tokens.string(), shape.seq_len, num_ranks, run.placement,
+                     run.model_axes.empty() ? "" : ", " + run.model_axes, precision(run, job.dtype),
+                     shape.steps, shape.global_batch, run_dir.string());
 }
 
 double median_step_seconds(const fs::path& metrics) {
@@ -230,8 +246,9 @@ Runner::~Runner() {
 std::string Runner::why_not(const Contestant& contestant) const {
   const auto* script = std::get_if<PeerScript>(&contestant.what);
   if (script == nullptr) return "";
-  if (options_.peers.empty() || !fs::exists(fs::path(options_.peers) / script->file)) {
-    return fmt::format("no {}; set --peers to its folder", script->file);
+  for (const std::string& file : {std::string("common.py"), script->file}) {
+    if (options_.peers.empty() || !fs::exists(fs::path(options_.peers) / file))
+      return fmt::format("no {}; set --peers to its folder", file);
   }
   const auto missing =
       output_of(fmt::format("{} -c 'import importlib.util as u, sys; "
@@ -244,8 +261,9 @@ std::string Runner::why_not(const Contestant& contestant) const {
 Outcome Runner::run(const Contestant& contestant, const Job& job) const {
   const auto before = cpu_seconds();
   const auto* script = std::get_if<PeerScript>(&contestant.what);
-  auto outcome =
-      script != nullptr ? run_peer(*script, job) : run_ours(std::get<OurRun>(contestant.what), job);
+  auto outcome = script != nullptr
+                     ? run_peer(*script, contestant.num_ranks, job)
+                     : run_ours(std::get<OurRun>(contestant.what), contestant.num_ranks, job);
   outcome.result.foreign_cpu = foreign_share(before, cpu_seconds());
   if (outcome.kind == Outcome::Kind::failed) {
     const auto kept = fs::path(options_.errors) /
@@ -257,22 +275,23 @@ Outcome Runner::run(const Contestant& contestant, const Job& job) const {
   return outcome;
 }
 
-Outcome Runner::run_peer(const PeerScript& script, const Job& job) const {
+Outcome Runner::run_peer(const PeerScript& script, int num_ranks, const Job& job) const {
   // DeepSpeed compiles with ninja, which stands beside an environment's python.
   const auto python_folder = fs::path(options_.python).parent_path();
   const auto path =
       python_folder.empty() ? "" : fmt::format("PATH={}:\"$PATH\" ", quoted(python_folder));
   return outcome_of_peer(output_of(fmt::format(
-      "cd {} && {}BENCH_T0=$(date +%s.%N) BENCH_DATA={} OMP_NUM_THREADS=1 {} {} -m "
-      "torch.distributed.run --nproc_per_node=2 {} {} --size {} --dtype {} --steps {} 2>{}",
+      "cd {} && {}PYTHONPATH=\"$PWD:$PYTHONPATH\" BENCH_T0=$(date +%s.%N) BENCH_DATA={} "
+      "OMP_NUM_THREADS=1 {} {} -m torch.distributed.run --nproc_per_node={} {} {} --size {} "
+      "--dtype {} --steps {} 2>{}",
       quoted(options_.peers), path, quoted(tokens_), fmt::join(script.environment, " "),
-      with_deadline(quoted(options_.python)), script.file, script.arguments, job.size, job.dtype,
-      shapes().at(job.size).steps, quoted(errors_))));
+      with_deadline(quoted(options_.python)), num_ranks, quoted(script.file), script.arguments,
+      job.size, job.dtype, shapes().at(job.size).steps, quoted(errors_))));
 }
 
-Outcome Runner::run_ours(const OurRun& run, const Job& job) const {
+Outcome Runner::run_ours(const OurRun& run, int num_ranks, const Job& job) const {
   const auto job_file = folder_ / "job.yaml", run_dir = folder_ / "run";
-  write_file(job_file, job_text(run, job, tokens_, run_dir));
+  write_file(job_file, job_text(run, num_ranks, job, tokens_, run_dir));
   fs::remove_all(run_dir);
   output_of(fmt::format("{}{} train {} 2>{}", run.vendor_check ? "TESSERA_MKL_VENDOR_CHECK=1 " : "",
                         with_deadline(quoted(bin_ / "tessera")), quoted(job_file),

@@ -10,10 +10,11 @@
 
 namespace tessera::bench {
 
-/// A script of PyTorch's side (`train_ddp.py`, ..): torchrun starts it on two ranks. It prints a
-/// JSON object per line, the last one with "event": "summary", or one with "event": "unsupported".
+/// A script of PyTorch's side, started by torchrun. It prints a JSON object per line, the last one
+/// with "event": "summary", or one with "event": "unsupported".
 struct PeerScript {
-  std::string file, arguments;
+  std::string file;  ///< in the folder of the peers, or the whole path
+  std::string arguments;
   std::vector<std::string> environment;  ///< NAME=value
   std::vector<std::string> packages;     ///< Python's, that it imports
 };
@@ -21,6 +22,7 @@ struct PeerScript {
 /// A run of `tessera train`.
 struct OurRun {
   std::string placement;      ///< parallel.placement
+  std::string model_axes;     ///< further keys of parallel: what divides the model
   bool vendor_check = false;  ///< MKL's own choice of instructions (TESSERA_MKL_VENDOR_CHECK=1)
 };
 
@@ -28,6 +30,7 @@ struct Contestant {
   std::string name;
   std::string baseline;  ///< contestant by whose figures its own are divided; "": none
   std::variant<PeerScript, OurRun> what;
+  int num_ranks = 2;
 };
 
 /// All, peers first, by the name that `--contestants` takes. Ours are there twice, the second time
@@ -54,7 +57,7 @@ struct Result {
   double first_step_seconds = 0;  ///< from the launch command to the end of step 1
   double last_loss = 0;
   double foreign_cpu = 0;     ///< share of the machine that other programs took meanwhile
-  double matmul_limit = 0;    ///< FLOP/s of both ranks, measured in the run; 0: unknown (peers)
+  double matmul_limit = 0;    ///< FLOP/s of all ranks, measured in the run; 0: unknown (peers)
   double mfu = 0;             ///< share of it; peers: 0
   double wait_share = 0;      ///< of the time, spent waiting for communication; peers: 0
   nlohmann::json versions{};  ///< peers: of Python and its packages
@@ -86,13 +89,13 @@ class Runner {
   /// Why a contestant cannot run here; "": it can.
   std::string why_not(const Contestant& contestant) const;
 
-  /// Two ranks with one thread each, from the launch to the last step. What a failed run wrote to
+  /// Ranks with one thread each, from the launch to the last step. What a failed run wrote to
   /// stderr stays in `errors`, as NAME.SIZE.DTYPE.stderr.
   Outcome run(const Contestant& contestant, const Job& job) const;
 
  private:
-  Outcome run_peer(const PeerScript& script, const Job& job) const;
-  Outcome run_ours(const OurRun& run, const Job& job) const;
+  Outcome run_peer(const PeerScript& script, int num_ranks, const Job& job) const;
+  Outcome run_ours(const OurRun& run, int num_ranks, const Job& job) const;
   std::string with_deadline(const std::string& command) const;
 
   RunnerOptions options_;

@@ -40,10 +40,11 @@ std::string row(const Contestant& contestant, const std::vector<Result>& runs,
                                             100 * median_of(runs, &Result::mfu), limit / 1e9,
                                             100 * median_of(runs, &Result::wait_share))
                               : "";
-  return fmt::format("{:<20} {:<9} {:>17} {:>17} {:>15} {:>9.4f} {:>7.0f} %  {}\n", contestant.name,
-                     baseline ? contestant.baseline : "-", cell(&Result::tokens_per_second, 0),
-                     cell(&Result::peak_memory_mib, 0), cell(&Result::first_step_seconds, 2),
-                     median_of(runs, &Result::last_loss), 100 * foreign, ours);
+  return fmt::format("{:<20} {:>5} {:<9} {:>17} {:>17} {:>15} {:>9.4f} {:>7.0f} %  {}\n",
+                     contestant.name, contestant.num_ranks, baseline ? contestant.baseline : "-",
+                     cell(&Result::tokens_per_second, 0), cell(&Result::peak_memory_mib, 0),
+                     cell(&Result::first_step_seconds, 2), median_of(runs, &Result::last_loss),
+                     100 * foreign, ours);
 }
 
 /// Ours with ours: what sharding costs.
@@ -74,9 +75,9 @@ std::string processor() {
 }  // namespace
 
 std::string table(const Job& job, const Results& results) {
-  auto text = fmt::format("{} {}\n{:<20} {:<9} {:>17} {:>17} {:>15} {:>9} {:>9}  {}\n", job.size,
-                          job.dtype, "run", "(x) of", "tokens/s", "MiB per rank", "first step s",
-                          "last loss", "others", "products");
+  auto text = fmt::format("{} {}\n{:<20} {:>5} {:<9} {:>17} {:>17} {:>15} {:>9} {:>9}  {}\n",
+                          job.size, job.dtype, "run", "ranks", "(x) of", "tokens/s", "MiB per rank",
+                          "first step s", "last loss", "others", "products");
   for (const auto& contestant : contestants()) {
     const auto* runs = runs_of(results, contestant.name);
     if (runs != nullptr) text += row(contestant, *runs, runs_of(results, contestant.baseline));

@@ -14,7 +14,9 @@ using testing::Not;
 TEST(BenchTest, EveryBaselineIsAContestant) {
   for (const auto& contestant : contestants()) {
     if (!contestant.baseline.empty()) {
-      EXPECT_EQ(contestant_named(contestant.baseline).name, contestant.baseline);
+      const auto& baseline = contestant_named(contestant.baseline);
+      EXPECT_EQ(baseline.name, contestant.baseline);
+      EXPECT_EQ(baseline.num_ranks, contestant.num_ranks) << contestant.name;
     }
   }
   EXPECT_THROW(contestant_named("fsdp3"), UserError);
@@ -59,6 +61,7 @@ TEST(BenchTest, TableHasMediansBesideTheBaseline) {
   EXPECT_THAT(text, HasSubstr("25 %"));
   EXPECT_THAT(text, HasSubstr("tessera_fsdp / tessera_ddp: 1.20 x tokens/s, 0.50 x memory"));
   EXPECT_THAT(text, Not(HasSubstr("tessera_zero1")));
+  EXPECT_THAT(text, Not(HasSubstr("tessera_tp")));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Whole training runs of `tessera train` on two ranks of this machine, beside PyTorch's DDP and
-// FSDP2, Accelerate and DeepSpeed where they are installed: tokens/s, peak memory per rank, and the
-// time from launch to the end of the first step. The contestants take turns, run by run, on the
-// same tokens, weights and job; the table gives medians, the JSON file every run.
+// Whole training runs of `tessera train` on ranks of this machine, beside PyTorch's DDP, FSDP2,
+// tensor and pipeline parallelism, Accelerate and DeepSpeed where they are installed: tokens/s,
+// peak memory per rank, and the time from launch to the end of the first step. The contestants take
+// turns, run by run, on the same tokens, weights and job; the table gives medians, the JSON file
+// every run.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -26,17 +27,20 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> sizes{"tiny", "small"};
   std::vector<std::string> dtypes{"fp32", "bf16"};
+  int num_ranks = 2;
   std::vector<std::string> contestants;
   int runs = 5;
   RunnerOptions runner;
   std::string out = "build/bench.json";
 };
 
-// All but those with MKL's own choice of instructions, which only the curious need.
-std::vector<std::string> usual_contestants() {
+// All of that many ranks but those with MKL's own choice of instructions, which only the curious
+// need.
+std::vector<std::string> usual_contestants(int num_ranks) {
   std::vector<std::string> names;
   for (const auto& contestant : contestants()) {
-    if (!contestant.name.ends_with("_vendor")) names.push_back(contestant.name);
+    if (contestant.num_ranks == num_ranks && !contestant.name.ends_with("_vendor"))
+      names.push_back(contestant.name);
   }
   return names;
 }
@@ -83,9 +87,11 @@ int run_all(Options options) {
   fs::create_directories(folder);
   options.runner.errors = folder.string();
   const Runner runner(options.runner);
-  const auto chosen = present(runner, options.contestants);
+  const auto chosen =
+      present(runner, options.contestants.empty() ? usual_contestants(options.num_ranks)
+                                                  : options.contestants);
   fmt::print(
-      "two ranks, one thread each; medians of {} runs that took turns; (x): times the baseline's\n"
+      "one thread a rank; medians of {} runs that took turns; (x): times the baseline's\n"
       "others: share of the machine that other programs took, at worst; products: share of what "
       "matrix products reach here\n\n",
       options.runs);
@@ -112,9 +118,9 @@ int run_all(Options options) {
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  Options options{.contestants = usual_contestants()};
+  Options options;
   if (fs::exists("../shared/peers/train_ddp.py")) options.runner.peers = "../shared/peers";
-  CLI::App app("Training on two ranks of this machine, beside PyTorch, Accelerate and DeepSpeed",
+  CLI::App app("Training on ranks of this machine, beside PyTorch, Accelerate and DeepSpeed",
                "tessera_bench");
   app.add_option("--sizes", options.sizes, "tiny, small")
       ->check(CLI::IsMember({"tiny", "small"}))
@@ -122,10 +128,12 @@ int main(int argc, char** argv) {
   app.add_option("--dtypes", options.dtypes, "fp32, bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--contestants", options.contestants,
-                 "Who takes part; ours also with _vendor: MKL's own choice of instructions, as in "
-                 "PyTorch")
+  app.add_option("--ranks", options.num_ranks, "2: data parallelism, 4: model parallelism")
+      ->check(CLI::IsMember({2, 4}))
       ->capture_default_str();
+  app.add_option("--contestants", options.contestants,
+                 "Who takes part; unless given, all of that many ranks. Ours of two also with "
+                 "_vendor: MKL's own choice of instructions, as in PyTorch");
   app.add_option("--runs", options.runs, "Runs of each; the table gives medians")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();

@@ -15,6 +15,7 @@
 #include "tessera/cli/launch_options.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/run_config.h"
+#include "tessera/estimate/pipeline_plan.h"
 #include "tessera/hub/resolve.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
@@ -138,7 +139,9 @@ std::optional<AccelerateRun> accelerate_run_of(const Arguments& arguments, const
 config::Override micro_batch(const config::accelerate::Setting& steps,
                              const config::RunConfig& config) {
   const auto count = std::stoll(steps.value);
-  const auto global = config.train.global_batch, ranks = config.parallel.num_ranks;
+  const auto sizes = config::mesh_sizes(config.parallel, config.parallel.num_ranks);
+  const auto* mesh = std::get_if<config::MeshSizes>(&sizes);  // what is wrong with it check() tells
+  const auto global = config.train.global_batch, ranks = mesh == nullptr ? 1 : mesh->data_ranks();
   if (global % (ranks * count) != 0) {
     user_error(
         "{}: {} {}: the {} sequences of train.global_batch cannot be divided over {} ranks and {} "
@@ -146,7 +149,7 @@ config::Override micro_batch(const config::accelerate::Setting& steps,
         steps.origin, steps.key, steps.value, global, ranks, count);
   }
   return {.key = "train.micro_batch",
-          .value = fmt::format("{}", count == 1 ? 0 : global / ranks / count),
+          .value = fmt::format("{}", global / ranks / count),
           .origin = steps.origin};
 }
 
@@ -162,6 +165,13 @@ config::LoadedConfig load(const Arguments& arguments, const Overrides& overrides
     loaded.origins["parallel.num_ranks"] = ranks->source;
   }
   return loaded;
+}
+
+/// Before ranks start: a schedule and stages that cannot be.
+void check_pipeline(const config::RunConfig& config) {
+  const auto sizes = config::mesh_sizes(config.parallel, config.parallel.num_ranks);
+  estimate::pipeline_plan(config, config::resolve_model_shape(config.model),
+                          std::get<config::MeshSizes>(sizes));
 }
 
 int train(const Arguments& arguments, Overrides overrides) {
@@ -188,6 +198,7 @@ int train(const Arguments& arguments, Overrides overrides) {
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
+  check_pipeline(loaded.config);
   if (!ranks || ranks->rank == 0) check_run_dir(loaded.config.train.run_dir);
   start.command = worker_command(arguments.job, overrides, loaded.origins);
   if (ranks) become(start.command);

@@ -148,14 +148,15 @@ class JobReader {
 RawValue raw_override(const Field& field, const std::string& where, const std::string& text) {
   using Kind = RawValue::Kind;
   const auto type = type_name(field);
-  if (type == "list" && text.starts_with('[')) {
+  const bool list = type.starts_with("list");
+  if (list && text.starts_with('[')) {
     try {
       return raw_value(YAML::Load(text));
     } catch (const YAML::Exception&) {
       user_error("{}: expected a list such as a,b or [a, b], got {}", where, quoted(text));
     }
   }
-  if (type == "list") {
+  if (list) {
     RawValue raw{.kind = Kind::list};
     for (size_t begin = 0; begin < text.size();) {
       const auto end = std::min(text.find(',', begin), text.size());

@@ -61,7 +61,8 @@ TEST_F(LoadTest, ReadsEveryTypeAndItsOrigin) {
       "optimizer: {learning_rate: 1e-3, beta1: .5}\n"
       "train:\n  steps: 1e3\n  sample_prompt: \"a\\n: b\"\n  run_dir: 2024\n",
       {"train.global_batch=+12", "data.extensions=.h,.cpp", "parallel.num_ranks=-1",
-       "data.validation=[x, y]", "model.num_layers=null", "logging.svg=no"});
+       "data.validation=[x, y]", "parallel.stage_layers=3,0", "model.num_layers=null",
+       "logging.svg=no"});
   EXPECT_EQ(config.model.preset, "gpt2");
   EXPECT_EQ(config.model.tie_embeddings, std::optional(false));
   EXPECT_EQ(config.model.num_layers, std::nullopt);
@@ -69,6 +70,7 @@ TEST_F(LoadTest, ReadsEveryTypeAndItsOrigin) {
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a.bin", "b, c"}));
   EXPECT_EQ(config.data.validation, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(config.data.extensions, (std::vector<std::string>{".h", ".cpp"}));
+  EXPECT_EQ(config.parallel.stage_layers, (std::vector<int64_t>{3, 0}));
   EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
   EXPECT_EQ(config.optimizer.beta1, 0.5);
   EXPECT_EQ(config.train.steps, 1000);

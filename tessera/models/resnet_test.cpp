@@ -61,7 +61,7 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> output_sizes(const ResNetS
   net.eval();
   const torch::NoGradGuard no_grad;
   std::vector<int64_t> last_block;
-  for (const auto& module : net.modules()) {
+  for (const auto& module : net.modules(/*include_self=*/false)) {
     if (auto* block = module->as<ResNetBlockImpl>()) {
       block->add_hooks(
           {.cast_output = [&](torch::Tensor& output) { last_block = output.sizes().vec(); }});

@@ -115,7 +115,7 @@ std::string describe(const Schedule& schedule, const Edge& edge) {
 std::string describe(const Schedule& schedule, std::vector<Edge> cycle) {
   const auto turn = std::ranges::find_if(
       cycle, [](const Edge& edge) { return edge.reason != Reason::rank_order; });
-  std::ranges::rotate(cycle, turn);
+  std::rotate(cycle.begin(), turn, cycle.end());
   std::vector<Edge> links;
   for (const auto& edge : cycle) {
     if (edge.reason == Reason::rank_order && !links.empty() &&

@@ -8,6 +8,7 @@
 #include "tessera/checkpoint/pretrained.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/layer_costs.h"
 
 namespace tessera::train {
 namespace {
@@ -188,9 +189,14 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   }
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
   const auto& axes = mesh.shape();
+  std::optional<estimate::LayerCosts> measured;
+  if (axes.pp > 1 && config.parallel.stage_balance == "measured") {
+    measured = measure_layer_costs(config, shape, mesh);
+  }
   const auto plan = estimate::pipeline_plan(
       config, shape,
-      {.pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp});
+      {.pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp},
+      measured);
   std::vector<estimate::PipelinePlan::Layers> stages;
   for (int i = 0; i < plan.schedule.num_stages; ++i) stages.push_back(plan.layers_of(i));
   auto datasets = open_data(config.data, shape.vocab_size);

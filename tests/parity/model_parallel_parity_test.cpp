@@ -74,34 +74,36 @@ Layout piped(Layout layout, const schedule::FamilyFacts& facts) {
   return layout;
 }
 
+/// Ranks of the data dimensions and of tp, each way to keep activations, each schedule: all of them
+/// if TESSERA_EVERY_LAYOUT is set, else each of them somewhere, and each schedule alone.
 std::vector<Layout> pipelines() {
   std::vector<Layout> list;
-  // Ranks of the data dimensions and of tp, each way to keep activations, each schedule.
   const bool every = std::getenv("TESSERA_EVERY_LAYOUT") != nullptr;
-  size_t next = 0;
   const auto& families = schedule::families();
-  for (const int tp : {1, 2}) {
-    for (const int dp_replicate : {1, 2}) {
-      for (const int dp_shard : {1, 2}) {
-        if (tp * dp_replicate * dp_shard > 4) continue;
-        for (const bool sequence : {false, true}) {
-          if (tp == 1 && sequence) continue;
-          for (const auto* checkpointing : {"none", "full", "selective"}) {
-            const Layout layout{dp_replicate, dp_shard,
-                                tp,           dp_shard > 1 ? "full_shard" : "replicate",
-                                sequence,     checkpointing};
-            for (size_t i = 0; i < families.size(); ++i) {
-              // Four data ranks have two micro-batches each; DualPipeV needs four.
-              const bool fits = families[i].family != schedule::Family::dual_pipe_v ||
-                                dp_replicate * dp_shard < 4;
-              const bool alone = tp * dp_replicate * dp_shard == 1;
-              if (fits && (every || alone || i == next % families.size())) {
-                list.push_back(piped(layout, families[i]));
-              }
-            }
-            ++next;
-          }
-        }
+  size_t turn = 0;
+  const auto add = [&](Layout layout) {
+    const char* kinds[] = {"none", "full", "selective"};
+    const bool alone = layout.shape().num_ranks() == 1;
+    ++turn;
+    for (size_t kind = 0; kind < 3; ++kind) {
+      layout.checkpointing = kinds[kind];
+      for (size_t i = 0; i < families.size(); ++i) {
+        // Four data ranks have two micro-batches each; DualPipeV needs four.
+        const bool fits = families[i].family != schedule::Family::dual_pipe_v ||
+                          layout.dp_replicate * layout.dp_shard < 4;
+        const bool chosen = alone ? i % 3 == kind || kind == 0
+                                  : i == (3 * turn + 1) % families.size() && kind == turn % 3;
+        if (fits && (every || chosen)) list.push_back(piped(layout, families[i]));
+      }
+    }
+  };
+  for (const int dp_replicate : {1, 2}) {
+    for (const int dp_shard : {1, 2}) {
+      const auto* placement = dp_shard > 1 ? "full_shard" : "replicate";
+      add({dp_replicate, dp_shard, 1, placement});
+      if (dp_replicate * dp_shard == 4) continue;  // 16 ranks
+      for (const bool sequence : {false, true}) {
+        add({dp_replicate, dp_shard, 2, placement, sequence});
       }
     }
   }
@@ -222,6 +224,21 @@ TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
     }
   }
   expect_like_one_rank(job, {1, 2, 2, "full_shard", true, "full", 2, "ZBVZeroBubble"}, 3, 2e-5);
+}
+
+TEST(ModelParallel, StagesByMeasuredCost) {
+  auto job = recorded_job(24, 4);
+  job.model.preset = "micro", job.model.num_layers = 4;
+  job.model.vocab_size = 65536;  // the head is dearer than all layers: it stands alone
+  const Layout layout{1, 1, 1, "replicate", true, "none", 2};
+  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+    auto divided = with_layout(job, layout);
+    divided.parallel.stage_balance = "measured";
+    const auto run = train::assemble(divided, mesh);
+    EXPECT_EQ(run.stages[1].begin, 4);
+    EXPECT_EQ(run.model->blocks().size(), mesh.rank() == 0 ? 4U : 0U);
+  });
+  expect_like_one_rank(job, layout, 2, 2e-5);
 }
 
 TEST(ModelParallel, UnevenStagesAndMicroBatches) {

@@ -9,16 +9,17 @@ const std::string kPrefix = "megatron_lm_config.megatron_lm_";
 
 Decision degree(const RuleInput& input) {
   if (input.setting.value == "1") return honoured();
-  const auto& key = input.setting.key;
-  const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
-  return refused(fmt::format("{} parallelism is not built yet; set 1", has("pp_") ? "pipeline"
-                                                                       : has("context")
-                                                                           ? "context"
-                                                                           : "expert"));
+  const bool context = input.setting.key.find("context") != std::string::npos;
+  return refused(
+      fmt::format("{} parallelism is not built yet; set 1", context ? "context" : "expert"));
 }
 
 Decision tensor_degree(const RuleInput& input) {
   return translated({{"parallel.tp", input.setting.value}});
+}
+
+Decision pipeline_degree(const RuleInput& input) {
+  return translated({{"parallel.pp", input.setting.value}});
 }
 
 Decision micro_batches(const RuleInput& input) {
@@ -84,7 +85,12 @@ Decision sequence_parallelism(const RuleInput& input) {
   }
   return translated({{"parallel.sequence_parallel", input.setting.value}});
 }
-Decision last_stage(const RuleInput&) { return not_applicable("counts for pp_degree above 1"); }
+Decision last_stage(const RuleInput& input) {
+  if (input.text(kPrefix + "pp_degree") == "1") {
+    return not_applicable("counts for pp_degree above 1");
+  }
+  return refused("set the layers of every stage, --parallel.stage_layers=[..]");
+}
 Decision overlap(const RuleInput&) { return not_applicable("copies are always in the background"); }
 Decision of_the_model(const RuleInput&) { return not_applicable("the model's own matter"); }
 
@@ -93,7 +99,7 @@ Decision of_the_model(const RuleInput&) { return not_applicable("the model's own
 const Rules& megatron_lm_rules() {
   static const Rules rules{
       {kPrefix + "tp_degree", tensor_degree},
-      {kPrefix + "pp_degree", degree},
+      {kPrefix + "pp_degree", pipeline_degree},
       {kPrefix + "expert_model_parallel_size", degree},
       {kPrefix + "expert_tensor_parallel_size", degree},
       {kPrefix + "context_parallel_size", degree},

@@ -193,8 +193,7 @@ TEST(TranslateTest, MegatronLm) {
   auto sequence = with("tp_degree", "2");
   sequence.emplace_back("megatron_lm_config.sequence_parallelism", "false");
   EXPECT_THAT(job_of(sequence), Contains("parallel.sequence_parallel=false"));
-  EXPECT_EQ(entry_of(with("pp_degree", "2"), "megatron_lm_config.pp_degree").note,
-            "pipeline parallelism is not built yet; set 1");
+  EXPECT_THAT(job_of(with("pp_degree", "2")), Contains("parallel.pp=2"));
 }
 
 TEST(TranslateTest, OtherHardwareIsRefusedUnlessOnTheCpu) {

@@ -206,8 +206,12 @@ TEST_P(SleepingStages, TakeAsLongAsSimulated) {
     };
     pipeline.train(stage);  // makes connections, agrees on shapes
     const auto simulation = schedule::simulate(table, times);
-    // What else runs on the machine only adds: one run of several must come as predicted.
-    const auto deviation = [&] {
+    /// How far the last run is from the simulation, as a share of its time; and how much of that
+    /// may be the machine's, whose sleeps were longer than asked for.
+    struct Deviation {
+      double all = 1, of_machine = 0;
+    };
+    const auto deviation = [&]() -> Deviation {
       const auto& spans = pipeline.spans();
       const auto makespan = torch::tensor(spans.back().end, torch::kFloat64);
       mesh.world().all_reduce(makespan, comm::ReduceOp::max).wait();
@@ -219,17 +223,27 @@ TEST_P(SleepingStages, TakeAsLongAsSimulated) {
         worst = std::max(worst, std::abs(spans[i].start - expected.start) / simulation.makespan);
       }
       worst = std::max(worst, std::abs(1 - busy / real - simulation.bubble(mesh.rank())));
+      const double longer = busy - simulation.busy[static_cast<size_t>(mesh.rank())];
+      const auto sum = torch::tensor(longer / simulation.makespan, torch::kFloat64);
+      mesh.world().all_reduce(sum).wait();
       const auto of_all = torch::tensor(worst, torch::kFloat64);
       mesh.world().all_reduce(of_all, comm::ReduceOp::max).wait();
-      return of_all.item<double>();
+      return {of_all.item<double>(), sum.item<double>()};
     };
-    double least = 1;
-    for (int run = 0; run < 20 && least > 0.05; ++run) {
+    Deviation least;
+    const auto begin = std::chrono::steady_clock::now();
+    for (bool again = true; again;) {
       mesh.world().barrier();
       pipeline.train(stage);
-      least = std::min(least, deviation());
+      const auto found = deviation();
+      if (found.all - found.of_machine < least.all - least.of_machine) least = found;
+      const bool late = std::chrono::steady_clock::now() - begin > std::chrono::seconds(20);
+      const auto stop = torch::tensor(late || found.all <= 0.05 ? 1 : 0);
+      mesh.world().all_reduce(stop, comm::ReduceOp::max).wait();
+      again = stop.item<int64_t>() == 0;
     }
-    EXPECT_LE(least, 0.05) << table.name;
+    EXPECT_LE(least.all - least.of_machine, 0.05)
+        << table.name << ": " << least.all << ", of the machine " << least.of_machine;
   });
 }
 INSTANTIATE_TEST_SUITE_P(All, SleepingStages,
