@@ -257,6 +257,36 @@ TEST_F(BadInputTest, MatricesThatCannotBeDivided) {
                  "parallel\\.sequence_parallel to false");
 }
 
+/// Told before a rank starts.
+TEST_F(BadInputTest, PipelinesThatCannotBe) {
+  const std::vector<std::string> job{"train", "job.yaml", "--parallel.pp=2"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), job.begin(), job.end());
+    return options;
+  };
+  expect_refusal(with({"--parallel.num_ranks=6", "--parallel.tp=2"}),
+                 "--parallel\\.tp: the mesh has 4 ranks but the run has 6; set 3 or -1");
+  expect_refusal(
+      with({"--parallel.pipeline_schedule=LoopedBFS", "--parallel.stages_per_rank=3"}),
+      "parallel\\.pp: 2 layers cannot be divided over 6 stages \\(2 ranks, LoopedBFS\\); "
+      "set fewer");
+  expect_refusal(
+      with({"--parallel.pipeline_schedule=DualPipeV", "--train.micro_batch=2"}),
+      "parallel\\.pipeline_schedule: DualPipeV: needs two micro-batches for each rank, .*");
+  expect_refusal(with({"--parallel.pipeline_schedule=2F2B"}),
+                 "parallel\\.pipeline_schedule: .*'2F2B'; did you mean .*");
+  folder_.write("swapped.csv", "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n");
+  expect_refusal(with({"--parallel.pipeline_schedule=swapped.csv", "--train.micro_batch=2"}),
+                 "parallel\\.pipeline_schedule: swapped\\.csv: deadlock: .*");
+  expect_refusal(
+      with({"--parallel.stage_layers=1,2"}),
+      "parallel\\.stage_layers: expected 2 numbers, one a stage, whose sum is the model's 2 "
+      "layers, got \\[1, 2\\]");
+  expect_refusal({"train", "job.yaml", "--parallel.stage_balance=layers"},
+                 "--parallel\\.stage_balance: has no effect here: it needs parallel\\.pp above 1; "
+                 "remove one of them");
+}
+
 /// Whatever the length of what is said so far.
 TEST_F(BadInputTest, ADividedModelSpeaks) {
   const auto end = run_tessera({"train", "job.yaml", "--parallel.tp=2", "--train.sample_tokens=3",
