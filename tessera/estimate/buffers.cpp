@@ -146,14 +146,15 @@ double largest_neighbours(const std::vector<double>& values, size_t count) {
   return largest;
 }
 
-/// Those of `units` all at once, with the first slice that is made of one.
+/// Those of `units` all at once, with the slices of two: one that is reduced, one that comes next.
 double all_whole(const std::vector<UnitBytes>& units) {
-  double whole = 0, slice = 0;
+  double whole = 0;
+  std::vector<double> slices;
   for (const auto& unit : units) {
     whole += unit.passing_gradients;
-    slice = std::max(slice, unit.gradient_slice);
+    slices.push_back(unit.gradient_slice);
   }
-  return whole + slice;
+  return whole + largest_neighbours(slices, 2);
 }
 
 /// Gradients at the most: backward comes to the units in reverse; one unit's whole gradient is

@@ -107,8 +107,9 @@ Keys batch_keys() {
               "epoch"),
       ignored("vocabulary_size", integer, "a hint for kernels; model.vocab_size sets the model's"),
       only("graph_harvesting", boolean, {"false"}, "CUDA graphs are not captured"),
-      section("pipeline", "pipeline parallelism is not built yet"),
-      only("sequence_parallel_size", integer, {"1"}, "sequence parallelism is not built yet"),
+      section("pipeline", "stages are the job file's: set parallel.pp there"),
+      only("sequence_parallel_size", integer, {"1"},
+           "Ulysses sequence parallelism is not built yet"),
       ignored("seq_parallel_communication_data_type", text, "there is no sequence parallelism"),
       ignored("use_data_before_expert_parallelism", boolean, "there are no experts"),
       section("expert_parallel", "mixture-of-experts models are not built yet"),
@@ -410,7 +411,7 @@ Keys memory_keys() {
 }
 
 Keys keys_of_what_is_not_built() {
-  const std::string tensor = "tensor parallelism is not built yet";
+  const std::string tensor = "tensor parallelism is the job file's: set parallel.tp there";
   auto keys = below(
       "tensor_parallel",
       {only("autotp_size", integer, {"0", "1"}, tensor), only("tp.tp_size", integer, {"1"}, tensor),
