@@ -169,9 +169,8 @@ config::LoadedConfig load(const Arguments& arguments, const Overrides& overrides
 
 /// Before ranks start: a schedule and stages that cannot be.
 void check_pipeline(const config::RunConfig& config) {
-  const auto sizes = config::mesh_sizes(config.parallel, config.parallel.num_ranks);
   estimate::pipeline_plan(config, config::resolve_model_shape(config.model),
-                          std::get<config::MeshSizes>(sizes));
+                          config::fitting_mesh(config.parallel, config.parallel.num_ranks));
 }
 
 int train(const Arguments& arguments, Overrides overrides) {

@@ -282,6 +282,14 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
                   below > 0 ? fmt::format("{} or ", below) : "", below + product)};
 }
 
+MeshSizes fitting_mesh(const ParallelSection& parallel, int64_t num_ranks) {
+  const auto sizes = mesh_sizes(parallel, num_ranks);
+  if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
+    user_error("{}: {}", problem->key, problem->message);
+  }
+  return std::get<MeshSizes>(sizes);
+}
+
 int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh) {
   const int64_t share = config.train.global_batch / mesh.data_ranks();
   const int64_t size = config.train.micro_batch > 0 ? config.train.micro_batch

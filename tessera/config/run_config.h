@@ -187,6 +187,9 @@ struct MeshProblem {
 };
 std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel, int64_t num_ranks);
 
+/// The same, where what is wrong is a UserError.
+MeshSizes fitting_mesh(const ParallelSection& parallel, int64_t num_ranks);
+
 /// Portions in which a rank's share of the global batch goes through the model.
 int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh);
 

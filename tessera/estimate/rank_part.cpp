@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <variant>
 
 #include "tessera/base/error.h"
 
@@ -32,11 +31,7 @@ bool RankPart::has_tied_table() const {
 }
 
 config::MeshSizes mesh_of(const config::RunConfig& config) {
-  const auto mesh = config::mesh_sizes(config.parallel, config.parallel.num_ranks);
-  if (const auto* problem = std::get_if<config::MeshProblem>(&mesh)) {
-    user_error("{}: {}", problem->key, problem->message);
-  }
-  return std::get<config::MeshSizes>(mesh);
+  return config::fitting_mesh(config.parallel, config.parallel.num_ranks);
 }
 
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,

@@ -90,13 +90,13 @@ std::vector<Parameter> parameters_of(const models::LanguageModel& model) {
 
 /// The modules of each stage.
 parallel::StageModules stage_modules(const models::LanguageModel& model,
-                                     const std::vector<estimate::PipelinePlan::Layers>& stages) {
+                                     const estimate::PipelinePlan& plan) {
   const auto [embedding, layers, head] = model.layout();
-  parallel::StageModules modules(stages.size());
+  parallel::StageModules modules(plan.stage_layers.size());
   modules.front() = embedding;
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    modules[stage].insert(modules[stage].end(), layers.begin() + stages[stage].begin,
-                          layers.begin() + stages[stage].end);
+  for (size_t stage = 0; stage < modules.size(); ++stage) {
+    const auto [begin, end] = plan.layers_of(static_cast<int>(stage));
+    modules[stage].insert(modules[stage].end(), layers.begin() + begin, layers.begin() + end);
   }
   modules.back().insert(modules.back().end(), head.begin(), head.end());
   return modules;
@@ -189,16 +189,13 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   }
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
   const auto& axes = mesh.shape();
+  const config::MeshSizes sizes{
+      .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
   std::optional<estimate::LayerCosts> measured;
-  if (axes.pp > 1 && config.parallel.stage_balance == "measured") {
-    measured = measure_layer_costs(config, shape, mesh);
+  if (sizes.pp > 1 && config.parallel.stage_balance == "measured") {
+    measured = measure_layer_costs(config, shape, sizes, mesh);
   }
-  const auto plan = estimate::pipeline_plan(
-      config, shape,
-      {.pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp},
-      measured);
-  std::vector<estimate::PipelinePlan::Layers> stages;
-  for (int i = 0; i < plan.schedule.num_stages; ++i) stages.push_back(plan.layers_of(i));
+  auto plan = estimate::pipeline_plan(config, shape, sizes, measured);
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,
                               .rank = data_axis.rank(),
@@ -217,8 +214,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto parameters = parameters_of(*model);
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
-  const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, stages),
-                                                   plan.schedule.rank_of_stage, mesh);
+  const auto stage_sharing =
+      parallel::keep_stages(*model, stage_modules(*model, plan), plan.schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), config.memory);
   auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, stage_sharing, fill);
   auto optimizer = make_optimizer(parallel, config);
@@ -238,7 +235,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .tensor_parts = std::move(tensor_parts),
           .parallel = std::move(parallel),
           .pipeline = std::move(pipeline),
-          .stages = std::move(stages),
+          .plan = std::move(plan),
           .optimizer = std::move(optimizer),
           .schedule = make_schedule(config),
           .peak_activations = 0,

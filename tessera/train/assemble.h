@@ -51,7 +51,7 @@ struct Run {
   parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all
   parallel::DataParallel parallel;
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
-  std::vector<estimate::PipelinePlan::Layers> stages;
+  estimate::PipelinePlan plan;  ///< its schedule, and the layers of each stage
   optim::Optimizer optimizer;
   optim::ScheduleOptions schedule;
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).

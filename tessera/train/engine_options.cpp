@@ -8,7 +8,6 @@
 #include <map>
 #include <string>
 #include <thread>
-#include <variant>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/device.h"
@@ -37,11 +36,7 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
   if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
-  const auto sizes = config::mesh_sizes(parallel, environment.world_size);
-  if (const auto* problem = std::get_if<config::MeshProblem>(&sizes)) {
-    user_error("{}: {}", problem->key, problem->message);
-  }
-  const auto& fitting = std::get<config::MeshSizes>(sizes);
+  const auto fitting = config::fitting_mesh(parallel, environment.world_size);
   return mesh::DeviceMesh({.pp = static_cast<int>(fitting.pp),
                            .dp_replicate = static_cast<int>(fitting.dp_replicate),
                            .dp_shard = static_cast<int>(fitting.dp_shard),

@@ -35,6 +35,7 @@ double seconds_of(const Work& work, torch::Device device) {
 
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                          const config::ModelShape& shape,
+                                         const config::MeshSizes& sizes,
                                          const mesh::DeviceMesh& mesh) {
   auto one = shape;
   one.num_layers = 1;
@@ -45,9 +46,6 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
   models::initialise(*model, config.model.seed, config.model.init_std);
   checkpoint_activations(model->blocks(), config.memory);
 
-  const auto& axes = mesh.shape();
-  const config::MeshSizes sizes{
-      .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
   const int64_t rows =
       config.train.global_batch / sizes.data_ranks() / config::num_micro_batches(config, sizes);
   const int64_t seq_len = config.data.seq_len;

@@ -9,9 +9,10 @@ namespace tessera::train {
 
 /// Seconds that forward and backward of one micro-batch take in the embedding, in a layer and in
 /// the head, on the slowest rank, the same on all. Costs a few of each, and the memory of a model
-/// of one layer, before the run's own is made. Collective.
+/// of one layer, before the run's own is made. `sizes`: of `mesh`. Collective.
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                          const config::ModelShape& shape,
+                                         const config::MeshSizes& sizes,
                                          const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::train

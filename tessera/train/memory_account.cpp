@@ -41,10 +41,8 @@ std::vector<estimate::UnitBytes> bytes_by_unit(const Run& run) {
 estimate::RankPart part_of(const Run& run) {
   auto config = run.config;
   config.parallel.num_ranks = run.world.size();
-  estimate::PipelinePlan plan{.schedule = run.pipeline.schedule(), .stage_layers = {}};
-  for (const auto& [begin, end] : run.stages) plan.stage_layers.push_back(end - begin);
   const auto parts =
-      estimate::rank_parts(config, run.model->shape(), estimate::mesh_of(config), plan);
+      estimate::rank_parts(config, run.model->shape(), estimate::mesh_of(config), run.plan);
   return parts[static_cast<size_t>(run.pipeline_axis.rank())];
 }
 

@@ -18,10 +18,10 @@ using schedule::Kind;
 /// without targets the logits, in the last stage.
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
                             double scale) {
-  const auto [begin, end] = run.stages[static_cast<size_t>(stage)];
+  const auto [begin, end] = run.plan.layers_of(stage);
   if (stage == 0) hidden = run.model->embed(batch.inputs);
   hidden = run.model->run_layers(std::move(hidden), begin, end, batch.inputs.size(1));
-  const bool last = stage + 1 == static_cast<int>(run.stages.size());
+  const bool last = stage + 1 == run.plan.schedule.num_stages;
   return last ? run.model->head(hidden, batch.targets, scale) : hidden;
 }
 
@@ -41,7 +41,7 @@ double sum_of(const std::vector<torch::Tensor>& losses) {
 /// placements that free whole gradients every one, but in a pipeline, where several micro-batches
 /// are under way, the last one of each stage alone.
 void prepare(Run& run, const Action& action) {
-  const bool each = reduces_each(run.config.parallel) && run.stages.size() == 1;
+  const bool each = reduces_each(run.config.parallel) && run.plan.schedule.num_stages == 1;
   // What the backward before this forward started.
   if (each && action.kind == Kind::forward && action.micro_batch > 0)
     run.parallel.finish_backward();

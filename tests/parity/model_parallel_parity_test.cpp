@@ -235,7 +235,7 @@ TEST(ModelParallel, StagesByMeasuredCost) {
     auto divided = with_layout(job, layout);
     divided.parallel.stage_balance = "measured";
     const auto run = train::assemble(divided, mesh);
-    EXPECT_EQ(run.stages[1].begin, 4);
+    EXPECT_EQ(run.plan.layers_of(1).begin, 4);
     EXPECT_EQ(run.model->blocks().size(), mesh.rank() == 0 ? 4U : 0U);
   });
   expect_like_one_rank(job, layout, 2, 2e-5);

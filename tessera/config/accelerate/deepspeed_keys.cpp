@@ -110,7 +110,8 @@ Keys batch_keys() {
       section("pipeline", "stages are the job file's: set parallel.pp there"),
       only("sequence_parallel_size", integer, {"1"},
            "Ulysses sequence parallelism is not built yet"),
-      ignored("seq_parallel_communication_data_type", text, "there is no sequence parallelism"),
+      ignored("seq_parallel_communication_data_type", text,
+              "there is no Ulysses sequence parallelism"),
       ignored("use_data_before_expert_parallelism", boolean, "there are no experts"),
       section("expert_parallel", "mixture-of-experts models are not built yet"),
   };
@@ -415,11 +416,11 @@ Keys keys_of_what_is_not_built() {
   auto keys = below(
       "tensor_parallel",
       {only("autotp_size", integer, {"0", "1"}, tensor), only("tp.tp_size", integer, {"1"}, tensor),
-       ignored("tp.tp_grain_size", integer, "there is no tensor parallelism"),
-       ignored("tp_overlap_comm", boolean, "there is no tensor parallelism"),
-       ignored("preset_model", text, "there is no tensor parallelism"),
-       ignored("dtype", text, "there is no tensor parallelism"),
-       ignored("keep_module_on_host", boolean, "there is no tensor parallelism"),
+       ignored("tp.tp_grain_size", integer, "counts for autotp_size above 1"),
+       ignored("tp_overlap_comm", boolean, "counts for autotp_size above 1"),
+       ignored("preset_model", text, "counts for autotp_size above 1"),
+       ignored("dtype", text, "counts for autotp_size above 1"),
+       ignored("keep_module_on_host", boolean, "counts for autotp_size above 1"),
        section("partition_config", tensor)});
   const auto take = [&](Keys more) { std::ranges::move(more, std::back_inserter(keys)); };
   take(switched_off("elasticity", "a run keeps its batch; it starts again on any number of ranks",

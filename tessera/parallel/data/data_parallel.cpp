@@ -462,12 +462,13 @@ GradientNorm DataParallel::gradient_norm() const {
   const auto sums = torch::tensor(squares, torch::kFloat64);
   engine.axes.model.all_reduce(sums).wait();
   GradientNorm result;
-  const auto total = torch::zeros({}, torch::kFloat64);
+  double sum = 0;
   for (const size_t i : engine.order) {  // backward comes to the last of them first
     const double square = sums.const_data_ptr<double>()[i];
-    total.add_(square);
+    sum += square;
     if (!std::isfinite(square)) result.nonfinite_unit = engine.units[i].name();
   }
+  const auto total = torch::tensor(sum, torch::kFloat64);
   engine.axes.stages.all_reduce(total).wait();
   result.norm = std::sqrt(total.item<double>());
   if (!std::isfinite(result.norm)) {

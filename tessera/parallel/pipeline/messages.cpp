@@ -29,8 +29,7 @@ std::optional<Message> sent_by(const Action& action, int num_stages) {
   return Message{Message::Kind::gradient, action.stage - 1, action.micro_batch};
 }
 
-}  // namespace
-
+/// "the output of stage 0 for micro-batch 3"
 std::string describe(const Message& message) {
   return message.kind == Message::Kind::output
              ? fmt::format("the output of stage {} for micro-batch {}", message.stage - 1,
@@ -38,6 +37,8 @@ std::string describe(const Message& message) {
              : fmt::format("the gradient from stage {} for micro-batch {}", message.stage + 1,
                            message.micro_batch);
 }
+
+}  // namespace
 
 Messages::Messages(const mesh::DeviceMesh& mesh, const std::vector<Actions>& ranks,
                    std::vector<int> rank_of_stage)

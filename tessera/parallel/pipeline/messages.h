@@ -87,6 +87,4 @@ class Messages {
   bool remember_ = false;
 };
 
-std::string describe(const Message& message);  ///< "the output of stage 0 for micro-batch 3"
-
 }  // namespace tessera::parallel

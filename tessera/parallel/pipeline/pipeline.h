@@ -37,7 +37,6 @@ class Pipeline {
   Pipeline(schedule::Schedule schedule, const mesh::DeviceMesh& mesh);
 
   const schedule::Schedule& schedule() const { return schedule_; }
-  bool has_first_stage() const { return rank_ == schedule_.rank_of_stage.front(); }
   bool has_last_stage() const { return rank_ == schedule_.rank_of_stage.back(); }
 
   /// Forward and backward of every micro-batch. Returns their losses on the rank of the last stage,
