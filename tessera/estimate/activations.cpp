@@ -17,42 +17,61 @@ struct Numbers {
 };
 
 struct BlockNumbers {
-  Numbers kept;         ///< by autograd, without checkpointing
+  Numbers kept;         ///< by autograd, without checkpointing, but for what enters
   Numbers selective;    ///< inputs, results of products, output and log-sum-exp of attention
-  Numbers recomputed;   ///< from those, by the backward of a selective block
+  Numbers recomputed;   ///< from those, by the backward of a selective block, but for what enters
   double products = 0;  ///< that what enters the feed-forward goes into
-  double deferred = 0;  ///< inputs of products, and gradients of their results
+  double deferred = 0;  ///< inputs of products, gradients of their results; but for what enters
 };
 
-/// Heads and what is inside the feed-forward are this rank's. What enters a divided region is kept
-/// whole, the rest of width D divided where positions are (Korthikanti et al., Reducing Activation
-/// Recomputation, 2022, section 4.2; there what enters is gathered again in the backward).
+/// Heads and what is inside the feed-forward are this rank's, what is of width D divided where
+/// positions are (Korthikanti et al., Reducing Activation Recomputation, 2022, section 4.2). What
+/// enters the two divided regions is counted by itself.
 BlockNumbers numbers_of(const RankPart& part) {
   const auto& s = part.shape;
   const auto real = [](int64_t number) { return static_cast<double>(number); };
   const double ranks = real(part.position_ranks), own = real(s.dim) / ranks;
-  const double entering = 2 * real(s.dim), f = real(s.ffn_dim), h = real(s.num_heads);
+  const double leaving = 2 * real(s.dim), f = real(s.ffn_dim), h = real(s.num_heads);
   const double q = real(s.num_heads * s.head_dim), k = real(s.num_kv_heads * s.head_dim);
   if (s.family == ModelFamily::gpt2) {
-    return {.kept = {2 * own + entering + 4 * q + 2 * f, h + 4 / ranks},
+    return {.kept = {2 * own + 4 * q + 2 * f, h + 4 / ranks},
             .selective = {2 * own + 4 * q + f, h},
-            .recomputed = {own + entering + f, 4 / ranks},
+            .recomputed = {own + f, 4 / ranks},
             .products = 1,
-            .deferred = 2 * entering + 4 * q + 2 * f};
+            .deferred = leaving + 4 * q + 2 * f};
   }
   // Norms of heads keep what they norm, and a number for each head.
   const Numbers head_norms = s.qk_norm ? Numbers{q + k, h + real(s.num_kv_heads)} : Numbers{};
-  return {
-      .kept = {2 * own + entering + 2 * q + 2 * k + 3 * f + head_norms.values,
-               h + 2 / ranks + head_norms.floats},
-      .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
-      .recomputed = {own + entering + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
-      .products = 2,
-      .deferred = 2 * entering + 2 * q + 2 * k + 3 * f};
+  return {.kept = {2 * own + 2 * q + 2 * k + 3 * f + head_norms.values,
+                   h + 2 / ranks + head_norms.floats},
+          .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
+          .recomputed = {own + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
+          .products = 2,
+          .deferred = leaving + 2 * q + 2 * k + 3 * f};
 }
 
 double bytes_of(const Numbers& numbers, double width) {
   return numbers.values * width + numbers.floats * kFloat;
+}
+
+/// The most that the backward of the feed-forward has beside what it found, in numbers: gradients
+/// of the activation function's inputs; of what enters, one of each product; on more ranks, while
+/// that is summed over them, what gradients of weights need.
+double inside_feed_forward(const RunConfig& config, const RankPart& part, double products,
+                           bool checkpointed) {
+  const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
+  const bool keeps_results = checkpointed && config.memory.checkpointing == "selective";
+  // What was inside is free by then, but for results that selective checkpointing keeps.
+  const double freed = keeps_results ? f : (products + 1) * f;
+  const double waiting = (part.mesh.tp > 1 ? products : 1) * f - freed;
+  double most = std::max(products * f, products * dim + waiting);
+  if (part.position_ranks == 1) return most;
+  const double own = dim / static_cast<double>(part.position_ranks);
+  // Several sequences are rearranged, before they are summed and after they were gathered.
+  const double rearranged = part.micro_batch > 1 ? dim : 0;
+  const double gathered = checkpointed ? 0 : dim;
+  most = std::max(most, products * dim + gathered + waiting);
+  return std::max(most, dim + own + gathered + rearranged + waiting);
 }
 
 }  // namespace
@@ -75,14 +94,16 @@ BlockActivations block_activations(const RunConfig& config, const RankPart& part
                                    bool checkpointed) {
   const auto width = static_cast<double>(compute_bytes(config.precision));
   const auto numbers = numbers_of(part);
-  const double all = bytes_of(numbers.kept, width), stream = stream_bytes(config.precision, part);
-  // Gradients of the activation function's inputs; then of what enters, one of each product, when
-  // what was inside is free but for results that selective checkpointing keeps.
-  const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
-  const bool keeps_results = checkpointed && config.memory.checkpointing == "selective";
-  const double inside = numbers.products * std::max(f, keeps_results ? dim : dim - f);
+  const double stream = stream_bytes(config.precision, part);
+  const auto dim = static_cast<double>(part.shape.dim);
+  // What enters the two divided regions, of all positions; without checkpoints this rank's are
+  // kept, the others gathered again.
+  const double entering = 2 * dim * width, kept_of_entering = checkpointed ? entering : 2 * stream;
+  const double all = bytes_of(numbers.kept, width) + kept_of_entering;
   BlockActivations result{
-      .kept = all, .inside = inside * width, .deferred = numbers.deferred * width};
+      .kept = all,
+      .inside = inside_feed_forward(config, part, numbers.products, checkpointed) * width,
+      .deferred = numbers.deferred * width + kept_of_entering};
   result.working = stream;  // the gradient of the block's output
   if (!checkpointed) return result;
   result.working += stream;  // that output, made again
@@ -91,8 +112,8 @@ BlockActivations block_activations(const RunConfig& config, const RankPart& part
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width);
-    result.working +=
-        bytes_of(numbers.recomputed, width) + static_cast<double>(part.shape.num_heads) * kFloat;
+    result.working += bytes_of(numbers.recomputed, width) + entering +
+                      static_cast<double>(part.shape.num_heads) * kFloat;
   }
   return result;
 }
@@ -124,10 +145,13 @@ InFlight in_flight(const RunConfig& config, const RankPart& part) {
   const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
   std::vector<double> kept, deferred, output;
   for (const auto& stage : part.stages) {
-    const auto layers = static_cast<double>(stage.layers.end - stage.layers.begin);
     kept.push_back(tokens * (kept_by_blocks(config, part, stage) +
                              (stage.predicts ? kept_by_head(config, part) : 0)));
-    deferred.push_back(tokens * layers * block_activations(config, part, false).deferred);
+    double put_off = 0;
+    for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
+      put_off += block_activations(config, part, is_checkpointed(config.memory, i)).deferred;
+    }
+    deferred.push_back(tokens * put_off);
     output.push_back(stage.predicts ? 0 : tokens * stream_bytes(config.precision, part));
   }
   InFlight result{.stages = std::vector<Held>(part.stages.size())};

@@ -77,16 +77,15 @@ struct Rounds {
   double gathers = 0;  ///< all-gathers, where positions are divided
 };
 
-/// Two sums and two gathers of each layer and direction; what is computed again is sent again, but
-/// for sums that selective checkpointing keeps.
+/// Two sums and two gathers of each layer and direction. What is computed again is sent again, but
+/// for sums that selective checkpointing keeps; what is not gathers again what entered.
 Rounds of_layers(const RunConfig& config, const RankPart& part) {
   Rounds rounds;
   const bool full = config.memory.checkpointing == "full";
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-      const bool again = is_checkpointed(config.memory, i);
-      rounds.sums += again && full ? 6 : 4;
-      rounds.gathers += again ? 6 : 4;
+      rounds.sums += full && is_checkpointed(config.memory, i) ? 6 : 4;
+      rounds.gathers += 6;
     }
   }
   return rounds;

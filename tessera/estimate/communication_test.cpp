@@ -58,7 +58,8 @@ TEST(Communication, OfDataRanks) {
   EXPECT_EQ(Job(1, 1, 1).at(0).dp.total(), 0);
 }
 
-// As counted in parallel/tensor/tensor_parallel_test.cpp: forward and backward 2 L + 1 each.
+// As counted in parallel/tensor/tensor_parallel_test.cpp: forward and backward 2 L + 1 each, and
+// 2 L gathers of what entered.
 TEST(Communication, OfTensorRanks) {
   Job job(2, 2, 1);
   job.config.parallel.sequence_parallel = false;
@@ -76,19 +77,23 @@ TEST(Communication, OfTensorRanks) {
 
   job.config.parallel.sequence_parallel = true;
   const double norms = (2 * kLayers + 1) * kDim * 4;
-  const double again = all + kLayers * activation;
+  const double gathers = all + 2 * kLayers * activation;
+  expect_traffic(job.at(0).tp, {.all_reduce = loss + norms,
+                                .all_gather = gathers,
+                                .reduce_scatter = all + kLayers * activation});
+  job.config.memory.checkpointing = "selective";  // sums were kept
   expect_traffic(job.at(0).tp,
-                 {.all_reduce = loss + norms, .all_gather = again, .reduce_scatter = again});
-  job.config.memory.checkpointing = "selective";  // gathers again, sums were kept
+                 {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
+  job.config.memory.checkpointing = "none";
   expect_traffic(job.at(0).tp,
-                 {.all_reduce = loss + norms, .all_gather = again, .reduce_scatter = all});
+                 {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
   EXPECT_EQ(job.at(0).dp.total(), 0);
 
   // With twice as many ranks as key heads, neighbours sum the gradients of what they share.
   Job many(8, 8, 1);
   const double keys = kLayers * 2.0 * 32 * kDim * 4;
   expect_traffic(many.at(0).tp,
-                 {.all_reduce = loss + norms + keys, .all_gather = all, .reduce_scatter = all});
+                 {.all_reduce = loss + norms + keys, .all_gather = gathers, .reduce_scatter = all});
 }
 
 TEST(Communication, OfAPipeline) {
@@ -101,7 +106,7 @@ TEST(Communication, OfAPipeline) {
   expect_traffic(job.at(3).pp, {.sent = activation / 2});
   const double blocks = 2 * 4 * activation, norms = 2 * 2 * kDim * 4;
   expect_traffic(job.at(1).tp,
-                 {.all_reduce = norms, .all_gather = blocks, .reduce_scatter = blocks});
+                 {.all_reduce = norms, .all_gather = 1.5 * blocks, .reduce_scatter = blocks});
   job.config.parallel.sequence_parallel = false;
   expect_traffic(job.at(0).pp, {.sent = activation});
   expect_traffic(job.at(0).tp, {.all_reduce = blocks + activation});

@@ -134,9 +134,10 @@ class Step {
   /// or to bring them together: they travel rank by rank, not sequence by sequence.
   double rearranged() const { return divides_positions() && part_.micro_batch > 1 ? whole_ : 0; }
 
-  /// What a block made and nobody keeps: its last product, and the sum with the residual.
+  /// What a block made and nobody keeps: its last product, and the sum with the residual; where
+  /// positions are divided, what entered that product's region, too.
   double end_of_block() const {
-    return divides_positions() ? whole_ + std::max(rearranged(), own_) + own_ : 2 * own_;
+    return divides_positions() ? 2 * whole_ + std::max(rearranged(), own_) + own_ : 2 * own_;
   }
 
   /// The backward of a block's last product: the gradient of its input, and of its weight; where

@@ -13,6 +13,7 @@
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/gradient_sink.h"
 #include "tessera/kernels/recompute.h"
+#include "tessera/kernels/shared_input.h"
 
 namespace tessera::kernels {
 namespace {
@@ -47,6 +48,14 @@ struct HeldSum : torch::CustomClassHolder {
   ProductOverRanksPtr over_ranks;
 };
 
+/// What a forward saved as `name`, or null.
+template <typename Kind>
+Kind* held(const AutogradContext* ctx, const char* name) {
+  const auto found = ctx->saved_data.find(name);
+  if (found == ctx->saved_data.end()) return nullptr;
+  return static_cast<Kind*>(found->second.toCapsule().get());  // which the context holds
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   /// `operand`: the weight as the products take it, if that is another tensor (autocast).
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -55,8 +64,11 @@ struct Linear : torch::autograd::Function<Linear> {
                             const ProductOverRanksPtr& over_ranks) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto& used = operand ? *operand : weight;
-    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight,
+    const auto* shared = shared_as(x);
+    const auto& kept = shared != nullptr ? shared->kept : x;
+    ctx->save_for_backward({weight.requires_grad() ? kept : at::Tensor(), weight,
                             bias.value_or(at::Tensor()), operand.value_or(at::Tensor())});
+    if (shared != nullptr) ctx->saved_data["shared"] = c10::IValue::make_capsule(shared->by);
     ctx->saved_data["in_out"] = in_out;
     ctx->saved_data["x_sizes"] = x.sizes().vec();
     if (over_ranks) {
@@ -94,9 +106,8 @@ struct Linear : torch::autograd::Function<Linear> {
     };
     const auto grad_of_result = as_rows(grads[0]);
     auto grad = grad_of_result;  // of the product
-    if (const auto found = ctx->saved_data.find("over_ranks"); found != ctx->saved_data.end()) {
-      const auto capsule = found->second.toCapsule();
-      grad = as_rows(static_cast<const HeldSum&>(*capsule).over_ranks->gradient(grads[0]));
+    if (const auto* sum = held<HeldSum>(ctx, "over_ranks")) {
+      grad = as_rows(sum->over_ranks->gradient(grads[0]));
     }
     variable_list out(6);
     if (ctx->needs_input_grad(0)) {
@@ -105,16 +116,20 @@ struct Linear : torch::autograd::Function<Linear> {
                                 ctx->saved_data["x_sizes"].toIntVector());
     }
     if (ctx->needs_input_grad(1)) {
-      const auto deferred = ctx->saved_data.find("deferred");
-      if (weight_sink.defined() && deferred != ctx->saved_data.end()) {
-        const auto capsule = deferred->second.toCapsule();
-        static_cast<DeferredGradients&>(*capsule).add([x, grad, weight, in_out] {
-          const auto sink = gradient_sink(weight);
-          at::AutoDispatchBelowADInplaceOrView guard;
-          weight_gradient(sink, x, grad, weight, in_out);
-        });
+      auto* shared = held<SharedInput>(ctx, "shared");
+      auto* deferred = held<DeferredGradients>(ctx, "deferred");
+      const auto add = [grad, weight, in_out](const at::Tensor& input) {
+        const auto sink = gradient_sink(weight);
+        at::AutoDispatchBelowADInplaceOrView guard;
+        weight_gradient(sink, input, grad, weight, in_out);
+      };
+      if (weight_sink.defined() && shared != nullptr && ctx->needs_input_grad(0)) {
+        shared->add(x, add);
+      } else if (weight_sink.defined() && deferred != nullptr) {
+        deferred->add([x, add] { add(x); });
       } else {
-        out[1] = weight_gradient(weight_sink, x, grad, weight, in_out);
+        out[1] = weight_gradient(weight_sink, shared != nullptr ? shared->restore(x) : x, grad,
+                                 weight, in_out);
       }
     }
     if (bias.defined() && ctx->needs_input_grad(2)) {

@@ -28,7 +28,7 @@ using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 /// must not touch .grad(), needs parameters without one. Not twice differentiable.
 ///
 /// In a DeferScope (kernels/deferred_gradients.h) the product for a kept weight gradient waits
-/// there.
+/// there; that of a shared input (kernels/shared_input.h) with the input.
 ///
 /// Under autocast the products take its dtype; a float32 weight is cast once (kernels/autocast.h)
 /// and its gradient stays float32.

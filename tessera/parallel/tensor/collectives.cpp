@@ -3,9 +3,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/autocast.h"
+#include "tessera/kernels/shared_input.h"
 
 namespace tessera::parallel {
 namespace {
@@ -29,26 +31,49 @@ std::vector<int64_t> with_length(const Tensor& x, int64_t length) {
   return sizes;
 }
 
-Tensor all_reduced(const Tensor& x, const mesh::Axis& axis) {
-  axis.all_reduce(x).wait();
-  return x;
+/// What was begun, and what comes of it.
+using Begun = kernels::SharedInput::Finish;
+
+Begun begin_all_reduce(const Tensor& x, const mesh::Axis& axis) {
+  auto work = std::make_shared<comm::Work>(axis.all_reduce(x));
+  return [x, work] {
+    work->wait();
+    return x;
+  };
 }
 
-Tensor gather_positions(const Tensor& part, const mesh::Axis& axis) {
+Begun begin_gather(const Tensor& part, const mesh::Axis& axis) {
   const int64_t ranks = axis.size(), length = part.size(-2), dim = part.size(-1);
   const int64_t rows = part.numel() / (length * dim);
   const auto gathered = at::empty({ranks, rows, length, dim}, part.options());
-  axis.all_gather(gathered, part.contiguous()).wait();
-  // With one row they are in their places.
-  return gathered.transpose(0, 1).reshape(with_length(part, ranks * length));
+  const auto own = part.contiguous();
+  auto work = std::make_shared<comm::Work>(axis.all_gather(gathered, own));
+  return [gathered, own, sizes = with_length(part, ranks * length), work] {
+    work->wait();
+    // With one row they are in their places.
+    return gathered.transpose(0, 1).reshape(sizes);
+  };
 }
 
-Tensor sum_positions(const Tensor& summand, const mesh::Axis& axis) {
+Begun begin_sum(const Tensor& summand, const mesh::Axis& axis) {
   const auto parts = by_part(summand, axis.size()).transpose(0, 1).contiguous();
   const auto own =
       at::empty(with_length(summand, summand.size(-2) / axis.size()), summand.options());
-  axis.reduce_scatter(own, parts).wait();
-  return own;
+  auto work = std::make_shared<comm::Work>(axis.reduce_scatter(own, parts));
+  return [parts, own, work] {
+    work->wait();
+    return own;
+  };
+}
+
+Tensor all_reduced(const Tensor& x, const mesh::Axis& axis) { return begin_all_reduce(x, axis)(); }
+
+Tensor gather_positions(const Tensor& part, const mesh::Axis& axis) {
+  return begin_gather(part, axis)();
+}
+
+Tensor sum_positions(const Tensor& summand, const mesh::Axis& axis) {
+  return begin_sum(summand, axis)();
 }
 
 Tensor take_positions(const Tensor& x, const mesh::Axis& axis) {
@@ -63,32 +88,43 @@ Tensor to_write(Tensor x) {
   return alone ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
+template <typename Value>
 struct Held : torch::CustomClassHolder {
-  explicit Held(Activations activations) : activations(std::move(activations)) {}
-  Activations activations;
+  explicit Held(Value value) : value(std::move(value)) {}
+  Value value;
 };
 
-void keep(AutogradContext* context, const Activations& activations) {
-  context->saved_data["activations"] =
-      c10::IValue::make_capsule(c10::make_intrusive<Held>(activations));
+template <typename Value>
+void keep(AutogradContext* context, const Value& value) {
+  context->saved_data["kept"] = c10::IValue::make_capsule(c10::make_intrusive<Held<Value>>(value));
 }
 
-Activations kept(AutogradContext* context) {
-  const auto capsule = context->saved_data["activations"].toCapsule();
-  return static_cast<const Held&>(*capsule).activations;
+template <typename Value>
+Value kept(AutogradContext* context) {
+  const auto capsule = context->saved_data["kept"].toCapsule();
+  return static_cast<const Held<Value>&>(*capsule).value;
 }
+
+struct Entry {
+  Activations to;
+  kernels::SharedInputPtr shared;
+};
 
 struct Enter : torch::autograd::Function<Enter> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
-    keep(context, to);
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Entry& entry) {
+    keep(context, entry);
+    const auto& to = entry.to;
     return to.sequence ? gather_positions(x, to.axis) : x.view_as(x);
   }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto [axis, sequence] = kept(context);
+  /// Takes the gradient out of what autograd hands over, so that nobody else has it.
+  static variable_list backward(AutogradContext* context, variable_list& gradients) {
+    const auto [to, shared] = kept<Entry>(context);
     auto gradient = std::move(gradients[0]);
-    return {
-        sequence ? sum_positions(gradient, axis) : all_reduced(to_write(std::move(gradient)), axis),
-        Tensor()};
+    const auto sum = to.sequence ? begin_sum(gradient, to.axis)
+                                 : begin_all_reduce(to_write(std::move(gradient)), to.axis);
+    gradient.reset();
+    shared->run();
+    return {sum(), Tensor()};
   }
 };
 
@@ -99,7 +135,7 @@ struct Leave : torch::autograd::Function<Leave> {
                        : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto [axis, sequence] = kept(context);
+    const auto [axis, sequence] = kept<Activations>(context);
     return {sequence ? gather_positions(gradients[0], axis) : gradients[0], Tensor()};
   }
 };
@@ -110,7 +146,7 @@ struct OwnPositions : torch::autograd::Function<OwnPositions> {
     return take_positions(x, to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {gather_positions(gradients[0], kept(context).axis), Tensor()};
+    return {gather_positions(gradients[0], kept<Activations>(context).axis), Tensor()};
   }
 };
 
@@ -142,9 +178,20 @@ struct SideBySide : torch::autograd::Function<SideBySide> {
 
 }  // namespace
 
-Tensor enter(const Tensor& x, const Activations& activations) {
-  if (activations.axis.size() == 1) return x;
-  return Enter::apply(kernels::autocast(x), activations);
+Tensor enter(const Tensor& x, const Activations& to, bool shared) {
+  if (to.axis.size() == 1) return x;
+  const auto part = kernels::autocast(x);
+  // What is computed again has its backward next: it keeps what was gathered.
+  const bool gathers_again = to.sequence && torch::autograd::get_current_graph_task_id() == -1;
+  const auto by = c10::make_intrusive<kernels::SharedInput>([=](const Tensor& kept) -> Begun {
+    if (gathers_again) return begin_gather(kept, to.axis);
+    return [kept] { return kept; };
+  });
+  auto input = Enter::apply(part, Entry{to, by});
+  if (shared && input.requires_grad()) {
+    kernels::share({{.input = input, .kept = gathers_again ? part : input, .by = by}});
+  }
+  return input;
 }
 
 Tensor leave(const Tensor& summand, const Activations& activations) {

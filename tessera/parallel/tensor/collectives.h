@@ -15,7 +15,7 @@ namespace tessera::parallel {
 ///                       forward           backward
 ///   enter               -                 all-reduce (2)
 ///   leave               all-reduce (2)    -
-///   enter, sequence     all-gather (1)    reduce-scatter (1)
+///   enter, sequence     all-gather (1)    reduce-scatter (1), all-gather (1)
 ///   leave, sequence     reduce-scatter(1) all-gather (1)
 /// T is the last dimension but one everywhere. An axis of one rank: nothing.
 struct Activations {
@@ -24,7 +24,11 @@ struct Activations {
 };
 
 /// Into a divided module: all positions. Under autocast in its dtype, so that is what is sent.
-torch::Tensor enter(const torch::Tensor& x, const Activations& activations);
+/// `shared`: with the products that read it (kernels/shared_input.h). They keep this rank's
+/// positions alone, unless their backward is next: it gathers the others again while it computes
+/// the gradient of the input (section 4.2.2). Gradients of weights are computed while that gradient
+/// is summed over ranks.
+torch::Tensor enter(const torch::Tensor& x, const Activations& activations, bool shared);
 
 /// Out of one: the sum over ranks of their summands, or this rank's positions of it.
 torch::Tensor leave(const torch::Tensor& summand, const Activations& activations);

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/pattern.h"
+#include "tessera/kernels/shared_input.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor/collectives.h"
@@ -240,9 +241,13 @@ void Division::keep_whole(const std::string& path, const torch::nn::Module& modu
 
 void Division::divide(const std::string& path, torch::nn::Module& module, const TensorRule& rule) {
   if (rule.enters) {
-    // The first argument: tables and masks that follow are the same everywhere.
+    // The first argument: tables and masks that follow are the same everywhere. A head computes its
+    // gradients in its forward.
+    const bool shared = rule.style != TensorStyle::head;
     as<nn::Hookable>(module, path, "a Hookable module")
-        .add_hooks({.replace_first_input = [to = activations_](Tensor& x) { x = enter(x, to); }});
+        .add_hooks({.after_forward = [](bool /*backward_follows*/) { kernels::share({}); },
+                    .replace_first_input = [to = activations_,
+                                            shared](Tensor& x) { x = enter(x, to, shared); }});
   }
   switch (rule.style) {
     case TensorStyle::column_wise:

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <optional>
+
 #include "tessera/config/run_config.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
@@ -65,30 +69,54 @@ torch::Tensor gathered_gradient(const torch::Tensor& parameter, const TensorPart
   return whole;
 }
 
+/// Where the gradients of weights go: to autograd, to gradients that are there, or to those in the
+/// second part of a split backward.
+enum class Gradients { returned, kept, deferred };
+
+void backward_of(const std::function<torch::Tensor()>& forward, Net& net, Gradients to) {
+  if (to != Gradients::returned) {
+    for (auto& parameter : net->parameters()) parameter.mutable_grad() = zeros_like(parameter);
+  }
+  const auto deferred = c10::make_intrusive<kernels::DeferredGradients>();
+  std::optional<kernels::DeferScope> scope;
+  if (to == Gradients::deferred) scope.emplace(deferred);
+  forward().square().sum().backward();
+  if (to != Gradients::deferred) return;
+  for (const auto& weight : {net->up->weight, net->down->weight}) {
+    EXPECT_EQ(weight.grad().abs().sum().item<double>(), 0);
+  }
+  deferred->run();
+}
+
 class TensorParallelTest : public RankTest {};
 
 TEST_P(TensorParallelTest, AnOwnModuleEqualsItselfOnOneRank) {
   on_mesh({.shape = {.tp = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
+    const auto x = torch::arange(2 * 12 * 6).mul(5).remainder(13).div(13.0).view({2, 12, 6});
+    Net whole;
+    auto y = whole(x);
+    y.square().sum().backward();
     for (const bool sequence : {false, true}) {
-      const auto x = torch::arange(2 * 12 * 6).mul(5).remainder(13).div(13.0).view({2, 12, 6});
-      Net whole, divided;
-      auto y = whole(x);
-      y.square().sum().backward();
-
-      const auto& axis = mesh.axis("tp");
-      const auto parts =
-          tensor_parallel(*divided, plan_of_net(), mesh, {.sequence_parallel = sequence});
-      const int64_t length = sequence ? 12 / axis.size() : 12;
-      const int64_t begin = sequence ? axis.rank() * length : 0;
-      const auto own = divided(x.narrow(1, begin, length).contiguous());
-      expect_close(own, y.narrow(1, begin, length));
-      own.square().sum().backward();
-      const auto named = divided->named_parameters();
-      for (const auto& item : whole->named_parameters()) {
-        if (axis.size() == 1) break;
-        SCOPED_TRACE(item.key());
-        expect_close(gathered_gradient(named[item.key()], parts.at(item.key()), axis),
-                     item.value().grad(), {.absolute = 1e-5, .relative = 1e-5});
+      for (const auto to : {Gradients::returned, Gradients::kept, Gradients::deferred}) {
+        Net divided;
+        const auto& axis = mesh.axis("tp");
+        const auto parts =
+            tensor_parallel(*divided, plan_of_net(), mesh, {.sequence_parallel = sequence});
+        const int64_t length = sequence ? 12 / axis.size() : 12;
+        const int64_t begin = sequence ? axis.rank() * length : 0;
+        const auto forward = [&] {
+          const auto own = divided(x.narrow(1, begin, length).contiguous());
+          expect_close(own, y.narrow(1, begin, length));
+          return own;
+        };
+        backward_of(forward, divided, to);
+        const auto named = divided->named_parameters();
+        for (const auto& item : whole->named_parameters()) {
+          if (axis.size() == 1) break;
+          SCOPED_TRACE(item.key());
+          expect_close(gathered_gradient(named[item.key()], parts.at(item.key()), axis),
+                       item.value().grad(), {.absolute = 1e-5, .relative = 1e-5});
+        }
       }
     }
   });
@@ -96,7 +124,8 @@ TEST_P(TensorParallelTest, AnOwnModuleEqualsItselfOnOneRank) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTest, ::testing::Values(1, 2, 3));
 
 /// Shoeybi et al., figure 4: two all-reduces forward and two backward in a layer; Korthikanti et
-/// al., figure 5: all-gathers and reduce-scatters of the same bytes in their place.
+/// al., figure 5: all-gathers and reduce-scatters of the same bytes in their place, and a gather of
+/// what was not kept.
 TEST(TensorParallel, SendsWhatThePapersSay) {
   on_mesh({.shape = {.tp = 2}}, [](const mesh::DeviceMesh& mesh) {
     config::ModelSection section;
@@ -130,7 +159,9 @@ TEST(TensorParallel, SendsWhatThePapersSay) {
         EXPECT_EQ(forward.all_gather.bytes, (2 * layers + 1) * bytes);
         EXPECT_EQ(forward.reduce_scatter.bytes, (2 * layers + 1) * bytes);
         EXPECT_EQ(backward.all_reduce.calls, forward.all_reduce.calls);
-        EXPECT_EQ(backward.all_gather.calls, 2 * forward.all_gather.calls);
+        // Section 4.2.2: what entered a layer's two parts is gathered once more.
+        EXPECT_EQ(backward.all_gather.calls, 2 * forward.all_gather.calls + 2 * layers);
+        EXPECT_EQ(backward.all_gather.bytes, 2 * forward.all_gather.bytes + 2 * layers * bytes);
         EXPECT_EQ(backward.reduce_scatter.bytes, 2 * forward.reduce_scatter.bytes);
       }
     }
