@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/estimate/communication.h"
 #include "tessera/schedule/generate.h"
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
@@ -131,17 +133,32 @@ std::vector<Layout> layouts() {
   return list;
 }
 
-class ModelParallelTest : public ::testing::TestWithParam<Layout> {};
-
-TEST_P(ModelParallelTest, LlamaEqualsTheRecordedRun) {
-  const auto& layout = GetParam();
-  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
-    auto run = train::assemble(micro_job(layout), mesh);
-    expect_recorded(run, recorded_micro());
-  });
+/// Those of one mesh, whose ranks are started once.
+std::vector<std::vector<Layout>> layouts_by_mesh() {
+  std::map<std::vector<int>, std::vector<Layout>> meshes;
+  for (const auto& layout : layouts()) {
+    meshes[{layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp}].push_back(layout);
+  }
+  std::vector<std::vector<Layout>> result;
+  for (auto& [sizes, list] : meshes) result.push_back(std::move(list));
+  return result;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ModelParallelTest, ::testing::ValuesIn(layouts()));
+class ModelParallelTest : public ::testing::TestWithParam<std::vector<Layout>> {};
+
+TEST_P(ModelParallelTest, LlamaEqualsTheRecordedRun) {
+  const auto deadline = std::chrono::seconds(60) * static_cast<int64_t>(GetParam().size());
+  on_mesh({.shape = GetParam().front().shape(), .deadline = deadline},
+          [&](const mesh::DeviceMesh& mesh) {
+            for (const auto& layout : GetParam()) {
+              SCOPED_TRACE(::testing::PrintToString(layout));
+              auto run = train::assemble(micro_job(layout), mesh);
+              expect_recorded(run, recorded_micro());
+            }
+          });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ModelParallelTest, ::testing::ValuesIn(layouts_by_mesh()));
 
 /// The largest difference between what this rank holds and the same elements of a run on one rank.
 double largest_difference(train::Run& run, train::Run& one) {
@@ -174,6 +191,69 @@ TEST(ModelParallel, StartsAndEndsLikeOneRank) {
     });
   }
 }
+
+/// What this rank's collectives moved along one dimension, with its channels and parts; `sent`: of
+/// broadcasts, those of the channels that begin here.
+estimate::Traffic traffic_along(const train::Run& run, const std::string& dimension) {
+  estimate::Traffic traffic;
+  const auto own = fmt::format("/{}>", run.pipeline_axis.rank());
+  for (const auto& axis : run.axes) {
+    const auto& name = axis.name();
+    if (!name.starts_with(dimension) || name.find('+') != std::string::npos) continue;
+    const auto counters = axis.counters();
+    traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
+    traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
+    traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
+    if (name.find(own) == std::string::npos) continue;
+    traffic.sent += static_cast<double>(counters.broadcast.bytes);
+  }
+  return traffic;
+}
+
+void expect_moved(const estimate::Traffic& after, const estimate::Traffic& before,
+                  const estimate::Traffic& expected, const std::string& dimension) {
+  constexpr double kFewNumbers = 256;  // losses, counts of tokens, norms
+  EXPECT_NEAR(after.all_reduce - before.all_reduce, expected.all_reduce, kFewNumbers) << dimension;
+  EXPECT_NEAR(after.all_gather - before.all_gather, expected.all_gather, kFewNumbers) << dimension;
+  EXPECT_NEAR(after.reduce_scatter - before.reduce_scatter, expected.reduce_scatter, kFewNumbers)
+      << dimension;
+  EXPECT_EQ(after.sent - before.sent, expected.sent) << dimension;
+}
+
+class TrafficTest : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(TrafficTest, IsWhatIsEstimated) {
+  const auto& layout = GetParam();
+  auto job = recorded_job(64, 8);
+  job.model.preset = "micro";
+  job.model.tie_embeddings = layout.placement == "replicate";
+  job.train.micro_batch = layout.pp == 1 ? 0 : 2;
+  job = with_layout(job, layout);
+  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+    auto run = train::assemble(job, mesh);
+    train::train_step(run, 0);  // shapes of messages are agreed, too
+    const auto part = estimate::rank_parts(
+        job, run.model->shape())[static_cast<size_t>(run.pipeline_axis.rank())];
+    const auto expected = estimate::communication(
+        job, part, estimate::plan_units(job, part, /*device_is_host=*/true));
+    const auto before = [&](const char* name) { return traffic_along(run, name); };
+    const auto dp = before("dp"), tp = before("tp"), pp = before("pp");
+    train::train_step(run, 1);
+    expect_moved(traffic_along(run, "dp"), dp, expected.dp, "dp");
+    expect_moved(traffic_along(run, "tp"), tp, expected.tp, "tp");
+    expect_moved(traffic_along(run, "pp"), pp, expected.pp, "pp");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, TrafficTest,
+    ::testing::Values(Layout{1, 1, 2, "replicate", false}, Layout{1, 1, 2, "replicate", true},
+                      Layout{1, 2, 2, "full_shard", true, "selective"},
+                      Layout{2, 1, 2, "replicate", true, "full"},
+                      Layout{1, 1, 1, "replicate", true, "none", 2, "1F1B", {1, 1}},
+                      Layout{1, 2, 1, "full_shard", true, "none", 2, "1F1B", {1, 1}},
+                      Layout{1, 1, 2, "full_shard", true, "none", 2, "ZBVZeroBubble", {0, 1, 1, 0}},
+                      Layout{1, 2, 2, "full_shard", false, "full", 2, "ZB-H1", {1, 1}}));
 
 /// Steps of `job` divided, beside one rank's.
 void expect_like_one_rank(const config::RunConfig& job, const Layout& layout, size_t steps,
