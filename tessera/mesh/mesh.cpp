@@ -101,10 +101,4 @@ std::vector<Axis> DeviceMesh::used_axes() const {
   return used;
 }
 
-int64_t DeviceMesh::buffer_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& [name, axis] : axes_) bytes += axis.buffer_bytes();
-  return bytes;
-}
-
 }  // namespace tessera::mesh

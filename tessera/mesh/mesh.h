@@ -68,9 +68,6 @@ class DeviceMesh {
   /// The axes of more than one rank that were used so far, for summaries.
   std::vector<Axis> used_axes() const;
 
-  /// Of all axes, see comm::Group::buffer_bytes.
-  int64_t buffer_bytes() const;
-
  private:
   DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
              const comm::Transport& transport, c10::Device device,

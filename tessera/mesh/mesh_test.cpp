@@ -74,12 +74,10 @@ TEST(DeviceMesh, ChannelsAreGroupsOfTheirOwn) {
     expect_close(b, at::full({1000}, 3.0));
     EXPECT_EQ(gather.counters().all_reduce.calls, 1);
     EXPECT_EQ(reduce.counters().all_reduce.calls, 1);
-    EXPECT_EQ(mesh.buffer_bytes(), gather.buffer_bytes() + reduce.buffer_bytes());
     EXPECT_GT(reduce.buffer_bytes(), 0);
   });
   const DeviceMesh alone;
   EXPECT_EQ(alone.axis("dp_shard", {.channel = "reduce"}).size(), 1);
-  EXPECT_EQ(alone.buffer_bytes(), 0);
 }
 
 TEST(DeviceMesh, SplitsAnAxisIntoConsecutiveParts) {

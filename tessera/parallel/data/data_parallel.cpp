@@ -180,9 +180,9 @@ void check_options(const std::vector<UnitModules>& units, const std::vector<Unit
 nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
   nn::Hooks hooks;
   if (policy.param_dtype && policy.cast_forward_inputs) {
-    // Tables and masks that no gradient flows through stay as precise as they came.
-    hooks.cast_input = [dtype = *policy.param_dtype](torch::Tensor& input) {
-      if (input.is_floating_point() && input.requires_grad()) input = input.to(dtype);
+    hooks.cast_input = [dtype = *policy.param_dtype,
+                        all = policy.cast_constant_inputs](torch::Tensor& input) {
+      if (input.is_floating_point() && (all || input.requires_grad())) input = input.to(dtype);
     };
   }
   if (policy.output_dtype) {

@@ -35,6 +35,7 @@ struct MixedPrecisionPolicy {
   std::optional<torch::Dtype> reduce_dtype;
   std::optional<torch::Dtype> output_dtype;  ///< of the unit's modules' results; none: as they come
   bool cast_forward_inputs = true;  ///< arguments that may carry a gradient are cast to param_dtype
+  bool cast_constant_inputs = false;  ///< and the others of floating type, as FSDP2 does
 };
 
 /// What lives on the host instead of the device.

@@ -90,5 +90,30 @@ TEST(LoadedInBf16, DeepSpeedsPlacementsAreThat) {
   });
 }
 
+struct ScaleImpl : nn::Hookable {
+  ScaleImpl() : weight(register_parameter("weight", torch::ones({8}))) {}
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& table) {
+    seen = {x.scalar_type(), table.scalar_type()};
+    return x * weight + table;
+  }
+  torch::Tensor weight;
+  std::vector<torch::Dtype> seen;
+};
+
+TEST(CastsOfArguments, AreOfThoseWithAGradientOrOfAll) {
+  const mesh::DeviceMesh mesh;
+  const auto seen = [&](const MixedPrecisionPolicy& policy) {
+    nn::Hooked<ScaleImpl> scale;
+    auto model = fully_shard(*scale, mesh, {.unit = {.mixed_precision = policy}},
+                             {.kind = UnitRuleKind::whole_model});
+    scale(torch::ones({8}).requires_grad_(), torch::ones({8}));
+    return scale->seen;
+  };
+  using Dtypes = std::vector<torch::Dtype>;
+  EXPECT_EQ(seen({.param_dtype = kBf16}), (Dtypes{kBf16, kFp32}));
+  EXPECT_EQ(seen({.param_dtype = kBf16, .cast_constant_inputs = true}), (Dtypes{kBf16, kBf16}));
+  EXPECT_EQ(seen({.param_dtype = kBf16, .cast_forward_inputs = false}), (Dtypes{kFp32, kFp32}));
+}
+
 }  // namespace
 }  // namespace tessera::parallel
