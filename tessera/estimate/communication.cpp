@@ -141,6 +141,17 @@ Traffic of_pipeline(const RunConfig& config, const RankPart& part,
 
 }  // namespace
 
+Traffic operator-(const Traffic& after, const Traffic& before) {
+  return {.all_reduce = after.all_reduce - before.all_reduce,
+          .all_gather = after.all_gather - before.all_gather,
+          .reduce_scatter = after.reduce_scatter - before.reduce_scatter,
+          .sent = after.sent - before.sent};
+}
+
+Communication operator-(const Communication& after, const Communication& before) {
+  return {.dp = after.dp - before.dp, .tp = after.tp - before.tp, .pp = after.pp - before.pp};
+}
+
 Communication communication(const RunConfig& config, const RankPart& part,
                             const std::vector<UnitPlan>& units) {
   return {.dp = of_data(config, part, units),

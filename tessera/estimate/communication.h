@@ -16,6 +16,7 @@ struct Traffic {
 
   double total() const { return all_reduce + all_gather + reduce_scatter + sent; }
 };
+Traffic operator-(const Traffic& after, const Traffic& before);
 
 /// Of one rank in one step. A few numbers a step (losses, counts, norms) are left out.
 struct Communication {
@@ -23,6 +24,7 @@ struct Communication {
   Traffic tp;  ///< activations, three numbers a token of the loss, gradients of what ranks share
   Traffic pp;  ///< activations and their gradients between stages, the gradient of a tied table
 };
+Communication operator-(const Communication& after, const Communication& before);
 
 /// `units` as plan_units has them. docs/estimates.md has the formulas.
 Communication communication(const config::RunConfig& config, const RankPart& part,

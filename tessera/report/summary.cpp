@@ -73,6 +73,12 @@ std::string memory_line(const std::vector<int64_t>& peaks) {
                      format_bytes(*largest), largest - peaks.begin());
 }
 
+std::string bytes_line(const PredictedBytes& part) {
+  const auto measured = format_bytes(part.measured);
+  if (part.predicted < 0) return measured;
+  return fmt::format("{} (predicted {})", measured, format_bytes(part.predicted));
+}
+
 /// The units that cost the most waiting: "head 1.2 ms, layers.3 0.4 ms a step".
 std::string unit_waits_line(std::vector<UnitWait> waits) {
   std::ranges::stable_sort(waits, std::greater(), &UnitWait::seconds);
@@ -155,13 +161,9 @@ std::string format_summary(const RunSummary& summary) {
   if (!summary.peak_memory_bytes.empty()) {
     lines.emplace_back("peak memory", memory_line(summary.peak_memory_bytes));
   }
-  for (const auto& part : summary.memory) {
-    lines.emplace_back("  " + part.name,
-                       fmt::format("{}{}", format_bytes(part.measured),
-                                   part.predicted < 0 ? ""
-                                                      : fmt::format(" (predicted {})",
-                                                                    format_bytes(part.predicted))));
-  }
+  for (const auto& part : summary.memory) lines.emplace_back("  " + part.name, bytes_line(part));
+  if (!summary.traffic.empty()) lines.emplace_back("traffic", "of rank 0 in a step");
+  for (const auto& part : summary.traffic) lines.emplace_back("  " + part.name, bytes_line(part));
   lines.emplace_back("files", summary.run_dir);
   size_t width = 0;
   for (const auto& [key, value] : lines) width = std::max(width, key.size());
@@ -174,13 +176,17 @@ std::string format_summary(const RunSummary& summary) {
 std::string to_json(const RunSummary& summary) {
   using Json = nlohmann::ordered_json;
   const auto known = [](double value, bool is_known) { return is_known ? Json(value) : Json(); };
-  Json unit_waits = Json::object(), memory = Json::object();
+  Json unit_waits = Json::object();
   for (const auto& [unit, seconds] : summary.unit_waits) unit_waits[unit] = seconds;
-  for (const auto& part : summary.memory) {
-    memory[part.name] = {
-        {"predicted", known(static_cast<double>(part.predicted), part.predicted >= 0)},
-        {"measured", part.measured}};
-  }
+  const auto by_name = [&](const std::vector<PredictedBytes>& parts) {
+    Json object = Json::object();
+    for (const auto& part : parts) {
+      object[part.name] = {
+          {"predicted", known(static_cast<double>(part.predicted), part.predicted >= 0)},
+          {"measured", part.measured}};
+    }
+    return object;
+  };
   const Json json{
       {"run_dir", summary.run_dir},
       {"world_size", summary.world_size},
@@ -195,7 +201,8 @@ std::string to_json(const RunSummary& summary) {
       {"matmul_peak_note", summary.matmul_peak_note},
       {"communication_wait_share", summary.communication_wait_share},
       {"unit_waits", unit_waits},
-      {"memory", memory},
+      {"memory", by_name(summary.memory)},
+      {"traffic", by_name(summary.traffic)},
       {"skipped_steps", summary.skipped_steps},
       {"first_loss", summary.first_loss},
       {"last_loss", summary.last_loss},

@@ -10,8 +10,8 @@
 
 namespace tessera::report {
 
-/// Bytes of one rank for one purpose, at the most; below 0: not predicted.
-struct MemoryPart {
+/// Bytes of one rank for one purpose; below 0: not predicted.
+struct PredictedBytes {
   std::string name;
   int64_t predicted = -1, measured = 0;
 };
@@ -37,7 +37,8 @@ struct RunSummary {
   std::string matmul_peak_note;         ///< where the peak is from, such as "measured, fp32"
   double communication_wait_share = 0;  ///< of the step time
   std::vector<UnitWait> unit_waits;     ///< of rank 0
-  std::vector<MemoryPart> memory;       ///< of rank 0
+  std::vector<PredictedBytes> memory;   ///< of rank 0, by purpose, each at the most
+  std::vector<PredictedBytes> traffic;  ///< of rank 0 in a step, by dimension
   int64_t skipped_steps = 0;            ///< NaN or infinity: no update
   double first_loss = 0;
   double last_loss = 0;

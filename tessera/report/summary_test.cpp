@@ -49,6 +49,23 @@ TEST(FormatSummary, IsAnAlignedBlock) {
             "                 int x;\\x1b[31m\\xff é\n");
 }
 
+TEST(FormatSummary, BytesStandBesideWhatWasPredicted) {
+  RunSummary summary;
+  summary.memory = {{"gradients", 3 << 20, 2 << 20}, {"buffers", -1, 1 << 20}};
+  EXPECT_EQ(format_summary(summary).find("traffic"), std::string::npos);
+  summary.traffic = {{"tp", 5 << 20, 4 << 20}};
+  const auto text = format_summary(summary);
+  EXPECT_NE(text.find("    gradients  2.0 MiB (predicted 3.0 MiB)\n"
+                      "    buffers    1.0 MiB\n"
+                      "  traffic      of rank 0 in a step\n"
+                      "    tp         4.0 MiB (predicted 5.0 MiB)\n"),
+            std::string::npos)
+      << text;
+  const auto json = nlohmann::json::parse(to_json(summary));
+  EXPECT_EQ(json["memory"]["buffers"]["predicted"], nullptr);
+  EXPECT_EQ(json["traffic"]["tp"]["measured"], 4 << 20);
+}
+
 TEST(FormatSummary, SampleCannotSteerTheTerminal) {
   RunSummary summary;
   for (int a = 0; a < 256; ++a) {

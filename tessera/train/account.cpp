@@ -1,7 +1,12 @@
-#include "tessera/train/memory_account.h"
+#include "tessera/train/account.h"
+
+#include <fmt/format.h>
+
+#include <string>
 
 #include "tessera/estimate/activations.h"
 #include "tessera/estimate/buffers.h"
+#include "tessera/estimate/communication.h"
 #include "tessera/estimate/rank_part.h"
 #include "tessera/estimate/step_memory.h"
 
@@ -46,6 +51,27 @@ estimate::RankPart part_of(const Run& run) {
   return parts[static_cast<size_t>(run.pipeline_axis.rank())];
 }
 
+/// Of the axes of one dimension, or of those that begin with `dimensions`.
+estimate::Traffic traffic_along(const Run& run, const std::string& dimensions) {
+  estimate::Traffic traffic;
+  const auto own = fmt::format("/{}>", run.pipeline_axis.rank());  // messages that begin here
+  for (const auto& axis : run.axes) {
+    const auto& name = axis.name();
+    if (!name.starts_with(dimensions) || name.find('+') != std::string::npos ||
+        name.ends_with("/save")) {
+      continue;
+    }
+    const auto counters = axis.counters();
+    traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
+    traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
+    traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
+    if (name.find(own) != std::string::npos) {
+      traffic.sent += static_cast<double>(counters.broadcast.bytes);
+    }
+  }
+  return traffic;
+}
+
 /// The most that tensors are predicted to take at once.
 double predicted_peak(const Run& run, const estimate::RankPart& part) {
   const auto device = estimate::this_cpu();
@@ -55,16 +81,16 @@ double predicted_peak(const Run& run, const estimate::RankPart& part) {
 
 }  // namespace
 
-std::vector<report::MemoryPart> memory_account(const Run& run) {
+std::vector<report::PredictedBytes> memory_account(const Run& run) {
   const auto predicted = estimate::peak_of_states(bytes_by_unit(run), run.config.parallel);
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
   const auto own = part_of(run);
   const auto part = [](const char* name, double bytes, int64_t found) {
-    return report::MemoryPart{name, static_cast<int64_t>(bytes), found};
+    return report::PredictedBytes{name, static_cast<int64_t>(bytes), found};
   };
-  std::vector<report::MemoryPart> parts{
+  std::vector<report::PredictedBytes> parts{
       part("parameters", predicted.parameters, measured.parameters),
       part("gathered", predicted.gathered, measured.peak_gathered),
       part("gradients", predicted.gradients, measured.peak_gradients),
@@ -77,6 +103,29 @@ std::vector<report::MemoryPart> memory_account(const Run& run) {
   if (run.peak_tensors > 0) {
     parts.push_back(part("at once", predicted_peak(run, own), run.peak_tensors));
   }
+  return parts;
+}
+
+estimate::Communication traffic_so_far(const Run& run) {
+  return {.dp = traffic_along(run, "dp"),
+          .tp = traffic_along(run, "tp"),
+          .pp = traffic_along(run, "pp")};
+}
+
+std::vector<report::PredictedBytes> traffic_account(const Run& run) {
+  const auto own = part_of(run);
+  const auto predicted = estimate::communication(
+      run.config, own, estimate::plan_units(run.config, own, run.device.is_cpu()));
+  std::vector<report::PredictedBytes> parts;
+  const auto add = [&](const char* name, int64_t ranks, const estimate::Traffic& expected,
+                       const estimate::Traffic& found) {
+    if (ranks == 1) return;
+    parts.push_back(
+        {name, static_cast<int64_t>(expected.total()), static_cast<int64_t>(found.total())});
+  };
+  add("dp", own.mesh.data_ranks(), predicted.dp, run.traffic.dp);
+  add("tp", own.mesh.tp, predicted.tp, run.traffic.tp);
+  add("pp", own.mesh.pp, predicted.pp, run.traffic.pp);
   return parts;
 }
 

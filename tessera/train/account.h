@@ -1,4 +1,5 @@
-// Where a rank's memory goes: what the formulas predict, beside what was measured.
+// What a rank's memory holds and what it sends: what the formulas predict, beside what was measured
+// (tessera/estimate/, docs/estimates.md).
 #pragma once
 
 #include <vector>
@@ -9,8 +10,14 @@
 namespace tessera::train {
 
 /// This rank's memory by purpose, each at the most during the steps so far; "at once": all tensors
-/// together, on a CPU. Predictions are those of tessera/estimate/ (docs/estimates.md); buffers of
-/// communication are not predicted (-1).
-std::vector<report::MemoryPart> memory_account(const Run& run);
+/// together, on a CPU. Buffers of communication are not predicted (-1).
+std::vector<report::PredictedBytes> memory_account(const Run& run);
+
+/// What this rank moved in the last step, along each dimension of more than one rank.
+std::vector<report::PredictedBytes> traffic_account(const Run& run);
+
+/// The same as counted since the run began. What groups across dimensions agree on is left out, and
+/// so is saving.
+estimate::Communication traffic_so_far(const Run& run);
 
 }  // namespace tessera::train

@@ -240,6 +240,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .schedule = make_schedule(config),
           .peak_activations = 0,
           .peak_tensors = 0,
+          .traffic = {},
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
   if (config.precision.autocast) run.autocast = dtype_named(config.precision.compute);

@@ -8,6 +8,7 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/batch.h"
+#include "tessera/estimate/communication.h"
 #include "tessera/estimate/pipeline_plan.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/mesh/mesh.h"
@@ -57,6 +58,7 @@ struct Run {
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).
   int64_t peak_activations = 0;
   int64_t peak_tensors = 0;  ///< bytes in all tensors at once, at the most in a step so far (CPU)
+  estimate::Communication traffic;                   ///< of the last step that was not skipped
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
   /// Told on this rank before each action of the pipeline.

@@ -22,10 +22,10 @@
 #include "tessera/report/summary.h"
 #include "tessera/report/svg.h"
 #include "tessera/report/tensorboard.h"
+#include "tessera/train/account.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
-#include "tessera/train/memory_account.h"
 #include "tessera/train/step.h"
 
 namespace tessera::train {
@@ -265,6 +265,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   say(checkpointing.finish());
   summary.peak_memory_bytes = peak_memory_by_rank(run.world);
   summary.memory = memory_account(run);
+  summary.traffic = traffic_account(run);
   summary.unit_waits = unit_waits(run);
   if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
     summary.sample = generate(run, train.sample_prompt, {.num_tokens = train.sample_tokens});

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/train/account.h"
 #include "tessera/train/passes.h"
 
 namespace tessera::train {
@@ -55,6 +56,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   if (num_tokens == 0)
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
   kernels::reset_peak();
+  const auto before = traffic_so_far(run);
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
   const double local_loss =
@@ -86,6 +88,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   }
   run.parallel.finish_step();
   run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
+  if (!result.skipped) run.traffic = traffic_so_far(run) - before;
   return result;
 }
 

@@ -1,11 +1,10 @@
 // What each placement holds on 1 to 8 ranks: ZeRO's formulas, and what a run measures.
-#include "tessera/train/memory_account.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/train/account.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/step.h"
 #include "tests/support/ranks.h"
