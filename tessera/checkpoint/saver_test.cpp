@@ -239,7 +239,7 @@ TEST_P(SaverTest, ColumnsComeBackAsElementsAndElementsAsColumns) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, SaverTest, ::testing::Values(1, 2, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, SaverTest, ::testing::Values(1, 2, 3, 5));
 
 TEST(Saver, ValuesMayChangeOnceSaveHasReturned) {
   const SharedFolder folder;

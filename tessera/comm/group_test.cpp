@@ -352,7 +352,7 @@ TEST_P(GroupTest, CountsCallsBytesAndWaiting) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GroupTest, ::testing::Values(1, 2, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, GroupTest, ::testing::Values(1, 2, 3, 5));
 
 TEST_P(GroupTest, KnowsTheMemoryItUses) {
   for_each_transport(GetParam(), [](const Group& axis) {

@@ -70,7 +70,7 @@ TEST_P(NativeTest, EveryCallEqualsArithmetic) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, NativeTest, ::testing::Values(2, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, NativeTest, ::testing::Values(2, 3, 5));
 
 }  // namespace
 }  // namespace tessera::comm

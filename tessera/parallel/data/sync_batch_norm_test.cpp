@@ -93,7 +93,7 @@ TEST_P(SyncBatchNormTest, AnEmptyBatchOfOneRankEqualsTheWholeBatch) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNormTest, ::testing::Values(1, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNormTest, ::testing::Values(1, 2, 3, 4));
 
 /// Mean loss of a global batch of which these are this rank's rows; leaves gradients.
 double backward(models::ResNet& net, const Tensor& images, const Tensor& labels,
