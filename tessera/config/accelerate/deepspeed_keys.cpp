@@ -413,15 +413,13 @@ Keys memory_keys() {
 
 Keys keys_of_what_is_not_built() {
   const std::string tensor = "tensor parallelism is the job file's: set parallel.tp there";
+  const std::string unused = "counts for autotp_size above 1";
   auto keys = below(
       "tensor_parallel",
       {only("autotp_size", integer, {"0", "1"}, tensor), only("tp.tp_size", integer, {"1"}, tensor),
-       ignored("tp.tp_grain_size", integer, "counts for autotp_size above 1"),
-       ignored("tp_overlap_comm", boolean, "counts for autotp_size above 1"),
-       ignored("preset_model", text, "counts for autotp_size above 1"),
-       ignored("dtype", text, "counts for autotp_size above 1"),
-       ignored("keep_module_on_host", boolean, "counts for autotp_size above 1"),
-       section("partition_config", tensor)});
+       ignored("tp.tp_grain_size", integer, unused), ignored("tp_overlap_comm", boolean, unused),
+       ignored("preset_model", text, unused), ignored("dtype", text, unused),
+       ignored("keep_module_on_host", boolean, unused), section("partition_config", tensor)});
   const auto take = [&](Keys more) { std::ranges::move(more, std::back_inserter(keys)); };
   take(switched_off("elasticity", "a run keeps its batch; it starts again on any number of ranks",
                     {{"max_train_batch_size", integer},
