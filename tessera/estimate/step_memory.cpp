@@ -75,7 +75,7 @@ class Step {
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
-    if (device.widens_products && width_ < kFloat) widened_ = kFloat;
+    widens_ = device.widens_products && width_ < kFloat;
   }
 
   /// Of each stage the pass that begins with the most.
@@ -125,9 +125,16 @@ class Step {
   /// Gradients of earlier micro-batches wait for this one's: as slices, or in a pipeline whole.
   double earlier_gradients() const { return accumulates_ ? slices_ : waiting_; }
 
-  /// What a product of so many numbers needs beside its result; `added`: to a float32 buffer.
-  double widened(double numbers, bool added) const {
-    return widened_ == 0 ? 0 : numbers * (widened_ + (added ? 2 : 0));
+  /// What the product [rows, depth] [depth, columns] needs beside its operands and its result,
+  /// whose numbers have `out_bytes`.
+  double widened(double rows, double depth, double columns, double out_bytes) const {
+    if (!widens_) return 0;
+    const auto block = [](double height, double width) {
+      constexpr double kWidened = 1024;  // kernels/cpu/matmul.h
+      return std::min(height, kWidened) * std::min(width, kWidened) * kFloat;
+    };
+    return block(rows, depth) + block(depth, columns) +
+           (out_bytes < kFloat ? block(rows, columns) : 0);
   }
 
   /// What it takes beside its summands and their sum to add up all positions' numbers over ranks,
@@ -140,15 +147,19 @@ class Step {
     return divides_positions() ? 2 * whole_ + std::max(rearranged(), own_) + own_ : 2 * own_;
   }
 
-  /// The backward of a block's last product: the gradient of its input, and of its weight; where
-  /// positions are divided, after those of all came together.
-  double last_product() const {
+  /// The backward of the last product of a block of `unit`: the gradient of its input, and of its
+  /// weight; where positions are divided, after those of all came together.
+  double last_product(size_t unit) const {
     const auto& shape = part_.shape;
-    const auto ffn = static_cast<double>(shape.ffn_dim);
+    const auto ffn = static_cast<double>(shape.ffn_dim), dim = static_cast<double>(shape.dim);
     const double products =
-        width_ * tokens_ * ffn + std::max(widened(tokens_ * ffn, false),
-                                          widened(ffn * static_cast<double>(shape.dim), true));
+        width_ * tokens_ * ffn + std::max(widened(tokens_, dim, ffn, width_),
+                                          widened(dim, tokens_, ffn, gradient_bytes(unit)));
     return divides_positions() ? whole_ + std::max(rearranged(), products) : products;
+  }
+
+  double gradient_bytes(size_t unit) const {
+    return static_cast<double>(units_[unit].buffers.front().gradient_bytes);
   }
 
   bool is_of(size_t stage, size_t unit) const {
@@ -188,9 +199,10 @@ class Step {
     const double rows = std::min(tokens_, std::max(64.0, kChunkBytes / kFloat / vocab));
     double logits = rows * vocab * (kFloat + (width_ < kFloat ? width_ : 0)) + whole_;
     // The head's gradient is summed in float32, beside one that is reduced in less.
-    if (units_[head_].buffers.front().gradient_bytes < 4) logits += vocab * dim * kFloat;
-    // The logits' product, and that of their gradient with the hidden states.
-    logits += widened(std::max(rows, dim) * vocab, /*added=*/true);
+    if (gradient_bytes(head_) < kFloat) logits += vocab * dim * kFloat;
+    // The logits' product, and those of their gradient with the weight and the hidden states.
+    logits += std::max({widened(rows, dim, vocab, kFloat), widened(rows, vocab, dim, width_),
+                        widened(vocab, rows, dim, kFloat)});
     gathered_.need(head_);
     const double gradient = pipeline() ? 0 : bytes_[head_].passing_gradients;
     note("loss", {.gradients = earlier_gradients() + gradient,
@@ -223,7 +235,7 @@ class Step {
         const auto block = of_block(i);
         note("backward", {.gradients = gradients,
                           .activations = kept_ + tokens_ * block.working +
-                                         std::max(tokens_ * block.inside, last_product())});
+                                         std::max(tokens_ * block.inside, last_product(unit))});
         kept_ -= tokens_ * block.kept;
         if (part_.stages[stage].splits_backward) kept_ += tokens_ * block.deferred;
       }
@@ -254,8 +266,8 @@ class Step {
   /// An activation of all positions and of this rank's; slices of gradients, and whole ones that
   /// wait for the last micro-batch.
   double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
-  double kept_ = 0, widened_ = 0;
-  bool accumulates_ = false;
+  double kept_ = 0;
+  bool accumulates_ = false, widens_ = false;
   size_t head_ = 0;
 };
 

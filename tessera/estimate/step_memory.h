@@ -34,8 +34,8 @@ struct StepMemory {
 /// What computes.
 struct Device {
   bool is_host = false;  ///< a CPU: offloading moves nothing
-  /// Products of 16-bit matrices need their result in float32 beside it, and once more in 16 bits
-  /// if it is added to a float32 buffer: CPUs without instructions for bfloat16.
+  /// Products of 16-bit matrices need blocks of them in float32 (kernels/cpu/matmul.h): CPUs
+  /// without instructions for bfloat16.
   bool widens_products = false;
 };
 Device this_cpu();

@@ -21,10 +21,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// `rows` [N, I] times `right` [I, O].
-at::Tensor product(const at::Tensor& rows, const at::Tensor& right) {
+/// `rows` [N, I] times `right` [I, O], plus `bias` [O] if there is one.
+at::Tensor product(const at::Tensor& rows, const at::Tensor& right,
+                   const std::optional<at::Tensor>& bias = {}) {
   auto y = at::empty({rows.size(0), right.size(1)}, rows.options());
-  multiply(y, rows, right, /*accumulate=*/false);
+  if (bias) y.copy_(*bias);  // to every row
+  multiply(y, rows, right, /*accumulate=*/bias.has_value());
   return y;
 }
 
@@ -87,9 +89,7 @@ struct Linear : torch::autograd::Function<Linear> {
         auto y = over_ranks->sum(at::_unsafe_view(product(rows, right), sizes));
         return {bias ? y.add_(bias->to(y.scalar_type())) : y};
       }
-      const auto y =
-          bias ? at::addmm(bias->to(x.scalar_type()), rows, right) : product(rows, right);
-      return {at::_unsafe_view(y, sizes)};
+      return {at::_unsafe_view(product(rows, right, bias), sizes)};
     })[0];
   }
 

@@ -1,0 +1,88 @@
+// Products of every dtype and layout beside the same in float64, with each instruction set.
+#include "tessera/kernels/cpu/matmul.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "tessera/kernels/cpu/isa.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct Size {
+  int64_t rows, depth, columns;
+};
+// One number; odd ones; rows, depth and columns that need two blocks and a few more.
+const std::vector<Size> kSizes = {{1, 1, 1},
+                                  {3, 5, 7},
+                                  {65, 130, 33},
+                                  {kWidenedBlock + 3, 9, 5},
+                                  {4, 2 * kWidenedBlock + 1, 6},
+                                  {2, 3, kWidenedBlock + 7},
+                                  {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3}};
+
+class MultiplyTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > detected_isa()) GTEST_SKIP() << "not on this processor";
+  }
+};
+
+/// Of an exact result, the nearest number of `dtype`'s steps away at most `steps`, beside
+/// float32's error in a sum of `depth`.
+void expect_near(const at::Tensor& actual, const at::Tensor& exact, double step, int64_t depth) {
+  const auto magnitude = std::sqrt(static_cast<double>(depth)) * 1e-6;
+  const auto allowed = exact.abs() * step + magnitude;
+  EXPECT_TRUE((actual.to(at::kDouble) - exact).abs().le(allowed).all().item<bool>());
+}
+
+TEST_P(MultiplyTest, EqualsTheProductInFloat64) {
+  const IsaScope scope(GetParam());
+  const bool widened = GetParam() < Isa::avx512_bf16;
+  at::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    // Half the distance of neighbours; products that LibTorch rounds first, once more.
+    const double rounding = dtype == at::kBFloat16 ? 1.0 / 256
+                            : dtype == at::kHalf   ? 1.0 / 2048
+                                                   : 0;
+    for (const auto& [rows, depth, columns] : kSizes) {
+      for (int variant = 0; variant < 16; ++variant) {
+        SCOPED_TRACE(
+            fmt::format("{} {}x{}x{} {}", at::toString(dtype), rows, depth, columns, variant));
+        const bool wide = (variant & 1) != 0, accumulate = (variant & 2) != 0;
+        if (wide && dtype == at::kFloat) continue;
+        if (rows * depth * columns > 1 << 24 && variant % 5 != 0) continue;  // each bit both ways
+        auto a = (at::randn({rows, depth}) / std::sqrt(depth)).to(dtype);
+        auto b = at::randn({depth, columns}).to(dtype);
+        if ((variant & 4) != 0) a = a.t().contiguous().t();
+        if ((variant & 8) != 0) b = b.t().contiguous().t();
+        const auto before = at::randn({rows, columns}).to(wide ? at::kFloat : dtype);
+        const auto out = accumulate ? before.clone() : at::full_like(before, NAN);
+        auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+        if (accumulate) exact.add_(before.to(at::kDouble));
+        multiply(out, a, b, accumulate);
+        const double step = widened ? (wide ? 0 : rounding) : 4 * rounding;
+        expect_near(out, exact, step + 1e-6, depth);
+      }
+    }
+  }
+}
+
+TEST_P(MultiplyTest, NothingToSumIsZero) {
+  const IsaScope scope(GetParam());
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto out = at::full({2, 3}, NAN, dtype);
+    multiply(out, at::empty({2, 0}, dtype), at::empty({0, 3}, dtype), /*accumulate=*/false);
+    EXPECT_TRUE(at::equal(out, at::zeros_like(out)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, MultiplyTest,
+                         ::testing::Values(Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512_bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace tessera::kernels
