@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -61,14 +62,17 @@ std::vector<Contestant> present(const Runner& runner, const std::vector<std::str
   return result;
 }
 
-/// Runs in turns. A contestant that gives no result is dropped from `taking_part`, with a line.
-Results measure(const Runner& runner, std::vector<Contestant>& taking_part, const Job& job,
-                int num_runs, bool& failed) {
+/// Runs in turns; `after_turn` gets all results so far. A contestant that gives no result is
+/// dropped from `taking_part`, with a line.
+Results measure(const Runner& runner, std::vector<Contestant> taking_part, const Job& job,
+                int num_runs, const std::function<void(const Results&)>& after_turn, bool& failed) {
   Results results;
   for (int i = 0; i < num_runs; ++i) {
     std::erase_if(taking_part, [&](const Contestant& contestant) {
       auto outcome = runner.run(contestant, job);
       if (outcome.kind == Outcome::Kind::done) {
+        fmt::print(stderr, "turn {}: {} {} {}, {:.0f} tokens/s\n", i + 1, contestant.name, job.size,
+                   job.dtype, outcome.result.tokens_per_second);
         results[contestant.name].push_back(std::move(outcome.result));
         return false;
       }
@@ -77,6 +81,7 @@ Results measure(const Runner& runner, std::vector<Contestant>& taking_part, cons
                  outcome.kind == Outcome::Kind::failed ? "failed" : "skipped", outcome.why);
       return true;
     });
+    after_turn(results);
   }
   return results;
 }
@@ -100,13 +105,14 @@ int run_all(Options options) {
   bool failed = false;
   for (const auto& size : options.sizes) {
     for (const auto& dtype : options.dtypes) {
-      auto taking_part = chosen;
       const Job job{size, dtype};
-      const auto results = measure(runner, taking_part, job, options.runs, failed);
+      const auto keep = [&](const Results& results) {  // what is done, if the rest is ended
+        report["results"][size][dtype] = to_json(results);
+        write_file(options.out, report.dump(1) + "\n");
+      };
+      const auto results = measure(runner, chosen, job, options.runs, keep, failed);
       fmt::print("{}\n", table(job, results));
       std::fflush(stdout);
-      report["results"][size][dtype] = to_json(results);
-      write_file(options.out, report.dump(1) + "\n");  // what is done stays if the rest is ended
     }
   }
   fmt::print("written to {}\n", options.out);

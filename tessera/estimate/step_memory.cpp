@@ -21,7 +21,7 @@ constexpr double kSharedBytesPerRank = 2 * kMiB, kSlackBytes = 32 * kMiB;
 constexpr double kNcclBytes = 512 * kMiB, kContextBytes = 512 * kMiB;
 
 /// Which units' passing parameters are in memory, as the engine gathers and frees them
-/// (parallel/data/data_parallel.cpp).
+/// (parallel/data/engine.cpp).
 class Gathered {
  public:
   Gathered(const std::vector<UnitBytes>& units, const config::ParallelSection& section)

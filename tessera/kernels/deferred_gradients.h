@@ -2,15 +2,14 @@
 // part (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2).
 #pragma once
 
-#include <torch/custom_class.h>
-
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace tessera::kernels {
 
 /// One backward's products for weights whose gradient is kept (kernels/gradient_sink.h).
-class DeferredGradients : public torch::CustomClassHolder {
+class DeferredGradients {
  public:
   void add(std::function<void()> product) { products_.push_back(std::move(product)); }
   void run();  ///< in the order in which they were added; frees what they held
@@ -18,7 +17,7 @@ class DeferredGradients : public torch::CustomClassHolder {
  private:
   std::vector<std::function<void()>> products_;
 };
-using DeferredGradientsPtr = c10::intrusive_ptr<DeferredGradients>;
+using DeferredGradientsPtr = std::shared_ptr<DeferredGradients>;
 
 /// While it lives, operators whose forward this thread runs put their weights' products, when their
 /// backward comes, to `gradients` (null: compute them at once). A checkpointed module runs its

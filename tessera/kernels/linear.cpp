@@ -12,6 +12,7 @@
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/gradient_sink.h"
+#include "tessera/kernels/held.h"
 #include "tessera/kernels/recompute.h"
 #include "tessera/kernels/shared_input.h"
 
@@ -45,19 +46,6 @@ at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& x, const at
   return gradient;
 }
 
-struct HeldSum : torch::CustomClassHolder {
-  explicit HeldSum(ProductOverRanksPtr over_ranks) : over_ranks(std::move(over_ranks)) {}
-  ProductOverRanksPtr over_ranks;
-};
-
-/// What a forward saved as `name`, or null.
-template <typename Kind>
-Kind* held(const AutogradContext* ctx, const char* name) {
-  const auto found = ctx->saved_data.find(name);
-  if (found == ctx->saved_data.end()) return nullptr;
-  return static_cast<Kind*>(found->second.toCapsule().get());  // which the context holds
-}
-
 struct Linear : torch::autograd::Function<Linear> {
   /// `operand`: the weight as the products take it, if that is another tensor (autocast).
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -70,16 +58,11 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto& kept = shared != nullptr ? shared->kept : x;
     ctx->save_for_backward({weight.requires_grad() ? kept : at::Tensor(), weight,
                             bias.value_or(at::Tensor()), operand.value_or(at::Tensor())});
-    if (shared != nullptr) ctx->saved_data["shared"] = c10::IValue::make_capsule(shared->by);
+    if (shared != nullptr) hold(ctx, "shared", shared->by);
     ctx->saved_data["in_out"] = in_out;
     ctx->saved_data["x_sizes"] = x.sizes().vec();
-    if (over_ranks) {
-      ctx->saved_data["over_ranks"] =
-          c10::IValue::make_capsule(c10::make_intrusive<HeldSum>(over_ranks));
-    }
-    if (const auto& deferred = DeferScope::current()) {
-      ctx->saved_data["deferred"] = c10::IValue::make_capsule(deferred);
-    }
+    if (over_ranks) hold(ctx, "over_ranks", over_ranks);
+    if (const auto& deferred = DeferScope::current()) hold(ctx, "deferred", deferred);
     const auto rows = x.reshape({-1, x.size(-1)});
     const auto right = in_out ? used : used.t();  // [I, O]
     auto sizes = x.sizes().vec();
@@ -106,8 +89,8 @@ struct Linear : torch::autograd::Function<Linear> {
     };
     const auto grad_of_result = as_rows(grads[0]);
     auto grad = grad_of_result;  // of the product
-    if (const auto* sum = held<HeldSum>(ctx, "over_ranks")) {
-      grad = as_rows(sum->over_ranks->gradient(grads[0]));
+    if (const auto* sum = held<ProductOverRanksPtr>(ctx, "over_ranks")) {
+      grad = as_rows((*sum)->gradient(grads[0]));
     }
     variable_list out(6);
     if (ctx->needs_input_grad(0)) {
@@ -116,19 +99,19 @@ struct Linear : torch::autograd::Function<Linear> {
                                 ctx->saved_data["x_sizes"].toIntVector());
     }
     if (ctx->needs_input_grad(1)) {
-      auto* shared = held<SharedInput>(ctx, "shared");
-      auto* deferred = held<DeferredGradients>(ctx, "deferred");
+      const auto* shared = held<SharedInputPtr>(ctx, "shared");
+      const auto* deferred = held<DeferredGradientsPtr>(ctx, "deferred");
       const auto add = [grad, weight, in_out](const at::Tensor& input) {
         const auto sink = gradient_sink(weight);
         at::AutoDispatchBelowADInplaceOrView guard;
         weight_gradient(sink, input, grad, weight, in_out);
       };
       if (weight_sink.defined() && shared != nullptr && ctx->needs_input_grad(0)) {
-        shared->add(x, add);
+        (*shared)->add(x, add);
       } else if (weight_sink.defined() && deferred != nullptr) {
-        deferred->add([x, add] { add(x); });
+        (*deferred)->add([x, add] { add(x); });
       } else {
-        out[1] = weight_gradient(weight_sink, shared != nullptr ? shared->restore(x) : x, grad,
+        out[1] = weight_gradient(weight_sink, shared != nullptr ? (*shared)->restore(x) : x, grad,
                                  weight, in_out);
       }
     }

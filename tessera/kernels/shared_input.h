@@ -3,9 +3,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/custom_class.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace tessera::kernels {
 /// it, and in their backward leave the gradients of their weights here; the operator's own
 /// backward, which autograd runs after theirs, computes them while the gradient of the input is on
 /// its way to other ranks.
-class SharedInput : public torch::CustomClassHolder {
+class SharedInput {
  public:
   using Finish = std::function<at::Tensor()>;
   /// Begins to make the input of what was kept of it.
@@ -46,7 +46,7 @@ class SharedInput : public torch::CustomClassHolder {
   Finish begun_;
   std::vector<Product> products_;
 };
-using SharedInputPtr = c10::intrusive_ptr<SharedInput>;
+using SharedInputPtr = std::shared_ptr<SharedInput>;
 
 /// An input that this thread's products may share.
 struct Shared {

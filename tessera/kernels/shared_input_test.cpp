@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "tessera/kernels/held.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::kernels {
@@ -16,7 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Log = std::vector<std::string>;
 
-struct Held : torch::CustomClassHolder {
+struct Watched {
   SharedInputPtr shared;
   Log* log = nullptr;
   at::Tensor weight;  // of one product
@@ -24,21 +25,19 @@ struct Held : torch::CustomClassHolder {
 
 /// Twice x, of which products keep x alone.
 struct Twice : torch::autograd::Function<Twice> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const c10::intrusive_ptr<Held>& held) {
-    context->saved_data["held"] = c10::IValue::make_capsule(held);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Watched& watched) {
+    hold(context, "watched", watched);
     return x * 2;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto capsule = context->saved_data["held"].toCapsule();
-    const auto& held = static_cast<const Held&>(*capsule);
-    const auto& grad = held.weight.grad();
+    const auto& watched = *held<Watched>(context, "watched");
+    const auto& grad = watched.weight.grad();
     const auto note = [&](const std::string& text) {
       const bool there = grad.defined() && grad.abs().sum().item<double>() > 0;
-      held.log->push_back(text + (there ? ", weights' gradients" : ""));
+      watched.log->push_back(text + (there ? ", weights' gradients" : ""));
     };
     note("backward");
-    held.shared->run();
+    watched.shared->run();
     note("ran");
     return {gradients[0] * 2, at::Tensor()};
   }
@@ -63,18 +62,18 @@ void run(Passes& run, bool kept, bool x_needs_gradient = true) {
       weight->mutable_grad() = at::zeros_like(*weight);
     }
   }
-  const auto held = c10::make_intrusive<Held>();
-  held->log = &run.log;
-  held->weight = run.first;
-  held->shared = c10::make_intrusive<SharedInput>([log = &run.log](const at::Tensor& x) {
+  Watched watched;
+  watched.log = &run.log;
+  watched.weight = run.first;
+  watched.shared = std::make_shared<SharedInput>([log = &run.log](const at::Tensor& x) {
     log->push_back("begun");
     return [log, x] {
       log->push_back("finished");
       return x.detach() * 2;
     };
   });
-  const auto input = Twice::apply(run.x, held);
-  if (input.requires_grad()) share({{.input = input, .kept = run.x, .by = held->shared}});
+  const auto input = Twice::apply(run.x, watched);
+  if (input.requires_grad()) share({{.input = input, .kept = run.x, .by = watched.shared}});
   const auto loss =
       kernels::linear(input, run.first).sum() + kernels::linear(input, run.second).square().sum();
   share({});
@@ -108,7 +107,7 @@ TEST(SharedInput, GradientsThatAutogradIsGivenDoNotWait) {
 
 TEST(SharedInput, InASplitBackwardTheyWaitForItsSecondPart) {
   Passes made;
-  const auto deferred = c10::make_intrusive<DeferredGradients>();
+  const auto deferred = std::make_shared<DeferredGradients>();
   {
     const DeferScope scope(deferred);
     run(made, /*kept=*/true);

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <limits>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "tessera/kernels/deferred_gradients.h"
+#include "tessera/kernels/held.h"
 #include "tessera/kernels/recompute.h"
 #include "tessera/memory/forward_state.h"
 #include "tessera/nn/dropout.h"
@@ -27,7 +27,7 @@ using torch::autograd::variable_list;
 
 /// One call of a module, between its forward and its backward. Its tensors are not in here but
 /// saved by autograd, which frees them with the graph and notices changes in place.
-struct Record : torch::CustomClassHolder {
+struct Record {
   std::shared_ptr<nn::Call> call;
   std::vector<Tensor*> inputs;  ///< the defined ones of `call`
   std::vector<bool> needs_gradient;
@@ -108,13 +108,13 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   /// `tensors`: the inputs of `record`, and perhaps one that only makes the output need a gradient.
-  static Tensor forward(AutogradContext* context, const c10::intrusive_ptr<Record>& record,
+  static Tensor forward(AutogradContext* context, const std::shared_ptr<Record>& record,
                         at::TensorList tensors) {
     const auto inputs = tensors.slice(0, record->inputs.size());
     Tape tape;
     auto output = first_forward(*record, inputs, tape);
     context->save_for_backward(kept(*record, inputs, tape.tensors()));
-    context->saved_data["record"] = c10::IValue::make_capsule(record);
+    kernels::hold(context, "record", record);
     context->set_materialize_grads(false);
     return output;
   }
@@ -126,8 +126,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     TORCH_CHECK_VALUE(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
                       "checkpoint: expected a backward to all leaves, got autograd::grad or one "
                       "with chosen inputs; call backward() or set mode = none");
-    const auto capsule = context->saved_data["record"].toCapsule();
-    const auto& record = static_cast<const Record&>(*capsule);
+    const Record& record = **kernels::held<std::shared_ptr<Record>>(context, "record");
     const auto num_inputs = record.inputs.size();
     variable_list out(num_inputs + 2);  // of `record`, the inputs, perhaps the tensor added
     if (!gradients[0].defined()) return out;
@@ -162,7 +161,7 @@ void check_offload(const variable_list& tensors) {
 Tensor call_checkpointed(const nn::Hookable& module, const CheckpointOptions& options,
                          const std::shared_ptr<nn::Call>& call) {
   if (!at::GradMode::is_enabled()) return call->forward();
-  auto record = c10::make_intrusive<Record>();
+  auto record = std::make_shared<Record>();
   variable_list tensors;
   for (auto* input : call->inputs) {
     if (!input->defined()) continue;

@@ -6,18 +6,14 @@
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/kernels/held.h"
+
 namespace tessera::nn {
 namespace {
 
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// Keeps a SumOverRanks alive as long as the graph that needs it.
-struct SumHolder : torch::CustomClassHolder {
-  explicit SumHolder(SumOverRanks sum) : sum(std::move(sum)) {}
-  SumOverRanks sum;
-};
 
 /// [C] as [C, 1, ..], to broadcast against `x` [B, C, ..].
 Tensor along_channels(const Tensor& values, const Tensor& x) {
@@ -40,8 +36,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const auto inverse_std = (statistics.var + statistics.eps).rsqrt();
     context->save_for_backward({x, weight.value_or(Tensor()), statistics.mean, inverse_std});
     context->saved_data["count"] = statistics.count;
-    context->saved_data["sum"] =
-        c10::IValue::make_capsule(c10::make_intrusive<SumHolder>(std::move(sum)));
+    kernels::hold(context, "sum", std::move(sum));
     if (x.numel() == 0) return at::empty_like(x);
     return std::get<0>(at::native_batch_norm(x, weight, bias, statistics.mean, statistics.var,
                                              /*training=*/false, /*momentum=*/0, statistics.eps));
@@ -69,8 +64,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
       result[2] = sum_dy.clone();
     }
     if (!context->needs_input_grad(0)) return result;
-    const auto holder = context->saved_data["sum"].toCapsule();
-    static_cast<const SumHolder&>(*holder).sum(sums);
+    (*kernels::held<SumOverRanks>(context, "sum"))(sums);
     sums /= context->saved_data["count"].toDouble();
     // dx = a (dy - mean(dy) - x^ mean(dy x^)) with a = weight / std
     const auto a = weight.defined() ? weight * inverse_std : inverse_std;

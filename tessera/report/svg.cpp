@@ -44,22 +44,6 @@ struct Axes {
   }
 };
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // XML forbids control characters
-    }
-  }
-  return out;
-}
-
 std::string shortened(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return std::string(text);
   size_t end = max_bytes;
@@ -239,6 +223,22 @@ std::vector<StepValue> smoothed(const std::vector<StepValue>& train) {
 }
 
 }  // namespace
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else {
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // XML forbids control characters
+    }
+  }
+  return out;
+}
 
 std::vector<double> moving_average(const std::vector<double>& values, size_t half_window) {
   // Running sums over the finite values: O(n) whatever the window.

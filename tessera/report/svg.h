@@ -1,7 +1,8 @@
-// The loss curve as a picture.
+// The loss curve as a picture, and what other pictures need.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/report/metrics.h"
@@ -35,5 +36,8 @@ std::vector<double> moving_average(const std::vector<double>& values, size_t hal
 /// each of max_points / 2 stretches of equal length, in order of step; a stretch with a value that
 /// is not finite keeps the first such one, too.
 std::vector<StepValue> decimate(const std::vector<StepValue>& points, size_t max_points);
+
+/// `text` as the text of an SVG holds it; control characters become spaces.
+std::string escaped(std::string_view text);
 
 }  // namespace tessera::report

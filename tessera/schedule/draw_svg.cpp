@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "tessera/report/number.h"
+#include "tessera/report/svg.h"
 #include "tessera/schedule/check.h"
 #include "tessera/schedule/draw.h"
 
@@ -26,18 +27,6 @@ text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;fon
 .idle{fill:#1c2128}.n text{fill:#f0f6fc}.n rect{stroke:#0d1117}.F{fill:#2459a6}.B{fill:#2b7a3d}.I{fill:#17767a}.W{fill:#a1601a}}
 </style>
 )";
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&' || c == '<' || c == '>') {
-      out += fmt::format("&#{};", static_cast<int>(c));
-    } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // XML forbids control characters
-    }
-  }
-  return out;
-}
 
 struct Frame {
   double span = 1;  ///< of time
@@ -119,7 +108,7 @@ std::string axis(const Frame& frame, const std::string& unit) {
                      frame.width);
   out += fmt::format(R"(<text x="{:.1f}" y="{:.0f}">{}</text>)"
                      "\n",
-                     kLeft + frame.width + 12, frame.bottom + 20, escaped(unit));
+                     kLeft + frame.width + 12, frame.bottom + 20, report::escaped(unit));
   return out;
 }
 
@@ -153,13 +142,14 @@ std::string schedule_svg(const Schedule& schedule, const Simulation& simulation,
   auto out = fmt::format(
       R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" role="img">)"
       "\n<title>{2}</title>\n",
-      kLeft + frame.width + kRightRoom, frame.bottom + 36, escaped(options.title));
+      kLeft + frame.width + kRightRoom, frame.bottom + 36, report::escaped(options.title));
   out += kStyle;
   out += R"(<rect class="back" width="100%" height="100%"/>)";
-  out += fmt::format(R"(<text class="title" x="24" y="30">{}</text>)", escaped(options.title));
+  out +=
+      fmt::format(R"(<text class="title" x="24" y="30">{}</text>)", report::escaped(options.title));
   out += fmt::format(R"(<text x="24" y="50">{}</text>)"
                      "\n",
-                     escaped(options.subtitle));
+                     report::escaped(options.subtitle));
   out += legend(schedule);
   out += rows(schedule, simulation, frame);
   out += axis(frame, options.unit);

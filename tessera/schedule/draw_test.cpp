@@ -80,7 +80,7 @@ TEST(ScheduleSvg, HasEveryAction) {
     EXPECT_EQ(count(svg, std::string("<rect class=\"B")), 0u);
   }
   EXPECT_EQ(count(svg, "rank "), 4u);
-  EXPECT_THAT(svg, HasSubstr("ZB-H1 &#60;a&#38;b&#62;"));
+  EXPECT_THAT(svg, HasSubstr("ZB-H1 &lt;a&amp;b&gt;"));
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(svg, HasSubstr("bubble 11.1 %, peak 4"));
   EXPECT_THAT(svg, Not(HasSubstr("later stages")));

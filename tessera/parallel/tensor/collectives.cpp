@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/autocast.h"
+#include "tessera/kernels/held.h"
 #include "tessera/kernels/shared_input.h"
 
 namespace tessera::parallel {
@@ -88,23 +89,6 @@ Tensor to_write(Tensor x) {
   return alone ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
-template <typename Value>
-struct Held : torch::CustomClassHolder {
-  explicit Held(Value value) : value(std::move(value)) {}
-  Value value;
-};
-
-template <typename Value>
-void keep(AutogradContext* context, const Value& value) {
-  context->saved_data["kept"] = c10::IValue::make_capsule(c10::make_intrusive<Held<Value>>(value));
-}
-
-template <typename Value>
-Value kept(AutogradContext* context) {
-  const auto capsule = context->saved_data["kept"].toCapsule();
-  return static_cast<const Held<Value>&>(*capsule).value;
-}
-
 struct Entry {
   Activations to;
   kernels::SharedInputPtr shared;
@@ -112,13 +96,13 @@ struct Entry {
 
 struct Enter : torch::autograd::Function<Enter> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Entry& entry) {
-    keep(context, entry);
+    kernels::hold(context, "entry", entry);
     const auto& to = entry.to;
     return to.sequence ? gather_positions(x, to.axis) : x.view_as(x);
   }
   /// Takes the gradient out of what autograd hands over, so that nobody else has it.
   static variable_list backward(AutogradContext* context, variable_list& gradients) {
-    const auto [to, shared] = kept<Entry>(context);
+    const auto [to, shared] = *kernels::held<Entry>(context, "entry");
     auto gradient = std::move(gradients[0]);
     const auto sum = to.sequence ? begin_sum(gradient, to.axis)
                                  : begin_all_reduce(to_write(std::move(gradient)), to.axis);
@@ -130,23 +114,24 @@ struct Enter : torch::autograd::Function<Enter> {
 
 struct Leave : torch::autograd::Function<Leave> {
   static Tensor forward(AutogradContext* context, const Tensor& summand, const Activations& to) {
-    keep(context, to);
+    kernels::hold(context, "to", to);
     return to.sequence ? sum_positions(summand, to.axis)
                        : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto [axis, sequence] = kept<Activations>(context);
+    const auto [axis, sequence] = *kernels::held<Activations>(context, "to");
     return {sequence ? gather_positions(gradients[0], axis) : gradients[0], Tensor()};
   }
 };
 
 struct OwnPositions : torch::autograd::Function<OwnPositions> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
-    keep(context, to);
+    kernels::hold(context, "to", to);
     return take_positions(x, to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {gather_positions(gradients[0], kept<Activations>(context).axis), Tensor()};
+    return {gather_positions(gradients[0], kernels::held<Activations>(context, "to")->axis),
+            Tensor()};
   }
 };
 
@@ -183,7 +168,7 @@ Tensor enter(const Tensor& x, const Activations& to, bool shared) {
   const auto part = kernels::autocast(x);
   // What is computed again has its backward next: it keeps what was gathered.
   const bool gathers_again = to.sequence && torch::autograd::get_current_graph_task_id() == -1;
-  const auto by = c10::make_intrusive<kernels::SharedInput>([=](const Tensor& kept) -> Begun {
+  const auto by = std::make_shared<kernels::SharedInput>([=](const Tensor& kept) -> Begun {
     if (gathers_again) return begin_gather(kept, to.axis);
     return [kept] { return kept; };
   });

@@ -77,7 +77,7 @@ void backward_of(const std::function<torch::Tensor()>& forward, Net& net, Gradie
   if (to != Gradients::returned) {
     for (auto& parameter : net->parameters()) parameter.mutable_grad() = zeros_like(parameter);
   }
-  const auto deferred = c10::make_intrusive<kernels::DeferredGradients>();
+  const auto deferred = std::make_shared<kernels::DeferredGradients>();
   std::optional<kernels::DeferScope> scope;
   if (to == Gradients::deferred) scope.emplace(deferred);
   forward().square().sum().backward();

@@ -1,0 +1,240 @@
+#include "tessera/parallel/data/engine.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::parallel {
+namespace {
+
+/// The policy's casts, as hooks of the unit's modules.
+nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
+  nn::Hooks hooks;
+  if (policy.param_dtype && policy.cast_forward_inputs) {
+    hooks.cast_input = [dtype = *policy.param_dtype,
+                        all = policy.cast_constant_inputs](torch::Tensor& input) {
+      if (input.is_floating_point() && (all || input.requires_grad())) input = input.to(dtype);
+    };
+  }
+  if (policy.output_dtype) {
+    hooks.cast_output = [dtype = *policy.output_dtype](torch::Tensor& output) {
+      if (output.is_floating_point()) output = output.to(dtype);
+    };
+  }
+  return hooks;
+}
+
+}  // namespace
+
+void DataParallel::Engine::list_slices() {
+  // Ranks that share parameters otherwise may have other parts of the model beside them.
+  std::map<std::string, int64_t> begin_of_shared;
+  for (const auto& unit : units) {
+    for (const auto& buffer : unit.buffers()) {
+      const auto& holders = buffer.options().sharing.holders;
+      auto& begin = begin_of_shared
+                        .try_emplace(holders.size() > 1 ? holders.name() : "",
+                                     int64_t{holders.size() - 1} << 48)
+                        .first->second;
+      const int64_t first = buffer.slice_begin(), last = first + buffer.slice_size();
+      const auto add = [&](int64_t from, int64_t to, bool decayed) {
+        from = std::max(from, first), to = std::min(to, last);
+        if (from >= to || !buffer.trained()) return;
+        slices.push_back({.parameter = buffer.slice().narrow(0, from - first, to - from),
+                          .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
+                          .decayed = decayed,
+                          .begin = begin + from});
+      };
+      add(0, buffer.decayed(), true);
+      add(buffer.decayed(), buffer.size(), false);
+      begin += buffer.content_size();
+      memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
+      if (buffer.options().keeps_copy) {
+        memory.parameters += static_cast<int64_t>(buffer.gather_source().nbytes());
+      }
+    }
+  }
+}
+
+void DataParallel::Engine::begin_pass(const Pass& next) {
+  if (next == pass) return;
+  pass = next;
+  for (size_t i = 0; i < units.size(); ++i) {
+    calls[i].modules = 0;
+    if (!unsharded && !keeps_whole(i)) units[i].reshard();
+  }
+}
+
+/// Between a forward and its backward.
+bool DataParallel::Engine::keeps_whole(size_t index) const {
+  return units[index].options().reshard_after_forward == ReshardAfterForward(false) &&
+         !calls[index].backwards.empty();
+}
+
+void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
+  auto& unit = units[index];
+  calls[index].stage = pass.stage;
+  // Without grad mode, too: a checkpointed block's first forward has none.
+  if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
+  unit.finish_gather();
+  if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
+  if (options.forward_prefetch) prefetch(index, 1);
+  note_memory();
+}
+
+void DataParallel::Engine::after_forward(size_t index, bool backward_follows) {
+  auto& state = calls[index];
+  if (backward_follows) ++state.backwards[pass];
+  if (++state.modules < modules[index].modules.size()) return;  // others of the unit follow
+  state.modules = 0;
+  if (unsharded) return;
+  // The last unit's backward is next: it keeps what it would gather again at once.
+  if (backward_follows && index == order.back()) return;
+  if (torch::GradMode::is_enabled()) {
+    units[index].reshard_after_forward();
+  } else {
+    units[index].reshard();
+  }
+}
+
+void DataParallel::Engine::before_backward(size_t index) {
+  units[index].finish_gather();
+  units[index].begin_gradient();
+  if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
+  note_memory();
+}
+
+void DataParallel::Engine::after_backward(size_t index) {
+  auto& state = calls[index];
+  if (--state.backwards[pass] > 0) return;
+  state.backwards.erase(pass);
+  if (options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1);
+  if (!unsharded && !keeps_whole(index)) units[index].reshard();
+  if (!requires_sync || !state.backwards.empty()) return;  // a unit may be of two stages
+  state.done = true;
+  launch_ready();
+}
+
+int64_t DataParallel::Engine::gathered_units() const {
+  return std::ranges::count_if(
+      units, [](const auto& unit) { return unit.full_shard() && unit.has_whole(); });
+}
+
+void DataParallel::Engine::prefetch(size_t index, int direction) {
+  const auto here = std::ranges::find(order, index) - order.begin();
+  const auto next = here + direction;
+  if (next < 0 || next >= static_cast<std::ptrdiff_t>(order.size())) return;
+  const size_t other = order[static_cast<size_t>(next)];
+  auto& unit = units[other];
+  if (unit.has_whole()) return;
+  // Backward comes only to units with an open call, and forward stays within its stage.
+  if (direction < 0 ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
+    return;
+  }
+  if (unit.full_shard() && gathered_units() >= options.max_gathered_units) return;
+  unit.start_gather();
+}
+
+void DataParallel::Engine::note_memory() const {
+  memory.gathered = memory.gradients = 0;
+  for (const auto& unit : units) {
+    for (const auto& buffer : unit.buffers()) {
+      memory.gathered +=
+          buffer.whole.bytes() -
+          (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
+      memory.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
+    }
+  }
+  memory.peak_gathered = std::max(memory.peak_gathered, memory.gathered);
+  memory.peak_gradients = std::max(memory.peak_gradients, memory.gradients);
+  memory.peak_gathered_units = std::max(memory.peak_gathered_units, gathered_units());
+}
+
+// All ranks launch in one order, whatever the order in which backwards end: collectives match by
+// order, not by name.
+void DataParallel::Engine::launch_ready() {
+  while (launched < order.size() && calls[order[order.size() - 1 - launched]].done) launch_next();
+}
+
+void DataParallel::Engine::launch_next() {
+  const size_t index = order[order.size() - 1 - launched++];
+  units[index].start_reduce();
+  note_memory();
+  reducing.push_back(index);
+  // Whole gradients that are freed once reduced: one under way, one being reduced.
+  settle(units[index].frees_gradient() ? 1 : order.size());
+}
+
+/// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway.
+void DataParallel::Engine::settle(size_t at_most) {
+  while (!reducing.empty() &&
+         (reducing.size() > at_most || units[reducing.front()].reduce_done())) {
+    auto& unit = units[reducing.front()];
+    unit.finish_reduce(divide_factor);
+    if (is_last) unit.start_replicate();
+    reducing.pop_front();
+  }
+}
+
+void DataParallel::Engine::finish_backward() {
+  if (!requires_sync) return;
+  while (launched < order.size()) launch_next();
+  settle(0);
+  if (is_last) {
+    for (auto& unit : units) unit.finish_replicate();
+  }
+  launched = 0;
+  for (auto& state : calls) state = {};
+  if (!order_known) agree_on_order();
+  forwarded.clear();
+}
+
+/// After the first backward: units in the order in which all ranks ran them, those that did not run
+/// first, so that their reductions, the last to be launched, hold up nobody's.
+void DataParallel::Engine::agree_on_order() {
+  std::vector<size_t> ran;
+  for (const size_t unit : order) {
+    if (std::ranges::count(forwarded, unit) == 0) ran.push_back(unit);
+  }
+  ran.insert(ran.end(), forwarded.begin(), forwarded.end());
+  const auto text = fmt::format("{}", fmt::join(ran, " "));
+  const auto all = axes.all.all_gather_bytes(text);
+  if (std::ranges::count(all, text) == axes.all.size()) order = std::move(ran);
+  order_known = true;
+}
+
+void DataParallel::Engine::finish_step() {
+  unsharded = false;
+  for (auto& unit : units) {
+    unit.forget_gradients();
+    unit.parameters_changed();
+  }
+}
+
+// The model keeps the engine alive through its hooks.
+void DataParallel::Engine::attach() {
+  const auto engine = shared_from_this();
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const auto casts = policy_hooks(units[i].options().mixed_precision);
+    for (auto* module : modules[i].modules) {
+      module->add_hooks(
+          {.cast_output = [engine, i](torch::Tensor& output) { engine->watch_output(i, output); }});
+      module->add_hooks(
+          {.before_forward = [engine, i, module] { engine->before_forward(i, *module); },
+           .after_forward = [engine, i](bool follows) { engine->after_forward(i, follows); },
+           .before_backward = [engine, i] { engine->before_backward(i); },
+           .after_backward = [engine, i] { engine->after_backward(i); },
+           .cast_input = casts.cast_input,
+           .cast_output = casts.cast_output});
+    }
+  }
+}
+
+void DataParallel::Engine::watch_output(size_t unit, const torch::Tensor& output) {
+  if (!watching || nonfinite_output || !output.is_floating_point()) return;
+  if (!output.isfinite().all().item<bool>()) nonfinite_output = unit;
+}
+
+}  // namespace tessera::parallel

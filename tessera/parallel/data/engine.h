@@ -1,0 +1,71 @@
+// Behind data_parallel.h: what a model's units do before and after each forward and backward. For
+// this folder alone.
+#pragma once
+
+#include <deque>
+#include <map>
+
+#include "tessera/parallel/data/data_parallel.h"
+
+namespace tessera::parallel {
+
+struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
+  /// A forward and its backward through one stage; without a pipeline always the same.
+  struct Pass {
+    int stage = 0, micro_batch = 0;
+    auto operator<=>(const Pass&) const = default;
+  };
+  struct Calls {
+    std::map<Pass, int64_t> backwards;  // forwards whose backward has not ended
+    int stage = 0;                      // that ran it last
+    bool done = false;                  // in this backward, everything that was to come
+    size_t modules = 0;                 // of the unit that ended their forward, in this forward
+  };
+
+  DataParallelOptions options;
+  DataAxes axes;
+  std::vector<Unit> units;
+  std::vector<UnitModules> modules;
+  std::vector<Calls> calls;
+  std::vector<Slice> slices;
+  std::vector<size_t> order;      // units in the order of the forward; at first as given
+  std::vector<size_t> forwarded;  // since the last backward that reduced, each once
+  std::deque<size_t> reducing;    // started, not finished
+  size_t launched = 0;            // units whose reduction was started, from the end of `order`
+  Pass pass;
+  bool order_known = false, requires_sync = true, is_last = true;
+  bool unsharded = false;  // by the user: hooks free nothing
+  double divide_factor = 1;
+  mutable DataParallelMemory memory;
+
+  bool watching = false;
+  std::optional<size_t> nonfinite_output;
+
+  void attach();
+  void watch_output(size_t unit, const torch::Tensor& output);
+  void list_slices();
+
+  void begin_pass(const Pass& next);
+  bool keeps_whole(size_t unit) const;
+
+  // Hooks.
+  void before_forward(size_t unit, nn::Hookable& module);
+  void after_forward(size_t unit, bool backward_follows);
+  void before_backward(size_t unit);
+  void after_backward(size_t unit);
+
+  // Parameters.
+  void prefetch(size_t unit, int direction);
+  int64_t gathered_units() const;
+  void note_memory() const;
+
+  // Gradients.
+  void launch_ready();
+  void launch_next();
+  void settle(size_t at_most);
+  void finish_backward();
+  void agree_on_order();
+  void finish_step();
+};
+
+}  // namespace tessera::parallel

@@ -1,0 +1,155 @@
+#include <fmt/ranges.h>
+
+#include <numeric>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/base/pattern.h"
+#include "tessera/parallel/data/engine.h"
+#include "tessera/parallel/data/parameter_check.h"
+
+namespace tessera::parallel {
+namespace {
+
+std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
+                                     const std::vector<UnitModules>& units) {
+  std::unordered_map<const void*, std::string> names;
+  std::vector<std::pair<std::string, const void*>> all;
+  for (const auto& item : model.named_parameters()) {
+    const auto* key = item.value().unsafeGetTensorImpl();
+    if (names.emplace(key, item.key()).second) all.emplace_back(item.key(), key);
+  }
+  std::unordered_set<const void*> taken;
+  std::vector<CheckedUnit> result;
+  for (size_t i = 0; i < units.size(); ++i) {
+    result.push_back({units[i].name, {}});
+    for (const auto& parameter : parameters_of(units, i)) {
+      const auto* key = parameter.unsafeGetTensorImpl();
+      if (taken.insert(key).second) {
+        result.back().parameters.emplace_back(names.at(key), parameter);
+      }
+    }
+    TORCH_CHECK_VALUE(!result.back().parameters.empty(), "unit ", units[i].name,
+                      ": expected a parameter that no earlier unit has");
+  }
+  for (const auto& [name, key] : all) {
+    TORCH_CHECK_VALUE(taken.contains(key), name,
+                      ": expected every parameter in a unit; add its module to one");
+  }
+  return result;
+}
+
+/// Each unit's options, with the overrides.
+std::vector<UnitOptions> options_by_unit(const std::vector<UnitModules>& units,
+                                         const DataParallelOptions& options) {
+  std::vector<UnitOptions> result(units.size(), options.unit);
+  for (const auto& override_ : options.overrides) {
+    std::vector<std::string> names;
+    bool found = false;
+    for (size_t i = 0; i < units.size(); ++i) {
+      names.push_back(units[i].name);
+      if (!matches(override_.pattern, units[i].name)) continue;
+      result[i] = override_.options;
+      found = true;
+    }
+    if (!found) {
+      user_error("unit override: {} matches no unit{}; units are {}", override_.pattern,
+                 did_you_mean(override_.pattern, names), fmt::join(names, ", "));
+    }
+  }
+  return result;
+}
+
+/// Each unit's policy: none for the first units, as `fraction` says.
+std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units,
+                                           const OffloadPolicy& policy) {
+  TORCH_CHECK_VALUE(!(policy.offload_params && policy.offload_optimizer),
+                    "offload: expected offload_params or offload_optimizer, got both");
+  TORCH_CHECK_VALUE(policy.fraction >= 0 && policy.fraction <= 1,
+                    "offload: expected a fraction from 0 to 1, got ", policy.fraction);
+  std::vector<double> elements;
+  for (const auto& unit : units) {
+    double sum = 0;
+    for (const auto& [name, parameter] : unit.parameters) {
+      sum += static_cast<double>(parameter.numel());
+    }
+    elements.push_back(sum);
+  }
+  const double wanted = policy.fraction * std::accumulate(elements.begin(), elements.end(), 0.0);
+  std::vector<OffloadPolicy> result(units.size());
+  double offloaded = 0;
+  for (size_t i = units.size(); i-- > 0 && offloaded < wanted;) {
+    result[i] = policy;
+    offloaded += elements[i];
+  }
+  return result;
+}
+
+void check_options(const std::vector<UnitModules>& units, const std::vector<UnitOptions>& options,
+                   const DataAxes& axes) {
+  for (size_t i = 0; i < units.size(); ++i) {
+    const auto* k = std::get_if<int>(&options[i].reshard_after_forward);
+    if (k == nullptr) continue;
+    if (options[i].placement != Placement::full_shard) {
+      user_error(
+          "unit {}: reshard_after_forward {} takes effect with full_shard only; leave it out",
+          units[i].name, *k);
+    }
+    if (*k != axes.inner.size() || *k < 1) {
+      user_error(
+          "unit {}: expected reshard_after_forward that divides the {} ranks of {}, the same for "
+          "all units, got {}; set it to a divisor, true or false",
+          units[i].name, axes.gather.size(), axes.gather.name(), *k);
+    }
+  }
+}
+
+}  // namespace
+
+DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
+                         const DataAxes& axes, const DataParallelOptions& options) {
+  const auto checked = named_units(model, units);
+  const auto unit_options = options_by_unit(units, options);
+  check_options(units, unit_options, axes);
+  if (options.check_parameters) {
+    check_same_model(checked, /*values=*/!options.sync_module_states, axes.all);
+  }
+  auto engine = std::make_shared<DataParallel::Engine>();
+  engine->options = options;
+  engine->axes = axes;
+  engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
+  const auto offload = offload_by_unit(checked, options.offload);
+  for (size_t i = 0; i < units.size(); ++i) {
+    auto of_unit = options;
+    of_unit.offload = offload[i];
+    engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], of_unit,
+                               axes);
+    engine->order.push_back(i);
+  }
+  engine->modules = std::move(units);
+  engine->calls.resize(engine->units.size());
+  engine->list_slices();
+  engine->attach();
+  DataParallel handle;
+  handle.engine_ = std::move(engine);
+  return handle;
+}
+
+DataParallel fully_shard(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+                         const DataParallelOptions& options, const UnitRule& rule) {
+  const auto* k = std::get_if<int>(&options.unit.reshard_after_forward);
+  return parallelise(model, make_units(model, rule), DataAxes::of(mesh, k == nullptr ? 0 : *k),
+                     options);
+}
+
+DataParallel replicate(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+                       DataParallelOptions options, const UnitRule& rule) {
+  options.unit.placement = Placement::replicate;
+  options.unit.reshard_after_forward = true;
+  return parallelise(model, make_units(model, rule), DataAxes::of(mesh), options);
+}
+
+}  // namespace tessera::parallel
