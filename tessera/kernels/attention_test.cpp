@@ -11,7 +11,7 @@
 #include <ostream>
 #include <vector>
 
-#include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/testing.h"
 
 namespace tessera::kernels {
 namespace {
@@ -65,12 +65,6 @@ double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
   return (actual - expected).abs().max().item<double>() / std::max(largest, 1.0);
 }
 
-std::vector<Isa> sets_of_this_processor() {
-  std::vector<Isa> sets;
-  for (int i = 0; i <= static_cast<int>(detected_isa()); ++i) sets.push_back(static_cast<Isa>(i));
-  return sets;
-}
-
 /// The kernel of every instruction set against the reference in float64.
 void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double forward_error,
                                double backward_error) {
@@ -78,7 +72,7 @@ void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double 
   const AttentionOptions options{.causal = shape.causal, .window = shape.window};
   const auto expected = results_of(attention_reference, in, options, at::kDouble);
   const char* const names[] = {"out", "grad q", "grad k", "grad v"};
-  for (const Isa isa : sets_of_this_processor()) {
+  for (const Isa isa : usable_sets()) {
     const IsaScope scope(isa);
     const auto actual = results_of(attention, in, options, dtype);
     for (int i = 0; i < 4; ++i) {
@@ -181,7 +175,7 @@ TEST(AttentionTest, ScaleIsUsed) {
     for (const double scale : {0.7, 0.0, -0.3}) {
       const AttentionOptions options{.scale = scale};
       const auto expected = results_of(attention_reference, in, options, at::kDouble);
-      for (const Isa isa : sets_of_this_processor()) {
+      for (const Isa isa : usable_sets()) {
         const IsaScope scope(isa);
         const auto actual = results_of(attention, in, options, dtype);
         for (int i = 0; i < 4; ++i) {
@@ -211,7 +205,7 @@ TEST(AttentionTest, Bfloat16IsAsExactAsLibTorchsKernel) {
     const AttentionOptions options{.causal = shape.causal};
     const auto expected = results_of(attention_reference, in, options, at::kDouble);
     const auto theirs = results_of(attention_of_libtorch, in, options, at::kBFloat16);
-    for (const Isa isa : sets_of_this_processor()) {
+    for (const Isa isa : usable_sets()) {
       const IsaScope scope(isa);
       const auto ours = results_of(attention, in, options, at::kBFloat16);
       for (int i = 0; i < 4; ++i) {
@@ -229,7 +223,7 @@ TEST(AttentionTest, RisingScoresRescaleTheSums) {
     in.q = in.q.abs() * 0.1 + 1;
     in.k += at::arange(260, at::kFloat).view({1, 260, 1, 1}) * rise;
     const auto expected = results_of(attention_reference, in, {}, at::kDouble);
-    for (const Isa isa : sets_of_this_processor()) {
+    for (const Isa isa : usable_sets()) {
       const IsaScope scope(isa);
       const auto actual = results_of(attention, in, {}, at::kFloat);
       for (int i = 0; i < 4; ++i) {
@@ -249,7 +243,7 @@ TEST(AttentionTest, LargeScoresDoNotOverflow) {
 }
 
 TEST(AttentionTest, NotANumberReachesTheOutput) {
-  for (const Isa isa : sets_of_this_processor()) {
+  for (const Isa isa : usable_sets()) {
     const IsaScope scope(isa);
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       auto in = inputs_of({1, 70, 70, 1, 1, 16}, dtype);

@@ -8,16 +8,10 @@
 #include <limits>
 #include <tuple>
 
-#include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/testing.h"
 
 namespace tessera::kernels {
 namespace {
-
-std::vector<Isa> usable_sets() {
-  std::vector<Isa> sets;
-  for (int i = 0; i <= static_cast<int>(detected_isa()); ++i) sets.push_back(static_cast<Isa>(i));
-  return sets;
-}
 
 class FlatTest : public ::testing::TestWithParam<Isa> {
  protected:

@@ -15,13 +15,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/activation.h"
-#include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/reference.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/rotary.h"
+#include "tessera/kernels/testing.h"
 
 namespace tessera::kernels {
 namespace {
@@ -132,12 +132,6 @@ std::vector<Case> all_cases() {
     for (const int64_t dim : {1, 5, 64, 688}) cases.push_back(layer_norm_case(rows, dim));
   }
   return cases;
-}
-
-std::vector<Isa> usable_sets() {
-  std::vector<Isa> sets;
-  for (int i = 0; i <= static_cast<int>(detected_isa()); ++i) sets.push_back(static_cast<Isa>(i));
-  return sets;
 }
 
 class EveryIsa : public ::testing::TestWithParam<Isa> {};

@@ -30,13 +30,17 @@ bool widens(const at::Tensor& a) {
   return a.device().is_cpu() && a.element_size() == 2 && current_isa() < Isa::avx512_bf16;
 }
 
-/// `block` in float32, laid out alike in `space`.
-at::Tensor widen(const at::Tensor& space, const at::Tensor& block) {
+/// As large as `block` and laid out alike, in `space`.
+at::Tensor place(const at::Tensor& space, const at::Tensor& block) {
   const bool plain = block.stride(1) == 1;
   const int64_t rows = block.size(0), columns = block.size(1);
-  return space
-      .as_strided({rows, columns}, {plain ? columns : 1, plain ? 1 : rows}, /*storage_offset=*/0)
-      .copy_(block);
+  return space.as_strided({rows, columns}, {plain ? columns : 1, plain ? 1 : rows},
+                          /*storage_offset=*/0);
+}
+
+/// `block` in float32, in `space`.
+at::Tensor widen(const at::Tensor& space, const at::Tensor& block) {
+  return place(space, block).copy_(block);
 }
 
 /// Block by block, so that the copies stay small beside the operands and in the cache.
@@ -56,7 +60,8 @@ void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, 
   for (int64_t column = 0; column < columns; column += kWidenedBlock) {
     for (int64_t row = 0; row < rows; row += kWidenedBlock) {
       auto target = block(out, row, column);
-      auto sum = narrow ? widen(space_out, target) : target;
+      auto sum = narrow ? place(space_out, target) : target;
+      if (narrow && accumulate) sum.copy_(target);
       for (int64_t inner = 0; inner < depth; inner += kWidenedBlock) {
         const float keep = accumulate || inner > 0 ? 1 : 0;
         sum.addmm_(widen(space_a, block(a, row, inner)), widen(space_b, block(b, inner, column)),

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/testing.h"
 
 namespace tessera::kernels {
 namespace {
@@ -24,15 +24,9 @@ const std::vector<Size> kSizes = {{1, 1, 1},
                                   {2, 3, kWidenedBlock + 7},
                                   {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3}};
 
-class MultiplyTest : public ::testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override {
-    if (GetParam() > detected_isa()) GTEST_SKIP() << "not on this processor";
-  }
-};
+class MultiplyTest : public ::testing::TestWithParam<Isa> {};
 
-/// Of an exact result, the nearest number of `dtype`'s steps away at most `steps`, beside
-/// float32's error in a sum of `depth`.
+/// Within `step` times the exact result, and float32's error in a sum of `depth`.
 void expect_near(const at::Tensor& actual, const at::Tensor& exact, double step, int64_t depth) {
   const auto magnitude = std::sqrt(static_cast<double>(depth)) * 1e-6;
   const auto allowed = exact.abs() * step + magnitude;
@@ -80,8 +74,7 @@ TEST_P(MultiplyTest, NothingToSumIsZero) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, MultiplyTest,
-                         ::testing::Values(Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512_bf16),
+INSTANTIATE_TEST_SUITE_P(Sets, MultiplyTest, ::testing::ValuesIn(usable_sets()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
