@@ -15,6 +15,7 @@
 #include "tessera/kernels/recompute.h"
 #include "tessera/memory/forward_state.h"
 #include "tessera/nn/dropout.h"
+#include "tessera/nn/recomputation.h"
 
 namespace tessera::memory {
 namespace {
@@ -37,6 +38,7 @@ struct Record {
   std::optional<nn::RandomContext> context = nn::RandomScope::current();
   kernels::DeferredGradientsPtr deferred = kernels::DeferScope::current();
   std::vector<at::Device> devices;  ///< of the tensors saved
+  int64_t num_calls = 0;            ///< of modules with hooks in the first forward
 };
 
 /// A copy in pinned memory. Later uses of `tensor` and of the copy come after it on the stream.
@@ -75,7 +77,9 @@ Tensor first_forward(Record& record, at::TensorList inputs, Tape& tape) {
   const AutocastGuard autocast(record.autocast);
   std::optional<TapeGuard> guard;
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::record);
+  const nn::Recomputation recomputation(nn::Recomputation::Forward::first);
   auto output = record.call->forward();
+  record.num_calls = recomputation.num_calls();
   tape.check_unchanged();
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK_VALUE(inputs[i]._version() == versions[i],
@@ -98,8 +102,13 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   std::optional<TapeGuard> guard;
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];
+  const nn::Recomputation recomputation(nn::Recomputation::Forward::second);
   auto output = record.call->forward();
   for (auto* input : record.inputs) *input = Tensor();
+  TORCH_CHECK(recomputation.num_calls() == record.num_calls,
+              "checkpoint: expected the recomputation to call the modules of the forward, ",
+              record.num_calls, " times, got ", recomputation.num_calls(),
+              "; a checkpointed module must do the same in both");
   TORCH_CHECK(tape.is_used_up(),
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "fewer; a checkpointed module must do the same in both");

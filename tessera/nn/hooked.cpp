@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "tessera/nn/recomputation.h"
+
 namespace tessera::nn {
 
 void Hookable::add_hooks(Hooks hooks) {
@@ -83,6 +85,7 @@ torch::Tensor run_forward(const Hookable& module, const std::shared_ptr<Call>& c
 }  // namespace
 
 torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
+  Recomputation::count_call();
   for (const auto& hooks : module.hooks()) {
     if (hooks.before_forward) hooks.before_forward();
   }

@@ -27,6 +27,7 @@ struct Call {
 struct Hooks {
   std::function<void()> before_forward;
   /// `backward_follows`: the output needs a gradient, so that a backward of this call is expected.
+  /// Inside of a checkpointed module's first forward it never does; nn/recomputation.h tells.
   std::function<void(bool backward_follows)> after_forward;
   std::function<void()> before_backward;  ///< the gradient of the output is known
   std::function<void()>

@@ -149,6 +149,19 @@ TEST(PlacementOptions, ChangeNoNumber) {
       c.memory.checkpointing = "full";
     });
     expect_same("whole", [](auto& c) { c.parallel.units = "model"; });
+    for (const char* checkpointing : {"full", "selective"}) {
+      expect_same("by size, recomputed", [&](auto& c) {
+        c.parallel.units = "size", c.parallel.min_num_params = 3000;
+        c.memory.checkpointing = checkpointing, c.train.micro_batch = 1;
+      });
+      expect_same("by name, recomputed", [&](auto& c) {
+        c.parallel.units = "name", c.parallel.unit_patterns = {"*.mlp"};
+        c.memory.checkpointing = checkpointing;
+      });
+      expect_same("whole, recomputed", [&](auto& c) {
+        c.parallel.units = "model", c.memory.checkpointing = checkpointing;
+      });
+    }
     expect_same("kept", [](auto& c) { c.parallel.reshard_after_forward = "false"; });
     expect_same("to two ranks", [](auto& c) { c.parallel.reshard_after_forward = "2"; });
     expect_same("post", [](auto& c) { c.parallel.backward_prefetch = "post"; });

@@ -41,9 +41,11 @@ struct UnitWaits {
 
 /// The handle of a data-parallel model; copies are the same one. A step:
 ///
-///     model.set_requires_gradient_sync(last)   // per micro-batch, if only the last one is to
-///     reduce loss.backward();  model.finish_backward(); optimizer step over model.slices(), or
-///     torch::optim over model.parameters() model.finish_step();
+///     model.set_requires_gradient_sync(last);  // per micro-batch, if only the last is to reduce
+///     loss.backward();
+///     model.finish_backward();
+///     optimizer.step();                        // over slices(), or torch::optim over parameters()
+///     model.finish_step();
 class DataParallel {
  public:
   /// While false, backward only accumulates (whole gradients stay in memory); set it to true before
@@ -54,6 +56,7 @@ class DataParallel {
   /// the last backward of a step.
   void set_is_last_backward(bool last);
 
+  /// Reduced gradients are divided by it. The same for all backwards of a step.
   void set_gradient_divide_factor(double factor);
 
   /// Call before each forward and each backward of a pipeline, where several are under way at a

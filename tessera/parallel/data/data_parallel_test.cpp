@@ -1,10 +1,12 @@
 #include "tessera/parallel/data/data_parallel.h"
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <functional>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -403,6 +405,40 @@ TEST(Gradients, AreTheMeanOverRanksUnlessTold) {
       const auto sum = torch::tensor({largest}, torch::kFloat64);
       mesh.axis("dp_shard").all_reduce(sum, comm::ReduceOp::max).wait();
       EXPECT_EQ(sum.item<double>(), 2) << name;
+    }
+  });
+}
+
+/// How often `body` clones a tensor.
+int64_t clones_in(const std::function<void()>& body) {
+  static int64_t count;
+  count = 0;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (std::string(function.name()) == "aten::clone") ++count;
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  body();
+  at::removeCallback(handle);
+  return count;
+}
+
+// On one rank there is no sum to keep apart: micro-batches add to one buffer.
+TEST(Gradients, OfMicroBatchesAreNotCopiedOnOneRank) {
+  on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : {Placement::replicate, Placement::full_shard}) {
+      Net net;
+      auto model =
+          parallelise(net, net.units(), DataAxes::of(mesh), {.unit = {.placement = placement}});
+      const auto backward = [&] {
+        net.forward(torch::ones({2, 7})).sum().backward();
+        model.finish_backward();
+      };
+      const auto first = clones_in(backward);
+      const auto once = model.slices()[0].gradient.clone();
+      EXPECT_EQ(clones_in(backward), first);
+      expect_close(model.slices()[0].gradient, 2 * once);
     }
   });
 }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/recomputation.h"
+
 namespace tessera::parallel {
 namespace {
 
@@ -62,7 +64,7 @@ void DataParallel::Engine::begin_pass(const Pass& next) {
   if (next == pass) return;
   pass = next;
   for (size_t i = 0; i < units.size(); ++i) {
-    calls[i].modules = 0;
+    calls[i].forward.clear();
     if (!unsharded && !keeps_whole(i)) units[i].reshard();
   }
 }
@@ -84,15 +86,27 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   note_memory();
 }
 
-void DataParallel::Engine::after_forward(size_t index, bool backward_follows) {
+// Note [Backwards to come]. A unit is reduced once no backward of any call of its modules is to
+// come. A call inside a checkpointed module's first forward has none of its own, but it will run
+// again: it is counted then. When it runs again it is not counted a second time; if then no
+// gradient will reach it, its backward is over.
+void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& module,
+                                         bool backward_follows) {
   auto& state = calls[index];
-  if (backward_follows) ++state.backwards[pass];
-  if (++state.modules < modules[index].modules.size()) return;  // others of the unit follow
-  state.modules = 0;
+  const bool runs_again = nn::Recomputation::runs_again();
+  const bool follows = backward_follows || runs_again;
+  if (nn::Recomputation::ran_before()) {
+    if (!follows) after_backward(index);
+  } else if (follows) {
+    ++state.backwards[pass];
+  }
+  state.forward.insert(&module);
+  if (state.forward.size() < modules[index].modules.size()) return;  // others of the unit follow
+  state.forward.clear();
   if (unsharded) return;
   // The last unit's backward is next: it keeps what it would gather again at once.
   if (backward_follows && index == order.back()) return;
-  if (torch::GradMode::is_enabled()) {
+  if (torch::GradMode::is_enabled() || runs_again) {
     units[index].reshard_after_forward();
   } else {
     units[index].reshard();
@@ -129,8 +143,10 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   const size_t other = order[static_cast<size_t>(next)];
   auto& unit = units[other];
   if (unit.has_whole()) return;
-  // Backward comes only to units with an open call, and forward stays within its stage.
-  if (direction < 0 ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
+  // Backward comes only to units with an open call, recomputed forwards too; forward stays within
+  // its stage.
+  const bool in_backward = direction < 0 || nn::Recomputation::ran_before();
+  if (in_backward ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
     return;
   }
   if (unit.full_shard() && gathered_units() >= options.max_gathered_units) return;
@@ -186,7 +202,10 @@ void DataParallel::Engine::finish_backward() {
     for (auto& unit : units) unit.finish_replicate();
   }
   launched = 0;
-  for (auto& state : calls) state = {};
+  for (auto& state : calls) {
+    state.done = false;
+    state.forward.clear();
+  }
   if (!order_known) agree_on_order();
   forwarded.clear();
 }
@@ -207,6 +226,7 @@ void DataParallel::Engine::agree_on_order() {
 
 void DataParallel::Engine::finish_step() {
   unsharded = false;
+  for (auto& state : calls) state = {};
   for (auto& unit : units) {
     unit.forget_gradients();
     unit.parameters_changed();
@@ -223,7 +243,8 @@ void DataParallel::Engine::attach() {
           {.cast_output = [engine, i](torch::Tensor& output) { engine->watch_output(i, output); }});
       module->add_hooks(
           {.before_forward = [engine, i, module] { engine->before_forward(i, *module); },
-           .after_forward = [engine, i](bool follows) { engine->after_forward(i, follows); },
+           .after_forward = [engine, i,
+                             module](bool follows) { engine->after_forward(i, *module, follows); },
            .before_backward = [engine, i] { engine->before_backward(i); },
            .after_backward = [engine, i] { engine->after_backward(i); },
            .cast_input = casts.cast_input,

@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 
 #include "tessera/parallel/data/data_parallel.h"
 
@@ -16,10 +17,10 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     auto operator<=>(const Pass&) const = default;
   };
   struct Calls {
-    std::map<Pass, int64_t> backwards;  // forwards whose backward has not ended
-    int stage = 0;                      // that ran it last
-    bool done = false;                  // in this backward, everything that was to come
-    size_t modules = 0;                 // of the unit that ended their forward, in this forward
+    std::map<Pass, int64_t> backwards;      // calls whose backward is still to come
+    int stage = 0;                          // that ran it last
+    bool done = false;                      // in this backward, everything that was to come
+    std::set<const nn::Hookable*> forward;  // the unit's modules that ended it, in this forward
   };
 
   DataParallelOptions options;
@@ -50,7 +51,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
-  void after_forward(size_t unit, bool backward_follows);
+  void after_forward(size_t unit, const nn::Hookable& module, bool backward_follows);
   void before_backward(size_t unit);
   void after_backward(size_t unit);
 

@@ -228,7 +228,8 @@ void Unit::finish_reduce(double divide_factor) {
     if (buffers_[i].trained()) finish_sum(i, 1 / divide_factor);
   }
   reducing_ = false;
-  reduced_ = true;
+  // A rank alone has no sum to keep apart from the next backward's.
+  reduced_ = axes_.all.size() > 1 || divide_factor != 1;
 }
 
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ranges>
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -44,13 +45,20 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// Paths of the outermost hookable modules of which `pick` says yes.
+/// Its own, or borrowed ones, or those of a module inside.
+bool has_parameters(nn::Hookable& module) {
+  return !parameters_of({{.name = "", .modules = {&module}}}, 0).empty();
+}
+
+/// Paths of the outermost hookable modules that have or borrow parameters and of which `pick` says
+/// yes. Modules without parameters have nothing to gather or reduce.
 template <typename Pick>
 std::vector<std::string> outermost(const std::vector<Named>& modules, const Pick& pick) {
   std::vector<std::string> paths;
   for (const auto& named : modules) {
     const auto covers = [&](const std::string& path) { return inside(named.path, path); };
-    if (named.module && named.hookable && std::ranges::none_of(paths, covers) && pick(named)) {
+    if (named.module && named.hookable && std::ranges::none_of(paths, covers) && pick(named) &&
+        has_parameters(*named.hookable)) {
       paths.push_back(named.path);
     }
   }
@@ -78,10 +86,10 @@ std::vector<std::string> by_name(const std::vector<Named>& modules, const UnitRu
   for (const auto& named : modules) paths.push_back(named.path);
   for (const auto& pattern : rule.patterns) {
     const auto fits = [&](const Named& named) {
-      return named.hookable && matches(pattern, named.path);
+      return named.hookable && matches(pattern, named.path) && has_parameters(*named.hookable);
     };
     if (std::ranges::none_of(modules, fits)) {
-      user_error("units by name: {} matches no hookable module{}", pattern,
+      user_error("units by name: {} matches no hookable module with parameters{}", pattern,
                  did_you_mean(pattern, paths));
     }
   }
@@ -178,28 +186,28 @@ std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
 
 /// Units that share a parameter become one, in the place of the first.
 void merge_tied(std::vector<UnitModules>& units) {
-  const auto keys_of = [&](size_t index) {
-    std::set<const void*> keys;
-    for (const auto& parameter : parameters_of(units, index)) {
-      keys.insert(parameter.unsafeGetTensorImpl());
-    }
-    return keys;
-  };
+  std::vector<size_t> place(units.size());  // of the unit that each became part of
+  std::unordered_map<const void*, size_t> first_user;
   for (size_t i = 0; i < units.size(); ++i) {
-    for (size_t j = i + 1; j < units.size();) {
-      const auto here = keys_of(i);
-      const auto shared = [&](const void* key) { return here.contains(key); };
-      if (std::ranges::none_of(keys_of(j), shared)) {
-        ++j;
-        continue;
-      }
-      units[i].name += fmt::format("+{}", last_part(units[j].name));
-      units[i].modules.insert(units[i].modules.end(), units[j].modules.begin(),
-                              units[j].modules.end());
-      units.erase(units.begin() + static_cast<std::ptrdiff_t>(j));
-      j = i + 1;
+    std::set<size_t> sharing{i};
+    for (const auto& parameter : parameters_of(units, i)) {
+      const auto [user, is_first] = first_user.emplace(parameter.unsafeGetTensorImpl(), i);
+      if (!is_first) sharing.insert(place[user->second]);
     }
+    const size_t into = *sharing.begin();
+    for (auto& other : place | std::views::take(i)) {
+      if (sharing.contains(other)) other = into;
+    }
+    place[i] = into;
   }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (place[i] == i) continue;
+    auto& into = units[place[i]];
+    into.name += fmt::format("+{}", last_part(units[i].name));
+    into.modules.insert(into.modules.end(), units[i].modules.begin(), units[i].modules.end());
+    units[i].modules.clear();
+  }
+  std::erase_if(units, [](const auto& unit) { return unit.modules.empty(); });
 }
 
 void collect(const Module& module, const std::set<const Module*>& elsewhere,

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::parallel {
@@ -23,11 +24,13 @@ struct Model : nn::Hookable {
     register_module("embed", embed);
     for (size_t i = 0; i < 3; ++i) register_module("block" + std::to_string(i), blocks[i]);
     register_module("norm", norm);
+    register_module("drop_in", drop);
     register_module("head", head);
   }
   nn::Embedding embed{20, 8};
   std::array<Block, 3> blocks;
   nn::RMSNorm norm{8, 1e-5};
+  nn::Dropout drop{"drop", 0.1};
   nn::LanguageModelHead head;
 };
 
@@ -71,6 +74,41 @@ TEST(Units, ByNameAndWhole) {
   EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_name, .patterns = {"*.out"}}),
             "embed+in block0.out in block1.out in block2.out norm+head");
   EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::whole_model}), "model");
+}
+
+TEST(Units, AModuleWithoutParametersIsNone) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_name, .patterns = {"*in"}}),
+            "embed block0.in out block1.in out block2.in out+norm+head");
+  EXPECT_THROW(make_units(model, {.kind = UnitRuleKind::by_name, .patterns = {"drop*"}}),
+               UserError);
+}
+
+/// Each borrows what the ones beside it have: all become one unit.
+struct Chain : nn::Hookable {
+  struct LinkImpl : nn::Hookable {
+    explicit LinkImpl(std::vector<torch::Tensor> others) : borrowed(std::move(others)) {
+      own = register_parameter("own", torch::ones({3}));
+    }
+    std::vector<torch::Tensor> borrowed_parameters() const override { return borrowed; }
+    std::vector<torch::Tensor> borrowed;
+    torch::Tensor own;
+  };
+  Chain() {
+    for (int i = 0; i < 2; ++i)
+      links.push_back(std::make_shared<LinkImpl>(std::vector<torch::Tensor>()));
+    links.push_back(std::make_shared<LinkImpl>(std::vector{links[0]->own, links[1]->own}));
+    links.push_back(std::make_shared<LinkImpl>(std::vector<torch::Tensor>()));
+    for (const auto& link : links)
+      register_module("link" + std::to_string(children().size()), link);
+  }
+  std::vector<std::shared_ptr<LinkImpl>> links;
+};
+
+TEST(Units, WhatTiesSeveralUnitsMakesThemOne) {
+  Chain chain;
+  EXPECT_EQ(names_of(chain, {.kind = UnitRuleKind::by_name, .patterns = {"link*"}}),
+            "link0+link1+link2 link3");
 }
 
 TEST(Units, WhatMatchesNothingIsAnError) {
