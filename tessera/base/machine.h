@@ -10,7 +10,10 @@
 namespace tessera {
 
 /// Extensions of x86-64 that decide how fast ranks on CPUs are, as /proc/cpuinfo spells them.
-inline constexpr std::array kIsaFlags = {"avx2", "avx512f", "avx512_bf16", "amx_bf16"};
+inline constexpr const char* kBf16Instructions = "avx512_bf16";
+inline constexpr const char* kFp16Instructions = "avx512_fp16";
+inline constexpr std::array kIsaFlags = {"avx2", "avx512f", kBf16Instructions, kFp16Instructions,
+                                         "amx_bf16"};
 
 struct Machine {
   std::string cpu;                ///< "Intel(R) Xeon(R) Processor @ 2.50GHz"; "": it does not say

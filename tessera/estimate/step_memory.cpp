@@ -75,7 +75,8 @@ class Step {
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
-    widens_ = device.widens_products && width_ < kFloat;
+    widens_ = width_ < kFloat &&
+              (config.precision.compute == "fp16" ? device.widens_fp16 : device.widens_bf16);
   }
 
   /// Of each stage the pass that begins with the most.
@@ -300,7 +301,9 @@ double communication_bytes(const config::ParallelSection& section, const RankPar
 
 Device this_cpu() {
   const auto isa = this_machine().isa;
-  return {.is_host = true, .widens_products = std::ranges::count(isa, "avx512_bf16") == 0};
+  const bool bf16 = std::ranges::count(isa, kBf16Instructions) > 0;
+  const bool fp16 = bf16 && std::ranges::count(isa, kFp16Instructions) > 0;
+  return {.is_host = true, .widens_bf16 = !bf16, .widens_fp16 = !fp16};
 }
 
 const Moment& StepMemory::peak() const {

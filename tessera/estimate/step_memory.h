@@ -34,9 +34,9 @@ struct StepMemory {
 /// What computes.
 struct Device {
   bool is_host = false;  ///< a CPU: offloading moves nothing
-  /// Products of 16-bit matrices need blocks of them in float32 (kernels/cpu/matmul.h): CPUs
-  /// without instructions for bfloat16.
-  bool widens_products = false;
+  /// Products of matrices of the type need blocks of them in float32 (kernels/cpu/matmul.h): CPUs
+  /// without instructions for it.
+  bool widens_bf16 = false, widens_fp16 = false;
 };
 Device this_cpu();
 

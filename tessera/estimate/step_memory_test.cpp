@@ -46,7 +46,7 @@ TEST(StepMemory, PeaksAreThoseOfRuns) {
     changed.memory.checkpointing = run.checkpointing;
     changed.precision.compute = run.compute;
     // Those runs had no instructions for bfloat16.
-    EXPECT_NEAR(peak(changed, {.is_host = true, .widens_products = true}) / kMiB, run.mib,
+    EXPECT_NEAR(peak(changed, {.is_host = true, .widens_bf16 = true}) / kMiB, run.mib,
                 0.01 * run.mib)
         << run.placement << " " << run.ranks << " " << run.checkpointing << " " << run.compute;
   }
@@ -120,7 +120,7 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
       changed.model.num_heads = 8;
     }
     const auto part = rank_parts(changed, config::resolve_model_shape(changed.model)).front();
-    const Device device{.is_host = true, .widens_products = true};
+    const Device device{.is_host = true, .widens_bf16 = true};
     const auto memory = step_memory(changed, part, plan_units(changed, part, true), device);
     const auto activations = static_cast<double>(kept_activation_bytes(changed, part));
     // Beside the blocks' there are 0.1 MiB.

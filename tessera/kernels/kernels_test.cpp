@@ -387,42 +387,49 @@ TEST(Linear, AddsToTheGradientThatIsThere) {
 
 // Two ranks' halves of the vocabulary one after the other: what they tell each other is known from
 // the whole.
-TEST(LinearCrossEntropy, DividedVocabulariesMakeTheWholeOne) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    at::manual_seed(10);
-    const auto hidden = at::randn({6, 8}).to(dtype), weight = at::randn({11, 8}).to(dtype);
-    const auto targets = at::tensor({0, 4, -100, 5, 10, 7}, at::kLong);
-    auto whole_hidden = hidden.clone().requires_grad_(), whole = weight.clone().requires_grad_();
-    const auto expected = linear_cross_entropy(whole_hidden, whole, targets, {.scale = 0.25});
-    expected.backward();
+class DividedVocabularyTest : public ::testing::TestWithParam<std::tuple<at::ScalarType, bool>> {};
 
-    const auto logits = at::matmul(hidden, weight.t()).to(at::kFloat);
-    const auto largest = logits.amax(1);
-    const auto sums = at::stack(
-        {(logits - largest.unsqueeze(1)).gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1),
-         (logits - largest.unsqueeze(1)).exp().sum(1)});
-    auto gradient = at::zeros({6, 8}), of_weight = at::zeros({11, 8});
-    for (const int64_t first : {0, 5}) {
-      const int64_t rows = first == 0 ? 5 : 6;
-      auto own_hidden = hidden.clone().requires_grad_();
-      auto own = weight.narrow(0, first, rows).clone().requires_grad_();
-      LinearCrossEntropyOptions options{.scale = 0.25};
-      options.vocabulary = {.first = first,
-                            .total = 11,
-                            .maximum = [&](const at::Tensor& values) { values.copy_(largest); },
-                            .sum = [&](const at::Tensor& values) { values.copy_(sums); }};
-      const auto loss = linear_cross_entropy(own_hidden, own, targets, options);
-      EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1,
-                  dtype == at::kFloat ? 1e-6 : 1e-2);
-      loss.backward();
-      gradient += own_hidden.grad().to(at::kFloat);
-      of_weight.narrow(0, first, rows).copy_(own.grad());
-    }
-    const double tolerance = dtype == at::kFloat ? 1e-6 : 2e-2;
-    EXPECT_LE(relative_error(gradient, whole_hidden.grad().to(at::kFloat)), tolerance);
-    EXPECT_LE(relative_error(of_weight, whole.grad().to(at::kFloat)), tolerance);
+TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
+  const auto [dtype, sure] = GetParam();
+  at::manual_seed(10);
+  const auto weight = at::randn({11, 8}).to(dtype);
+  const auto targets = at::tensor({0, 4, -100, 5, 10, 7}, at::kLong);
+  // A model that is sure of the targets has gradients much smaller than the probabilities.
+  const auto hidden =
+      sure ? weight.index_select(0, targets.clamp_min(0)) * 1.1 : at::randn({6, 8}).to(dtype);
+  auto whole_hidden = hidden.clone().requires_grad_(), whole = weight.clone().requires_grad_();
+  const auto expected = linear_cross_entropy(whole_hidden, whole, targets, {.scale = 0.25});
+  expected.backward();
+
+  const auto logits = at::matmul(hidden.to(at::kFloat), weight.t().to(at::kFloat));
+  const auto largest = logits.amax(1);
+  const auto sums = at::stack(
+      {(logits - largest.unsqueeze(1)).gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1),
+       (logits - largest.unsqueeze(1)).exp().sum(1)});
+  auto gradient = at::zeros({6, 8}), of_weight = at::zeros({11, 8});
+  for (const int64_t first : {0, 5}) {
+    const int64_t rows = first == 0 ? 5 : 6;
+    auto own_hidden = hidden.clone().requires_grad_();
+    auto own = weight.narrow(0, first, rows).clone().requires_grad_();
+    LinearCrossEntropyOptions options{.scale = 0.25};
+    options.vocabulary = {.first = first,
+                          .total = 11,
+                          .maximum = [&](const at::Tensor& values) { values.copy_(largest); },
+                          .sum = [&](const at::Tensor& values) { values.copy_(sums); }};
+    const auto loss = linear_cross_entropy(own_hidden, own, targets, options);
+    EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1,
+                dtype == at::kFloat ? 1e-6 : 1e-2);
+    loss.backward();
+    gradient += own_hidden.grad().to(at::kFloat);
+    of_weight.narrow(0, first, rows).copy_(own.grad());
   }
+  const double tolerance = dtype != at::kFloat ? 2e-2 : sure ? 2e-5 : 1e-6;
+  EXPECT_LE(relative_error(gradient, whole_hidden.grad().to(at::kFloat)), tolerance);
+  EXPECT_LE(relative_error(of_weight, whole.grad().to(at::kFloat)), tolerance);
 }
+INSTANTIATE_TEST_SUITE_P(Dtypes, DividedVocabularyTest,
+                         ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16),
+                                            ::testing::Bool()));
 
 // The head's weight also embeds the tokens: autograd's own gradient and ours meet in one buffer.
 TEST(Linear, SharesAGradientBufferWithAnEmbedding) {

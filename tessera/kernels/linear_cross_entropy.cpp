@@ -106,10 +106,11 @@ at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
   vocabulary.sum(sums);
   if (gradient.defined()) {
     shifted.mul_((counted / sums[1] * options.scale).unsqueeze(1));
-    auto grad = gradient;
-    if (grad.const_data_ptr() != shifted.const_data_ptr()) grad.copy_(shifted);  // of 16 bits
-    grad.index_put_({rows, index}, at::scalar_tensor(-options.scale, gradient.options()),
-                    /*accumulate=*/true);
+    // Before rounding to 16 bits: of a probability close to 1 little but the rounding would be
+    // left.
+    shifted.index_put_({rows, index}, at::scalar_tensor(-options.scale, shifted.options()),
+                       /*accumulate=*/true);
+    if (gradient.const_data_ptr() != shifted.const_data_ptr()) gradient.copy_(shifted);
   }
   return (sums[1].log() - sums[0]).mul_(counted).sum(at::kDouble);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/machine.h"
 #include "tessera/kernels/cpu/isa.h"
 
 // MKL inside LibTorch exports it, but the headers are not in the wheel. Weak: other builds of
@@ -24,10 +25,13 @@ constexpr int kRowMajor = 101;  // CblasRowMajor, CblasNoTrans, CblasTrans
 constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 
-/// Whether to multiply 16-bit operands in float32: without instructions for bfloat16 LibTorch's own
-/// way takes four times as long (float16's fifteen times).
+/// Whether to multiply 16-bit operands in float32: without instructions for the type LibTorch's own
+/// way takes four times as long (float16's fifteen times). Most processors have none for float16.
 bool widens(const at::Tensor& a) {
-  return a.device().is_cpu() && a.element_size() == 2 && current_isa() < Isa::avx512_bf16;
+  if (!a.device().is_cpu() || a.element_size() != 2) return false;
+  if (current_isa() < Isa::avx512_bf16) return true;
+  static const bool multiplies_fp16 = std::ranges::count(this_machine().isa, kFp16Instructions) > 0;
+  return a.scalar_type() == at::kHalf && !multiplies_fp16;
 }
 
 /// As large as `block` and laid out alike, in `space`.
