@@ -4,6 +4,7 @@ namespace tessera::comm {
 namespace {
 
 bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+bool is_extreme(ReduceOp op) { return op == ReduceOp::max || op == ReduceOp::min; }
 
 }  // namespace
 
@@ -32,7 +33,10 @@ Algorithm choose(const Choice& choice) {
   switch (choice.operation) {
     case Operation::all_reduce:
       // Gloo adds bf16 and fp16 in their own precision; the exchange adds in fp32 and rounds once.
-      return is_half(choice.dtype) ? Algorithm::exchange : Algorithm::native;
+      if (is_half(choice.dtype)) return Algorithm::exchange;
+      // Gloo's maximum and minimum lose a NaN; keeping it there takes three more passes (native.h).
+      return is_extreme(choice.op) && at::isFloatingType(choice.dtype) ? Algorithm::exchange
+                                                                       : Algorithm::native;
     case Operation::broadcast:
       return Algorithm::native;
     default:

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "tessera/comm/counters.h"
+#include "tessera/comm/reduce.h"
 
 namespace tessera::comm {
 
@@ -21,6 +22,7 @@ struct Choice {
   Operation operation = Operation::all_reduce;
   bool one_host = false;  ///< all ranks share memory (shared_memory.h)
   at::ScalarType dtype = at::kFloat;
+  ReduceOp op = ReduceOp::sum;  ///< of a reduction
 };
 
 /// The fastest that is correct; the source has the measurements.

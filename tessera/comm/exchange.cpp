@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tessera/comm/roll_call.h"
 
 namespace tessera::comm {
 namespace {
@@ -47,7 +48,7 @@ void Exchange::compare_calls(const Call& call, const Deadline& deadline) {
   const auto slices = slices_of(codes.view({-1}), size());
   all_gather(slices, slices[rank()], deadline);
   for (int r = 0; r < size(); ++r) {
-    check_same_call(rank(), call, r,
+    check_same_call(ranks_[rank()], call, ranks_[r],
                     {.kind = static_cast<uint64_t>(all[2 * r]),
                      .bytes = static_cast<uint64_t>(all[2 * r + 1])});
   }
@@ -75,12 +76,19 @@ void Exchange::all_to_all(std::span<const at::Tensor> outputs, std::span<const a
   }
   copy_bytes(outputs[rank()], inputs[rank()]);
   for (auto& message : messages) {
+    awaited_ = message.peer;
     try {
       message.work->wait(deadline.left());
     } catch (const std::exception& error) {
-      throw std::runtime_error(fmt::format("rank {}: {}", message.peer, error.what()));
+      const int peer = ranks_[message.peer];
+      if (deadline.passed()) {
+        throw MissingPeers(MissingPeers::Why::late, {peer}, did_not_come({peer}));
+      }
+      throw MissingPeers(MissingPeers::Why::lost, {peer},
+                         fmt::format("rank {}: {}", peer, error.what()));
     }
   }
+  awaited_ = -1;
 }
 
 void Exchange::all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,

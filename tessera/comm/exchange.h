@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/call.h"
 #include "tessera/comm/queue.h"
@@ -15,11 +17,13 @@
 namespace tessera::comm {
 
 /// Messages go straight from and into the tensors' memory, all peers at once. Every function is
-/// collective, blocks, and throws std::exception (of the backend, with the peer's rank in front)
-/// when a peer is lost or the deadline passes.
+/// collective, blocks, and throws MissingPeers (with the peer's rank and the backend's words) when
+/// a peer is lost or the deadline passes.
 class Exchange {
  public:
-  explicit Exchange(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+  /// `ranks`: the group's, as the run counts them; for errors.
+  Exchange(c10::intrusive_ptr<c10d::Backend> backend, std::vector<int> ranks)
+      : backend_(std::move(backend)), ranks_(std::move(ranks)) {}
 
   /// Throws std::runtime_error on every rank, with both calls, if one is in another call. Asks only
   /// for the first 64 calls, because it costs a message to every peer: ranks that differ do so from
@@ -50,6 +54,9 @@ class Exchange {
 
   int64_t staging_bytes() const { return staging_bytes_; }  ///< the most that was used at once
 
+  /// The rank of the group whose message is waited for now; -1: none. From any thread.
+  int awaited() const { return awaited_; }
+
  private:
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
@@ -57,7 +64,9 @@ class Exchange {
   c10::intrusive_ptr<c10d::Backend> backend_;
   int tag_ = 0;    // one for each all_to_all, counted alike by all ranks
   int calls_ = 0;  // compared so far
+  std::vector<int> ranks_;
   std::atomic<int64_t> staging_bytes_ = 0;
+  std::atomic<int> awaited_ = -1;
 };
 
 /// The flat `tensor` in `parts` consecutive slices of ceil(numel / parts) elements; the last ones

@@ -100,6 +100,174 @@ TEST(Failure, APeerThatNeverCallsIsMissedAtTheDeadline) {
   }
 }
 
+/// Runs `body` on all ranks but `stopped`, whose process is stopped meanwhile and killed
+/// afterwards. `begin`: what every rank does just before.
+void while_stopped(
+    const mesh::DeviceMesh& mesh, int stopped, const std::function<void()>& body,
+    const std::function<void()>& begin = [] {}) {
+  const auto pids = mesh.world().all_gather_bytes(std::to_string(getpid()));
+  std::vector<int> others;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    if (rank != stopped) others.push_back(rank);
+  }
+  Group survivors;
+  if (mesh.rank() != stopped) survivors = mesh.world({.only = others});
+  mesh.world().barrier();
+  begin();
+  if (mesh.rank() == stopped) raise(SIGSTOP);
+  body();
+  survivors.barrier();
+  kill(std::stoi(pids[static_cast<size_t>(stopped)]), SIGKILL);
+}
+
+TEST_P(FailureTest, AStoppedPeerIsNamedByEveryRank) {
+  const int n = GetParam();
+  for (const auto& transport : kTransports) {
+    for (const int stopped : {0, n - 1}) {  // rank 0 serves the store
+      on_mesh({.shape = {.dp_replicate = n},
+               .timeout = 2s,
+               .transport = transport,
+               .killed = {stopped}},
+              [&](const mesh::DeviceMesh& mesh) {
+                while_stopped(mesh, stopped, [&] {
+                  const auto& axis = mesh.axis("dp_replicate");
+                  // The ranks come one after the other, as in a real run.
+                  std::this_thread::sleep_for(axis.rank() * 300ms);
+                  auto tensor = at::ones({1 << 20});
+                  EXPECT_THAT(error_of([&] { axis.all_reduce(tensor).wait(); }),
+                              ContainsRegex(fmt::format(
+                                  "^rank {}, axis dp_replicate: all_reduce of 4.0 MiB failed after "
+                                  "[0-9.]+ s: rank {} did not come within 2 s$",
+                                  axis.rank(), stopped)));
+                });
+              });
+    }
+  }
+}
+
+TEST_P(FailureTest, APeerStoppedInTheMiddleOfAnOperationIsNamedByEveryRank) {
+  const int n = GetParam();
+  for (const auto& transport : kTransports) {
+    on_mesh(
+        {.shape = {.dp_replicate = n}, .timeout = 2s, .transport = transport, .killed = {n - 1}},
+        [&](const mesh::DeviceMesh& mesh) {
+          const auto& axis = mesh.axis("dp_replicate");
+          const auto tensor = at::ones({16 << 20});
+          Work work;
+          const auto message = std::make_shared<std::string>();
+          while_stopped(
+              mesh, n - 1,
+              [&] {
+                *message = error_of([&] {
+                  work.wait();
+                  axis.barrier();
+                });
+              },
+              [&] { work = axis.all_reduce(tensor); });
+          EXPECT_THAT(*message, HasSubstr(fmt::format(": rank {} did not come within 2 s", n - 1)));
+        });
+  }
+}
+
+TEST(Failure, ARankStoppedWhileItWaitsIsNamedOnceItIsWaitedFor) {
+  for (const auto& transport : kTransports) {
+    on_mesh({.shape = {.dp_replicate = 3}, .timeout = 4s, .transport = transport, .killed = {2}},
+            [](const mesh::DeviceMesh& mesh) {
+              const auto& axis = mesh.axis("dp_replicate");
+              const auto tensor = at::ones({1000});
+              Work work;
+              while_stopped(
+                  mesh, 2,
+                  [&] {
+                    std::this_thread::sleep_for(2s);
+                    EXPECT_THAT(error_of([&] { axis.all_reduce(tensor).wait(); }),
+                                HasSubstr(": rank 2 did not come within 4 s"));
+                  },
+                  [&] {  // the others come after it has said that it waits for them
+                    if (axis.rank() != 2) return;
+                    work = axis.all_reduce(tensor);
+                    std::this_thread::sleep_for(1700ms);
+                  });
+            });
+  }
+}
+
+TEST(Failure, AStoppedRankIsNamedByBothNeighboursOfAPipeline) {
+  for (const bool shared_memory : {true, false}) {
+    on_mesh({.shape = {.pp = 3},
+             .timeout = 2s,
+             .transport = {.shared_memory = shared_memory},
+             .killed = {1}},
+            [](const mesh::DeviceMesh& mesh) {
+              const int rank = mesh.rank();
+              Group pair;  // with rank 1, which is in two
+              if (rank < 2) pair = mesh.axis("pp", {.only = {0, 1}});
+              if (rank > 0) pair = mesh.axis("pp", {.only = {1, 2}});
+              while_stopped(mesh, 1, [&] {
+                auto tensor = at::ones({100});
+                const auto message =
+                    error_of([&] { pair.broadcast(tensor, rank == 0 ? 1 : 0).wait(); });
+                EXPECT_THAT(message, HasSubstr(fmt::format("rank {}, axis pp[", rank)));
+                EXPECT_THAT(message, HasSubstr(": rank 1 did not come within 2 s"));
+              });
+            });
+  }
+}
+
+TEST(Failure, WhoWaitsForAWaitingRankNamesTheOneThatIsStopped) {
+  // With rank 3 stopped, rank 2 waits for it on dp_shard, and rank 0 for rank 2 on dp_replicate.
+  for (const bool shared_memory : {true, false}) {
+    for (const int stopped : {3, 0}) {
+      on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2},
+               .timeout = 4s,
+               .transport = {.shared_memory = shared_memory},
+               .killed = {stopped}},
+              [&](const mesh::DeviceMesh& mesh) {
+                const auto& replicate = mesh.axis("dp_replicate");
+                const auto& shard = mesh.axis("dp_shard");
+                while_stopped(mesh, stopped, [&] {
+                  auto tensor = at::ones({1000});
+                  const auto message = error_of([&] {
+                    if (mesh.rank() / 2 == stopped / 2) shard.all_reduce(tensor).wait();
+                    replicate.all_reduce(tensor).wait();
+                  });
+                  EXPECT_THAT(message,
+                              HasSubstr(fmt::format(": rank {} did not come within 4 s", stopped)));
+                });
+              });
+    }
+  }
+}
+
+TEST(Failure, ARankThatMeetsNobodyNamesWhoDidNotCome) {
+  for (const int stopped : {0, 2}) {
+    on_mesh({.shape = {.dp_replicate = 3}, .timeout = 2s, .killed = {stopped}},
+            [&](const mesh::DeviceMesh& mesh) {
+              while_stopped(mesh, stopped, [&] {
+                const auto message =
+                    error_of([&] { mesh.axis("dp_replicate", {.channel = "new"}).barrier(); });
+                EXPECT_THAT(message,
+                            HasSubstr(fmt::format("rank {}, axis dp_replicate/new: rank {} did not "
+                                                  "come within 2 s",
+                                                  mesh.rank(), stopped)));
+              });
+            });
+  }
+}
+
+TEST(Failure, ALateRankIsToldSo) {
+  on_mesh({.shape = {.dp_replicate = 2}, .timeout = 1s}, [](const mesh::DeviceMesh& mesh) {
+    const auto& axis = mesh.axis("dp_replicate", {.channel = "work"});
+    mesh.world().barrier();
+    auto tensor = at::ones({10});
+    if (axis.rank() == 1) std::this_thread::sleep_for(2s);
+    const auto message = error_of([&] { axis.all_reduce(tensor).wait(); });
+    EXPECT_THAT(message,
+                HasSubstr(axis.rank() == 0 ? "rank 1 did not come within 1 s"
+                                           : "rank 0 had waited for this rank until the deadline"));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, FailureTest, ::testing::Values(2, 3));
 
 TEST(Failure, SharedMemoryNamesTheDeadRank) {

@@ -1,39 +1,13 @@
 #include "tessera/comm/group.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
-
 #include <cstring>
 #include <stdexcept>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "tessera/base/units.h"
-#include "tessera/comm/exchange.h"
-#include "tessera/comm/nccl.h"
-#include "tessera/comm/queue.h"
-#include "tessera/comm/shared_memory.h"
+#include "tessera/comm/group_state.h"
 
 namespace tessera::comm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// First line of a backend's message, without the source position that Gloo puts in front.
-std::string reason_of(const std::exception& error) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
-  text = text.substr(0, text.find('\n'));
-  const auto open = text.find("[/");
-  const auto close = text.find("] ", open == std::string::npos ? 0 : open);
-  if (open != std::string::npos && close != std::string::npos) text.erase(open, close + 2 - open);
-  return text;
-}
 
 /// A flat tensor on the same memory, out of autograd's sight.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view({-1}); }
@@ -59,44 +33,6 @@ Call call_of(Operation operation, const at::Tensor& whole, Call with = {}) {
 }
 
 }  // namespace
-
-struct Group::State {
-  ~State();
-  State(GroupOptions group_options, const GlooDevice& device,
-        const c10::intrusive_ptr<c10d::Store>& store);
-  explicit State(std::string name) { options.name = std::move(name); }
-
-  Algorithm algorithm(Operation operation, const at::Tensor& tensor) const {
-    if (operation == Operation::all_reduce && options.transport.all_reduce) {
-      return *options.transport.all_reduce;
-    }
-    return choose(
-        {.operation = operation, .one_host = memory != nullptr, .dtype = tensor.scalar_type()});
-  }
-  std::vector<std::string> gather_bytes(const std::string& bytes, const Deadline& deadline);
-  void count(const Call& call);
-  void announce(const Call& call, const Deadline& deadline) {
-    memory != nullptr ? memory->begin(call) : exchange->compare_calls(call, deadline);
-  }
-  void check_gpu() const;
-  void all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,
-                  const Deadline& deadline);
-  c10::DistError error(const Call& call, double seconds, const std::string& reason) const {
-    return c10::DistError(fmt::format("rank {}, axis {}: {} of {} failed after {:.1f} s: {}",
-                                      options.rank, options.name, name_of(call.operation),
-                                      format_bytes(call.bytes), seconds, reason),
-                          nullptr);
-  }
-
-  GroupOptions options;
-  c10::intrusive_ptr<c10d::Backend> gloo;
-  c10::intrusive_ptr<c10d::Backend> nccl;  // null without a GPU
-  std::optional<Exchange> exchange;
-  std::unique_ptr<SharedMemory> memory;
-  std::mutex counters_mutex;
-  Counters counters;
-  std::unique_ptr<Queue> queue;  // last: destroyed first, before what its thread uses
-};
 
 struct Work::Started {
   std::shared_ptr<Group::State> group;
@@ -165,68 +101,11 @@ void Work::wait() {
   if (failure) throw group.error(started->call, seconds_since(started->begin), *failure);
 }
 
-void Group::State::check_gpu() const {
-  constexpr const char* kReasons[] = {"", "deadline passed", "a connection failed",
-                                      "another rank failed"};  // of c10d::ErrorType
-  const auto error = nccl->getError();
-  if (error == c10d::ErrorType::SUCCESS) return;
-  throw std::runtime_error(fmt::format("NCCL: {}", kReasons[static_cast<size_t>(error)]));
-}
-
-Group::State::State(GroupOptions group_options, const GlooDevice& device,
-                    const c10::intrusive_ptr<c10d::Store>& store)
-    : options(std::move(group_options)) {
-  const auto begin = Clock::now();
-  try {
-    store->setTimeout(options.timeout);
-    gloo = make_gloo(device, store, options.rank, options.size, options.timeout);
-    exchange.emplace(gloo);
-    if (options.device.is_cuda()) {
-      nccl = make_nccl(options.name, c10::make_intrusive<c10d::PrefixStore>("nccl", store),
-                       options.rank, options.size, options.timeout);
-    }
-    const Deadline deadline(options.timeout);
-    if (options.transport.shared_memory) {
-      memory = SharedMemory::make(options.rank, options.size, [&](const std::string& bytes) {
-        return gather_bytes(bytes, deadline);
-      });
-    }
-    announce({}, deadline);
-    // So that a rank that drops the group at once does not hang up on one that is still connecting.
-    gather_bytes({}, deadline);
-  } catch (const std::exception& error) {
-    throw c10::DistError(
-        fmt::format("rank {}, axis {}: connecting {} ranks failed after {:.1f} s: {}", options.rank,
-                    options.name, options.size, seconds_since(begin), reason_of(error)),
-        nullptr);
-  }
-  queue = std::make_unique<Queue>("comm:" + options.name, options.timeout);
-}
-
-void Group::State::count(const Call& call) {
-  const std::lock_guard lock(counters_mutex);
-  auto& counter = counters.of(call.operation);
-  ++counter.calls;
-  counter.bytes += call.bytes;
-}
-
-Group::State::~State() {
-  if (nccl == nullptr) return;
-  // NCCL's destructor warns unless told how the run ended; a failed group cannot be finished.
-  const bool failed = nccl->getError() != c10d::ErrorType::SUCCESS;
-  try {
-    failed ? nccl->abort() : nccl->shutdown();
-  } catch (const c10::Error&) {
-    // The GPU or its driver is gone; nothing is left to end.
-  }
-}
-
 Work Group::start(const Call& call, Job job) const {
   state_->count(call);
   // The job must not own the group: the group's thread would destroy itself.
   auto run = [state = state_.get(), call, job = std::move(job)](const Deadline& deadline) {
-    state->announce(call, deadline);
-    job(*state, deadline);
+    state->run(call, deadline, [&] { job(*state, deadline); });
   };
   return Work(
       std::make_unique<Work::Started>(Work::Started{.group = state_,
@@ -252,52 +131,16 @@ Work Group::start_on_gpu(const Call& call, const NativeStart& native) const {
   }
 }
 
-void Group::State::all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,
-                              const Deadline& deadline) {
-  if (algorithm(Operation::all_gather, input) == Algorithm::exchange) {
-    return exchange->all_gather(outputs, input, deadline);
-  }
-  std::vector<void*> pointers;
-  std::vector<int64_t> sizes;
-  for (const auto& output : outputs) {
-    pointers.push_back(output.data_ptr());
-    sizes.push_back(static_cast<int64_t>(output.nbytes()));
-  }
-  memory->all_gather(pointers, sizes, input.const_data_ptr(), deadline);
-}
-
-std::vector<std::string> Group::State::gather_bytes(const std::string& bytes,
-                                                    const Deadline& deadline) {
-  const auto lengths = at::empty({options.size}, at::kLong);
-  const auto mine = lengths.narrow(0, options.rank, 1);
-  mine.data_ptr<int64_t>()[0] = static_cast<int64_t>(bytes.size());
-  all_gather(slices_of(lengths, options.size), mine, deadline);
-
-  std::vector<std::string> results;
-  std::vector<at::Tensor> outputs;
-  results.reserve(static_cast<size_t>(options.size));
-  for (int r = 0; r < options.size; ++r) {
-    results.emplace_back(lengths.data_ptr<int64_t>()[r], '\0');
-    outputs.push_back(
-        at::from_blob(results.back().data(), {lengths.data_ptr<int64_t>()[r]}, at::kByte));
-  }
-  results[options.rank] = bytes;
-  outputs[options.rank] =
-      at::from_blob(results[options.rank].data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
-  all_gather(outputs, outputs[options.rank], deadline);
-  return results;
-}
-
 Group::Group(std::string name) : state_(std::make_shared<State>(std::move(name))) {}
 
 Group::Group(const GroupOptions& options, const GlooDevice& device,
              const c10::intrusive_ptr<c10d::Store>& store)
-    : state_(options.size == 1 ? std::make_shared<State>(options.name)
-                               : std::make_shared<State>(options, device, store)) {}
+    : state_(options.ranks.size() == 1 ? std::make_shared<State>(options.name)
+                                       : std::make_shared<State>(options, device, store)) {}
 
 const std::string& Group::name() const { return state_->options.name; }
 int Group::rank() const { return state_->options.rank; }
-int Group::size() const { return state_->options.size; }
+int Group::size() const { return state_->size(); }
 std::chrono::milliseconds Group::timeout() const { return state_->options.timeout; }
 bool Group::shares_memory() const { return state_->memory != nullptr; }
 
@@ -335,9 +178,10 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
     return start_on_gpu(call, [&](const auto& gpu) { return gpu.all_reduce(flat(tensor), op); });
   }
   const auto job = [tensor = flat(tensor), op](State& state, const Deadline& deadline) {
-    switch (state.algorithm(Operation::all_reduce, tensor)) {
+    switch (state.algorithm(Operation::all_reduce, tensor, op)) {
       case Algorithm::native:
-        return NativeCollectives(state.gloo).all_reduce(tensor, op).wait();
+        return state.by_gloo(deadline,
+                             [&] { NativeCollectives(state.gloo).all_reduce(tensor, op).wait(); });
       case Algorithm::exchange:
         return state.exchange->all_reduce(tensor, op, deadline);
       case Algorithm::shared_memory:
@@ -361,7 +205,7 @@ Work Group::broadcast(const at::Tensor& tensor, int root) const {
       const auto bytes = static_cast<int64_t>(tensor.nbytes());
       return state.memory->broadcast(tensor.data_ptr(), bytes, root, deadline);
     }
-    NativeCollectives(state.gloo).broadcast(tensor, root).wait();
+    state.by_gloo(deadline, [&] { NativeCollectives(state.gloo).broadcast(tensor, root).wait(); });
   };
   return start(call, job);
 }
@@ -423,7 +267,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Re
       return state.memory->reduce_scatter(op, input.scalar_type(), output.data_ptr(),
                                           input.const_data_ptr(), output.numel(), deadline);
     }
-    state.exchange->reduce_scatter(output, slices_of(input, state.options.size), op, deadline);
+    state.exchange->reduce_scatter(output, slices_of(input, state.size()), op, deadline);
   };
   return start(call, job);
 }
@@ -474,7 +318,7 @@ Work Group::all_to_all_single(const at::Tensor& output, const at::Tensor& input)
   }
   const auto job = [output = flat(output), input = flat(input)](State& state,
                                                                 const Deadline& deadline) {
-    const int parts = state.options.size;
+    const int parts = state.size();
     if (state.algorithm(Operation::all_to_all, input) == Algorithm::shared_memory) {
       return state.memory->all_to_all(output.data_ptr(), input.const_data_ptr(),
                                       static_cast<int64_t>(input.nbytes()) / parts, deadline);

@@ -17,6 +17,7 @@
 #include "tessera/comm/gloo.h"
 #include "tessera/comm/native.h"
 #include "tessera/comm/reduce.h"
+#include "tessera/comm/roll_call.h"
 
 namespace tessera::comm {
 
@@ -35,8 +36,9 @@ class [[nodiscard]] Work {
   Work& operator=(const Work&) = delete;
 
   /// Returns when the operation is done (on a GPU: ordered, see Group). Throws c10::DistError with
-  /// one line: "rank 1, axis dp: all_reduce of 4.0 MiB failed after 3.2 s: rank 0: connection
-  /// closed by peer".
+  /// one line, in which ranks are those of the run: "rank 1, axis dp: all_reduce of 4.0 MiB failed
+  /// after 3.2 s: rank 0: connection closed by peer", ".. after 11.5 s: rank 3 did not come within
+  /// 10 s; rank 2 waits for it" (see roll_call.h).
   void wait();
 
   bool done() const;  ///< never blocks; true once wait() would return at once
@@ -51,13 +53,15 @@ class [[nodiscard]] Work {
 struct GroupOptions {
   std::string name;  ///< the axis, for messages and thread names
   int rank = 0;
-  int size = 1;
+  std::vector<int> ranks = {0};  ///< the group's, as the run counts them: what errors name
+  std::shared_ptr<RollCall> roll_call = nullptr;  ///< the run's; of a group of one rank: none
   std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< of every operation
   Transport transport = {};
   c10::Device device = c10::kCPU;  ///< a GPU, the current one: its tensors are taken, too
 };
 
-/// A handle: copies are the same group. Ranks are counted within the group.
+/// A handle: copies are the same group. Ranks are counted within the group, but in errors within
+/// the run.
 ///
 /// Operations take contiguous tensors and are collective (all ranks, same order, same sizes). They
 /// write straight to memory: tensors' version counters stay, autograd sees nothing. A group of one

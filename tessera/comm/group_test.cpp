@@ -89,6 +89,43 @@ TEST_P(GroupTest, AllReduceEqualsArithmetic) {
   for_each_transport(GetParam(), body);
 }
 
+TEST_P(GroupTest, MaximumAndMinimumKeepANaN) {
+  const Body body = [](const Group& axis) {
+    const int n = axis.size();
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      for (const auto op : {ReduceOp::max, ReduceOp::min}) {
+        for (int with_nan = 0; with_nan < n; ++with_nan) {
+          SCOPED_TRACE(
+              fmt::format("{} {} NaN of rank {}", c10::toString(dtype), name_of(op), with_nan));
+          auto tensor = at::full({7 * n}, axis.rank(), dtype);
+          if (axis.rank() == with_nan) tensor[2].fill_(NAN), tensor[7 * n - 1].fill_(-NAN);
+          auto expected = at::full({7 * n}, op == ReduceOp::max ? n - 1 : 0, dtype);
+          expected[2].fill_(NAN), expected[7 * n - 1].fill_(NAN);
+          auto part = at::empty({7}, dtype);
+          axis.reduce_scatter(part, tensor, op).wait();
+          EXPECT_TRUE(part.allclose(expected.narrow(0, axis.rank() * 7, 7), 0, 0, true));
+          axis.all_reduce(tensor, op).wait();
+          EXPECT_TRUE(tensor.allclose(expected, 0, 0, /*equal_nan=*/true));
+        }
+      }
+    }
+  };
+  for_each_transport(GetParam(), body);
+  if (GetParam() == 1) return;
+  on_mesh({.shape = {.dp_replicate = GetParam()},
+           .transport = {.shared_memory = false, .all_reduce = Algorithm::native}},
+          [](const mesh::DeviceMesh& mesh) {
+            const auto& axis = mesh.axis("dp_replicate");
+            for (int with_nan = 0; with_nan < axis.size(); ++with_nan) {
+              for (const auto op : {ReduceOp::max, ReduceOp::min}) {
+                auto tensor = at::full({3}, axis.rank() == with_nan ? NAN : axis.rank());
+                axis.all_reduce(tensor, op).wait();
+                EXPECT_TRUE(tensor.isnan().all().item<bool>()) << name_of(op) << " " << with_nan;
+              }
+            }
+          });
+}
+
 TEST_P(GroupTest, GloosOwnAllReduceEqualsArithmetic) {
   const Body body = [](const Group& axis) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <span>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
@@ -15,8 +16,9 @@ namespace tessera::comm {
 /// the caller's stream had been given before.
 class NativeWork {
  public:
-  NativeWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor sums, double factor)
-      : work_(std::move(work)), sums_(std::move(sums)), factor_(factor) {}
+  /// `finish`: what is left to do with the result; may be empty.
+  explicit NativeWork(c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish = {})
+      : work_(std::move(work)), finish_(std::move(finish)) {}
 
   /// Gloo: returns at the end. NCCL: returns at once, and what the caller's stream is given from
   /// then on comes after the collective.
@@ -25,12 +27,13 @@ class NativeWork {
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
-  at::Tensor sums_;  // to be multiplied by factor_, where that is not 1
-  double factor_;
+  std::function<void()> finish_;
 };
 
 /// Arguments as in group.h; tensors are flat. Sums are taken in the tensors' own type and the
-/// backend's order; avg is the sum times 1 / ranks. The deadline is the backend's.
+/// backend's order; avg is the sum times 1 / ranks. The deadline is the backend's. Backends lose a
+/// NaN in max and min, depending on whose it is, so those are taken of whole numbers in the same
+/// order as the elements, with NaN beyond all: some passes over the tensor more, and a copy of it.
 class NativeCollectives {
  public:
   explicit NativeCollectives(c10::intrusive_ptr<c10d::Backend> backend)
@@ -45,8 +48,10 @@ class NativeCollectives {
   NativeWork all_to_all(at::Tensor output, at::Tensor input) const;
 
  private:
-  NativeWork reduced(c10::intrusive_ptr<c10d::Work> work, const at::Tensor& sums,
-                     ReduceOp op) const;
+  using Start =
+      std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor& output, at::Tensor& input)>;
+  NativeWork reduced(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                     const Start& start) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
 };

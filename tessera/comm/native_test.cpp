@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/comm/exchange.h"
@@ -46,6 +47,21 @@ TEST_P(NativeTest, EveryCallEqualsArithmetic) {
     tensor = of(rank);
     native.all_reduce(tensor, ReduceOp::max).wait();
     expect_close(tensor, of(n - 1));
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      // Negative, zero, positive and infinite; rank 0's last is NaN.
+      const auto row = at::tensor({-2.5, -0.5, 0.0, 1.5, 1e30}).to(dtype);
+      auto values = row + rank;
+      values[3].fill_(rank == 1 ? -INFINITY : INFINITY);
+      if (rank == 0) values[4].fill_(-NAN);
+      auto smallest = row.clone(), largest = row + (n - 1);
+      smallest[3].fill_(-INFINITY), largest[3].fill_(INFINITY);
+      smallest[4].fill_(NAN), largest[4].fill_(NAN);
+      auto result = values.clone();
+      native.all_reduce(result, ReduceOp::max).wait();
+      EXPECT_TRUE(result.allclose(largest, 0, 0, /*equal_nan=*/true)) << result;
+      native.all_reduce(values, ReduceOp::min).wait();
+      EXPECT_TRUE(values.allclose(smallest, 0, 0, /*equal_nan=*/true)) << values;
+    }
     tensor = of(rank);
     native.broadcast(tensor, n - 1).wait();
     expect_close(tensor, of(n - 1));
@@ -60,6 +76,8 @@ TEST_P(NativeTest, EveryCallEqualsArithmetic) {
     auto part = at::zeros({6});
     native.reduce_scatter(part, all * (rank + 1), ReduceOp::avg).wait();
     expect_close(part, of(rank) * ((n + 1) / 2.0));
+    native.reduce_scatter(part, rank == 0 ? all * NAN : all, ReduceOp::max).wait();
+    EXPECT_TRUE(part.isnan().all().item<bool>()) << part;
     native.scatter(part, rank == 0 ? slices_of(all, n) : std::vector<at::Tensor>(), 0).wait();
     expect_close(part, of(rank));
 

@@ -1,22 +1,13 @@
 #include "tessera/comm/queue.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <utility>
+
+#include "tessera/comm/thread.h"
 
 namespace tessera::comm {
 
 Queue::Queue(const std::string& thread_name, std::chrono::milliseconds timeout)
-    : timeout_(timeout) {
-  // Signals belong to the program's own threads: the new thread inherits a mask that blocks all.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), thread_name.substr(0, 15).c_str());
-}
+    : timeout_(timeout), thread_(start_thread(thread_name, [this] { run(); })) {}
 
 Queue::~Queue() {
   {

@@ -16,6 +16,17 @@ template <typename T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, at::BFloat16> || std::is_same_v<T, at::Half>, float, T>;
 
+/// NaN if one of them is: no comparison with NaN is true, so std::max would keep the first alone.
+template <typename A>
+A larger(A a, A b) {
+  return b > a || b != b ? b : a;
+}
+
+template <typename A>
+A smaller(A a, A b) {
+  return b < a || b != b ? b : a;
+}
+
 template <typename T>
 void fold(ReduceOp op, Accumulator<T>* __restrict sum, const T* __restrict part, int64_t count) {
   using A = Accumulator<T>;
@@ -25,10 +36,10 @@ void fold(ReduceOp op, Accumulator<T>* __restrict sum, const T* __restrict part,
       for (int64_t i = 0; i < count; ++i) sum[i] += static_cast<A>(part[i]);
       break;
     case ReduceOp::max:
-      for (int64_t i = 0; i < count; ++i) sum[i] = std::max(sum[i], static_cast<A>(part[i]));
+      for (int64_t i = 0; i < count; ++i) sum[i] = larger(sum[i], static_cast<A>(part[i]));
       break;
     case ReduceOp::min:
-      for (int64_t i = 0; i < count; ++i) sum[i] = std::min(sum[i], static_cast<A>(part[i]));
+      for (int64_t i = 0; i < count; ++i) sum[i] = smaller(sum[i], static_cast<A>(part[i]));
       break;
   }
 }

@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 /// `avg` is the sum multiplied by 1 / ranks, never a backend's own average (Gloo's has summed in
-/// some versions).
+/// some versions). `max` and `min` are NaN where one rank's element is.
 enum class ReduceOp { sum, avg, max, min };
 
 const char* name_of(ReduceOp op);

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/support/expect.h"
 
 namespace tessera::comm {
@@ -24,6 +26,35 @@ TEST(Reduce, OutputMayBeAPartAndBlocksMayBeUneven) {
   reduce_parts(ReduceOp::avg, at::kFloat, std::vector<const void*>{a.data_ptr(), b.data_ptr()},
                b.data_ptr(), 5000);
   expect_close(b, expected, {0, 0});
+}
+
+TEST(Reduce, MaximumAndMinimumKeepANaN) {
+  constexpr int64_t kCount = 1100;  // more than a block, and not whole vectors
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const auto op : {ReduceOp::max, ReduceOp::min}) {
+      for (size_t ranks = 1; ranks <= 3; ++ranks) {
+        for (size_t with_nan = 0; with_nan < ranks; ++with_nan) {
+          std::vector<at::Tensor> tensors;
+          std::vector<const void*> parts;
+          for (size_t r = 0; r < ranks; ++r) {
+            tensors.push_back(at::full({kCount}, static_cast<double>(r) - 1, dtype));
+            if (r == with_nan) tensors[r].slice(0, 0, kCount, 3).fill_(NAN);
+            parts.push_back(tensors[r].const_data_ptr());
+          }
+          auto expected = tensors[0];
+          for (const auto& tensor : tensors) {
+            expected =
+                op == ReduceOp::max ? at::maximum(expected, tensor) : at::minimum(expected, tensor);
+          }
+          auto result = at::empty({kCount}, dtype);
+          reduce_parts(op, dtype, parts, result.data_ptr(), kCount);
+          EXPECT_TRUE(result.allclose(expected, 0, 0, /*equal_nan=*/true))
+              << c10::toString(dtype) << " " << name_of(op) << ", rank " << with_nan << " of "
+              << ranks;
+        }
+      }
+    }
+  }
 }
 
 TEST(Reduce, RefusesWhatItCannotDo) {

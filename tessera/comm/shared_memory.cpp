@@ -14,6 +14,9 @@
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
+#include <utility>
+
+#include "tessera/comm/roll_call.h"
 
 namespace tessera::comm {
 namespace {
@@ -82,6 +85,7 @@ std::vector<int> open_processes(const std::vector<std::string>& pids, int rank) 
 struct alignas(64) SharedMemory::Peer {
   std::atomic<uint32_t> posted[kLanes];
   std::atomic<uint32_t> done[kLanes];
+  std::atomic<Fault> fault;  // why others gave up on this rank
   // The last two calls: no rank is two ahead of another, every call waits for all.
   struct {
     std::atomic<uint64_t> kind, bytes;
@@ -99,7 +103,9 @@ struct SharedMemory::Header {
   }
 };
 
-std::unique_ptr<SharedMemory> SharedMemory::make(int rank, int size, const GatherBytes& gather) {
+std::unique_ptr<SharedMemory> SharedMemory::make(int rank, const std::vector<int>& ranks,
+                                                 const GatherBytes& gather) {
+  const int size = static_cast<int>(ranks.size());
   const std::string key = host_key();
   const auto keys = gather(key);
   if (key.empty() || !all_equal(keys)) return nullptr;
@@ -122,7 +128,7 @@ std::unique_ptr<SharedMemory> SharedMemory::make(int rank, int size, const Gathe
   std::unique_ptr<SharedMemory> memory;
   auto processes = open_processes(pids, rank);
   if (fd >= 0 && !processes.empty()) {
-    memory.reset(new SharedMemory(rank, size, fd));
+    memory.reset(new SharedMemory(rank, ranks, fd));
     memory->process_fds_ = std::move(processes);
     if (memory->header_ == nullptr) memory.reset();
   }
@@ -132,11 +138,12 @@ std::unique_ptr<SharedMemory> SharedMemory::make(int rank, int size, const Gathe
   return memory;
 }
 
-SharedMemory::SharedMemory(int rank, int size, int memory_fd)
+SharedMemory::SharedMemory(int rank, const std::vector<int>& ranks, int memory_fd)
     : rank_(rank),
-      size_(size),
-      mapped_bytes_(Header::bytes(size) +
-                    static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes) {
+      size_(static_cast<int>(ranks.size())),
+      ranks_(ranks),
+      mapped_bytes_(Header::bytes(size_) +
+                    static_cast<size_t>(size_) * kLanes * kSlots * kSlotBytes) {
   void* start = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
   header_ = start == MAP_FAILED ? nullptr : static_cast<Header*>(start);  // a new memfd is all zero
 }
@@ -165,7 +172,7 @@ void SharedMemory::begin(const Call& call) {
 void SharedMemory::compare_calls(int peer) const {
   const auto& theirs = header_->peers[peer].calls[sequence_ % 2];
   if (theirs.sequence.load(std::memory_order_acquire) != sequence_) return;  // not in it yet
-  check_same_call(rank_, call_, peer,
+  check_same_call(ranks_[rank_], call_, ranks_[peer],
                   {.kind = theirs.kind.load(std::memory_order_relaxed),
                    .bytes = theirs.bytes.load(std::memory_order_relaxed)});
 }
@@ -182,15 +189,68 @@ void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, i
     const bool ended = has_ended(process_fds_[peer]);
     const uint32_t seen = counter.load(std::memory_order_acquire);
     if (reached(seen, target)) return;
-    if (ended) throw std::runtime_error(fmt::format("rank {}: the process has ended", peer));
-    const int first = header_->gave_up.load();
     for (int r = 0; r < size_; ++r) compare_calls(r);  // a better reason than that one gave up
-    if (first != 0) {
-      throw std::runtime_error(fmt::format("rank {}: gave up", first - 1));
+    check_given_up();                                  // and that a better one than that it ended
+    if (ended) give_up_on({peer}, Fault::ended);
+    if (deadline.passed()) {
+      const auto behind = furthest_behind();
+      give_up_on(behind.empty() ? std::vector<int>{peer} : behind, Fault::late);
     }
-    if (deadline.passed()) throw std::runtime_error(fmt::format("rank {}: deadline passed", peer));
+    check_given_up();
     futex_wait(counter, seen);
   }
+}
+
+std::vector<int> SharedMemory::furthest_behind() const {
+  const auto position_of = [&](int rank) {
+    uint32_t sum = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sum += header_->peers[rank].posted[lane].load(std::memory_order_relaxed);
+      sum += header_->peers[rank].done[lane].load(std::memory_order_relaxed);
+    }
+    return sum;
+  };
+  const uint32_t mine = position_of(rank_);
+  int32_t most = 1;
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    const auto behind = static_cast<int32_t>(mine - position_of(r));
+    if (behind > most) ranks.clear();
+    most = std::max(most, behind);
+    if (behind == most) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+std::vector<int> SharedMemory::with_fault(Fault fault) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (header_->peers[r].fault.load() == fault) ranks.push_back(ranks_[r]);
+  }
+  return ranks;
+}
+
+void SharedMemory::check_given_up() const {
+  using Why = MissingPeers::Why;
+  const int first = header_->gave_up.load();
+  if (first == 0) return;
+  const int who = ranks_[first - 1];
+  if (header_->peers[rank_].fault.load() == Fault::late) {
+    throw std::runtime_error(
+        fmt::format("rank {} had waited for this rank until the deadline", who));
+  }
+  if (const auto late = with_fault(Fault::late); !late.empty()) {
+    throw MissingPeers(Why::late, late, did_not_come(late));
+  }
+  if (const auto ended = with_fault(Fault::ended); !ended.empty()) {
+    throw MissingPeers(Why::lost, ended, fmt::format("rank {}: the process has ended", ended[0]));
+  }
+  throw MissingPeers(Why::lost, {who}, fmt::format("rank {}: gave up", who));
+}
+
+void SharedMemory::give_up_on(const std::vector<int>& peers, Fault fault) {
+  for (const int peer : peers) header_->peers[peer].fault.store(fault);
+  give_up();
 }
 
 void SharedMemory::give_up() {

@@ -24,14 +24,19 @@ namespace tessera::comm {
 /// `posted` and `done`, on which waiting ranks sleep (futex): no core is burned. Memory traffic of
 /// an all-reduce of B bytes is about 2 B per rank, through sockets some 5 B and the kernel's work.
 /// Parts are added in the order of ranks: the same bits in every run, for any chunking. Every rank
-/// writes down which call it is in; whoever waits for a peer, or reads its slot, compares.
+/// writes down which call it is in; whoever waits for a peer, or reads its slot, compares. All
+/// ranks raise their counters in the same order. So the sum of a rank's says how far it has come,
+/// and the rank that is furthest behind is the one that all others wait for, directly or not. The
+/// first rank to give up writes down whom it missed: all give the same reason.
 class SharedMemory {
  public:
   using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
 
   /// Collective; nullptr on all ranks unless all are on one host, see each other's processes and
-  /// can map the segment. `gather`: all ranks' strings in order, by other means.
-  static std::unique_ptr<SharedMemory> make(int rank, int size, const GatherBytes& gather);
+  /// can map the segment. `ranks`: the group's, as the run counts them, for errors; `rank`: this
+  /// one's place among them. `gather`: all ranks' strings in order, by other means.
+  static std::unique_ptr<SharedMemory> make(int rank, const std::vector<int>& ranks,
+                                            const GatherBytes& gather);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -39,8 +44,9 @@ class SharedMemory {
   /// What the functions below are called for from here on, until the next begin().
   void begin(const Call& call);
 
-  /// All block, and throw std::runtime_error when a peer has died (noticed within 20 ms), is in
-  /// another call (on both ranks, both calls are named), has given up, or the deadline passes.
+  /// All block, and throw MissingPeers when a peer has died (noticed within 20 ms), has given up,
+  /// or the deadline passes, std::runtime_error when one is in another call (on both ranks, both
+  /// calls are named).
   /// Counts are elements, sizes bytes. Every one of them waits for every peer, even for 0 bytes.
   void all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int64_t count,
                   const Deadline& deadline);
@@ -56,6 +62,10 @@ class SharedMemory {
   /// What is under way and whatever comes later fails, on every rank. From any thread.
   void give_up();
 
+  /// The ranks of the group that are furthest behind this one; none if none is behind. From any
+  /// thread.
+  std::vector<int> furthest_behind() const;
+
   /// Memory that this rank has mapped and used: all ranks' slots of the lanes used so far.
   int64_t used_bytes() const;
 
@@ -64,7 +74,9 @@ class SharedMemory {
   struct Header;
   struct Peer;
 
-  SharedMemory(int rank, int size, int memory_fd);
+  enum class Fault : uint32_t { none, late, ended };
+
+  SharedMemory(int rank, const std::vector<int>& ranks, int memory_fd);
 
   /// output(begin, length, parts): what to do with this rank's part of a chunk, given where every
   /// rank's copy of it lies.
@@ -84,11 +96,15 @@ class SharedMemory {
   void compare_calls(int peer) const;
   void wait_until(std::atomic<uint32_t>& counter, uint32_t target, int peer,
                   const Deadline& deadline);
+  void check_given_up() const;
+  void give_up_on(const std::vector<int>& peers, Fault fault);
+  std::vector<int> with_fault(Fault fault) const;
   template <typename Body>
   void guarded(const Body& body);
 
   int rank_;
   int size_;
+  std::vector<int> ranks_;
   size_t mapped_bytes_;
   Header* header_;
   std::vector<int> process_fds_;

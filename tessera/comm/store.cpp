@@ -11,14 +11,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <future>
-#include <memory>
 #include <sstream>
-#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/queue.h"
+#include "tessera/comm/thread.h"
 
 namespace tessera::comm {
 namespace {
@@ -143,18 +141,15 @@ void ignore_broken_pipes() {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// LibTorch's deadline does not cover a port where somebody listens but never answers: then its
-/// thread stays behind, waiting, until the process ends.
+/// LibTorch's deadline does not cover a port where somebody listens but never answers.
 StorePtr make_store(const std::string& host, const c10d::TCPStoreOptions& options) {
-  std::packaged_task<StorePtr()> task(
-      [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
-  auto store = task.get_future();
-  std::thread(std::move(task)).detach();
   // Its own error, which says more, goes first.
-  if (store.wait_for(options.timeout + std::chrono::seconds(1)) != std::future_status::ready) {
-    TORCH_CHECK_WITH(DistError, false, "who listens there does not answer; set another port");
-  }
-  return store.get();
+  const auto store = within<StorePtr>(
+      options.timeout + std::chrono::seconds(1),
+      [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  TORCH_CHECK_WITH(DistError, store.has_value(),
+                   "who listens there does not answer; set another port");
+  return *store;
 }
 
 }  // namespace
@@ -222,27 +217,55 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
   }
 }
 
-void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting, int rank,
-          std::chrono::milliseconds timeout) {
-  const Deadline deadline(timeout);
-  store->set(whereabouts_of(rank), to_text(meeting));
-  if (!store->check({place_of(meeting, rank)})) store->set(place_of(meeting, rank), kHere);
+namespace {
+
+/// May wait for the store's server without end.
+void await_all(c10d::Store& store, const Meeting& meeting, const RollCallOptions& self) {
+  const Deadline deadline(self.timeout);
+  store.set(whereabouts_of(self.rank), to_text(meeting));
+  if (!store.check({place_of(meeting, self.rank)})) store.set(place_of(meeting, self.rank), kHere);
   std::vector<std::string> places;
   for (const int peer : meeting.ranks) places.push_back(place_of(meeting, peer));
-  while (!wait_for(*store, places, std::min<Milliseconds>(kMeetingPeriod, deadline.left()))) {
+  while (!wait_for(store, places, std::min<Milliseconds>(kMeetingPeriod, deadline.left()))) {
+    std::vector<int> missing;
     for (size_t i = 0; i < places.size(); ++i) {
-      if (store->check({places[i]})) {
-        check_answer(store->get_to_str(places[i]));
-      } else if (deadline.passed()) {
-        throw c10::DistError(fmt::format("rank {}, axis {}: rank {} did not come within {} s", rank,
-                                         meeting.name, meeting.ranks[i], timeout.count() / 1000.0),
-                             nullptr);
+      if (store.check({places[i]})) {
+        check_answer(store.get_to_str(places[i]));
       } else {
-        refuse_deadlock(*store, meeting, rank, meeting.ranks[i]);
+        missing.push_back(meeting.ranks[i]);
+        refuse_deadlock(store, meeting, self.rank, meeting.ranks[i]);
       }
     }
+    if (deadline.passed() && !missing.empty()) {
+      throw MissingPeers(MissingPeers::Why::late, missing, did_not_come(missing));
+    }
   }
-  for (const auto& answer : store->multiGet(places)) check_answer({answer.begin(), answer.end()});
+  for (const auto& answer : store.multiGet(places)) check_answer({answer.begin(), answer.end()});
+}
+
+}  // namespace
+
+void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
+          RollCall& roll_call) {
+  const auto self = roll_call.options();
+  auto others = meeting.ranks;
+  std::erase(others, self.rank);
+  try {
+    roll_call.watch(
+        [others] { return others; },
+        [&] {
+          const auto met = within<bool>(self.timeout + 2 * kMeetingPeriod, [store, meeting, self] {
+            await_all(*store, meeting, self);
+            return true;
+          });
+          if (!met) {
+            throw MissingPeers(MissingPeers::Why::late, others, "the store does not answer");
+          }
+        });
+  } catch (const std::runtime_error& error) {
+    throw c10::DistError(fmt::format("rank {}, axis {}: {}", self.rank, meeting.name, error.what()),
+                         nullptr);
+  }
 }
 
 }  // namespace tessera::comm

@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "tessera/comm/roll_call.h"
+
 namespace tessera::comm {
 
 /// Who this process is, and where rank 0 serves the store through which all groups are made.
@@ -46,10 +48,10 @@ struct Meeting {
   std::vector<int> ranks;
 };
 
-/// Returns when all ranks of the meeting have called it. Throws c10::DistError at the deadline, and
-/// within about a second if this rank and another wait for each other at different meetings: both
-/// get one line that names both.
-void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting, int rank,
-          std::chrono::milliseconds timeout);
+/// Returns when all ranks of the meeting have called it. Throws c10::DistError at the deadline,
+/// with the rank that did not come, and within about a second if this rank and another wait for
+/// each other at different meetings: both get one line that names both.
+void meet(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
+          RollCall& roll_call);
 
 }  // namespace tessera::comm

@@ -48,7 +48,8 @@ struct LaunchOptions {
 /// first (of several within
 ///   a moment: rather one killed by a signal, rather not one that only lost its peer) is named on
 ///   stderr with its signal or exit code, its last step (progress.h) and its last lines; an
-///   out-of-memory kill is called that.
+///   out-of-memory kill is called that. If all that failed only waited in vain, the rank that was
+///   stopped (SIGSTOP, a debugger) or did not come is named instead, and the exit code is 1.
 /// - SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks and all their descendants; a
 /// second one kills them. SIGUSR1 is passed on, no more.
 /// - No process is left behind: descendants that outlive their rank are ended, also if this process

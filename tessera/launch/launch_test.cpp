@@ -204,6 +204,42 @@ TEST_F(LaunchTest, ARankThatOnlyLostItsPeerIsNotTheCause) {
   EXPECT_THAT(outcome.err, HasSubstr("tessera launch: rank 1 "));
 }
 
+TEST_F(LaunchTest, AStoppedRankIsTheCauseAndIsEnded) {
+  // What the others say of it does not matter, nor who of them fails first.
+  const auto outcome =
+      run(shell("[ $RANK != 1 ] || { kill -STOP $$; sleep 9; }; sleep 0.$RANK; "
+                "echo 'Timed out waiting 5000ms for recv operation to complete' >&2; exit 1",
+                3));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err,
+              testing::ContainsRegex("tessera launch: rank 1 \\(pid [0-9]+\\) was stopped "
+                                     "\\(SIGSTOP or a debugger\\)\n"));
+  EXPECT_LT(outcome.seconds.count(), 3);
+  EXPECT_THAT(survivors(), testing::IsEmpty());
+}
+
+TEST_F(LaunchTest, ARankThatFailedByItselfIsTheCauseBesideAStoppedOne) {
+  const auto outcome = run(
+      shell("[ $RANK != 1 ] || { kill -STOP $$; sleep 9; }; sleep 0.3; echo why >&2; exit 7", 2));
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_THAT(outcome.err, HasSubstr("tessera launch: rank 0 "));
+}
+
+TEST_F(LaunchTest, TheRankThatDidNotComeIsTheCause) {
+  // Rank 0 waits for rank 1, and that for rank 2, which hangs and ends as if all were well.
+  const auto outcome = run(
+      shell("[ $RANK = 0 ] && { echo 'failed after 5.0 s: rank 1 did not come within 5 s' >&2; "
+            "exit 1; }; trap 'exit 0' TERM; "
+            "[ $RANK = 1 ] && echo 'failed after 5.0 s: ranks 2, 7 did not come within 5 s' >&2; "
+            "while :; do sleep 0.05; done",
+            3));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err,
+              testing::ContainsRegex("rank 2 \\(pid [0-9]+\\) still ran but did not come\n"
+                                     "  failed after 5.0 s: ranks 2, 7 did not come within 5 s\n"));
+  EXPECT_LT(outcome.seconds.count(), 5);
+}
+
 TEST_F(LaunchTest, AKilledRankEndsAllAndTellsItsStep) {
   const auto outcome = run(
       {.command = {WORKER, "die_at_step_17"}, .num_processes = 3, .environment = {{"D", folder_}}});

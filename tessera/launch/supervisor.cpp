@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/launch/failure.h"
 
 namespace tessera::launch {
 namespace {
@@ -33,6 +34,7 @@ class Supervisor {
     int rank = 0;
     pid_t pid = 0;
     bool ended = false;
+    bool halted = false;
   };
 
   void start_rank(const std::string& program, const RankStart& rank, int null_fd);
@@ -43,6 +45,7 @@ class Supervisor {
   void advance();
   void handle(int signal);
   void stop(int signal, std::chrono::milliseconds grace);
+  void end_halted();
   void kill_all() { send(SIGKILL), killed_at_ = Clock::now(); }
   void send(int signal) const;
   void end_stragglers();
@@ -122,6 +125,7 @@ AttemptEnd Supervisor::run() {
                      [&](const Running& running) { return running.pid == rank.pid; });
     rank.last_lines = err_[static_cast<size_t>(position - running_.begin())].last_lines();
   }
+  note_missed(end_);
   return std::move(end_);
 }
 
@@ -166,6 +170,7 @@ void Supervisor::record_end(size_t local_rank, int wait_status) {
                         .wait_status = wait_status,
                         .time = Clock::now(),
                         .stopped_by_us = kill_at_.has_value(),
+                        .was_halted = rank.halted,
                         .out_of_memory = sigkill && !kill_at_ && out_of_memory_.killed(rank.pid),
                         .step = state_.progress.step(static_cast<int>(local_rank)),
                         .doing = state_.progress.doing(static_cast<int>(local_rank))});
@@ -174,7 +179,10 @@ void Supervisor::record_end(size_t local_rank, int wait_status) {
 
 void Supervisor::advance() {
   const auto now = Clock::now();
-  if (failed_at_ && !kill_at_ && now >= *failed_at_ + kMoment) stop(SIGTERM, options_.grace);
+  if (failed_at_ && !kill_at_ && now >= *failed_at_ + kMoment) {
+    end_halted();
+    stop(SIGTERM, options_.grace);
+  }
   if (kill_at_ && !killed_at_ && now >= *kill_at_) kill_all();
 }
 
@@ -189,6 +197,20 @@ void Supervisor::stop(int signal, std::chrono::milliseconds grace) {
   send(signal);
   send(SIGCONT);  // a stopped process would not see the first
   kill_at_ = Clock::now() + grace;
+}
+
+/// Ranks that were stopped, or a process of theirs was. Not by SIGTERM and SIGCONT: with what the
+/// others left, a rank that goes on finds an error of its own, which hides that it was stopped.
+void Supervisor::end_halted() {
+  for (const auto& process : list_processes()) {
+    if (process.state != 'T' && process.state != 't') continue;
+    for (auto& rank : running_) {
+      if (!rank.ended && rank.pid == process.group) rank.halted = true;
+    }
+  }
+  for (const auto& rank : running_) {
+    if (rank.halted) ::kill(-rank.pid, SIGKILL);
+  }
 }
 
 /// To every rank's process group, and to each descendant that left it.

@@ -31,10 +31,13 @@ struct RankEnd {
   int wait_status = 0;  ///< as waitpid gave it
   Clock::time_point time;
   bool stopped_by_us = false;  ///< it ended after we had told all ranks to
+  bool was_halted = false;     ///< by SIGSTOP or a debugger when another rank failed; we killed it
   bool out_of_memory = false;
   std::optional<int64_t> step;         ///< the last it told (progress.h)
   std::string doing;                   ///< and what in it
   std::deque<std::string> last_lines;  ///< of its stderr
+  std::string missed;  ///< what a rank that waited for it in vain said; empty: none did
+  bool did_not_come() const { return was_halted || !missed.empty(); }
   bool preempted() const;  ///< ended as a rank does that has saved at a scheduler's wish
   bool failed() const { return wait_status != 0 && !preempted(); }
 };

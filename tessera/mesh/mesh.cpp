@@ -27,6 +27,10 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
       device_(device) {
   if (where.world_size > 1) {
     sockets_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
+    roll_call_ = std::make_shared<comm::RollCall>(
+        store_, comm::RollCallOptions{.rank = where.rank,
+                                      .server = where.served ? std::nullopt : std::optional(0),
+                                      .timeout = where.timeout});
   }
 }
 
@@ -80,13 +84,14 @@ const Axis& DeviceMesh::world(const AxisOptions& options) const {
 
 Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {
   if (ranks.size() == 1) return Axis(name);
-  comm::meet(store_, {.name = name, .ranks = ranks}, rank(), where_.timeout);
+  comm::meet(store_, {.name = name, .ranks = ranks}, *roll_call_);
   const auto mine = std::ranges::find(ranks, rank());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("axis/{}/{}", name, ranks.front()), store_);
   return Axis({.name = name,
                .rank = static_cast<int>(mine - ranks.begin()),
-               .size = static_cast<int>(ranks.size()),
+               .ranks = ranks,
+               .roll_call = roll_call_,
                .timeout = where_.timeout,
                .transport = transport_,
                .device = device_},

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -80,7 +81,8 @@ class DeviceMesh {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::Device device_;
   comm::GlooDevice sockets_;
-  mutable std::map<std::string, Axis> axes_;  // by name; destroyed before store and device
+  std::shared_ptr<comm::RollCall> roll_call_;  // null in a run of one rank
+  mutable std::map<std::string, Axis> axes_;   // by name; destroyed before store and device
 };
 
 }  // namespace tessera::mesh

@@ -9,25 +9,7 @@ build=${BUILD:-build/release}
 folder=$(mktemp -d)
 launcher=
 
-# All processes below $1, from /proc: a minimal Debian has no ps.
-descendants() {
-  for status in /proc/[0-9]*/status; do
-    parent=$(sed -n 's/^PPid:[[:space:]]*//p' "$status" 2>/dev/null) || continue
-    [ "$parent" = "$1" ] || continue
-    child=${status#/proc/}
-    child=${child%/status}
-    echo "$child"
-    descendants "$child"
-  done
-}
-
-name_of() { sed -n 's/^Name:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null || true; }
-
-# A zombie that nobody has waited for yet counts as ended, as far as work goes; a process left behind does not.
-alive() {
-  state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2>/dev/null) || return 1
-  [ -n "$state" ] && [ "$state" != Z ]
-}
+. tests/integration/processes.sh
 
 clean_up() {
   for process in $launcher ${family:-}; do
@@ -83,7 +65,7 @@ kill_once() {
     fi
   done
   [ "$workers" -eq 2 ] || fail "expected 2 processes tessera-worker below $launcher, found $workers"
-  rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^RANK=//p')
+  rank=$(rank_of "$victim")
   [ -n "$rank" ] || fail "RANK is not in the environment of worker $victim"
 
   kill -9 "$victim"
