@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// A mistake of the user: one line that names the file, key or value, what was expected and what to
-/// do. Only `cli/` catches it; the process then ends with exit code 2 (`kUserErrorExit`). Code with
+/// do. `cli/` prints it; the process then ends with exit code 2 (`kUserErrorExit`). Code with
 /// LibTorch may also throw c10::ValueError (TORCH_CHECK_VALUE), which `cli/` treats alike.
 class UserError : public std::runtime_error {
   using std::runtime_error::runtime_error;

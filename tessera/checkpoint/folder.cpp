@@ -224,7 +224,7 @@ FolderLock::FolderLock(const fs::path& directory) : FolderLock() {
     if (errno != EWOULDBLOCK) system_error(path.string() + ": cannot be locked");
     auto holder = read_file(path);
     std::ranges::replace(holder, '\n', ' ');
-    user_error("{}: another run writes here ({}); wait for its end, or set checkpoint.dir",
+    user_error("{}: another run writes here ({}); wait for its end, or choose another folder",
                directory.string(), holder.empty() ? "unknown" : holder);
   }
   std::array<char, 256> host{};

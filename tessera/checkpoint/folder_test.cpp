@@ -214,7 +214,7 @@ TEST(CheckpointFolder, OneRunWritesAndWhoeverIsKilledLosesTheLock) {
   ::gethostname(host.data(), host.size() - 1);
   EXPECT_EQ(locking(), directory.string() + ": another run writes here (host " + host.data() +
                            ", process " + std::to_string(holder.pid()) +
-                           "); wait for its end, or set checkpoint.dir");
+                           "); wait for its end, or choose another folder");
   holder.kill();
   FolderLock lock(directory);
   EXPECT_THAT(locking(), HasSubstr("process " + std::to_string(::getpid()) + ")"));

@@ -58,7 +58,7 @@ void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool
     if (!checkpoint.contains(name)) {
       if (!strict) continue;
       user_error(
-          "{}: of another model: expected a tensor '{}', found none; set checkpoint.strict "
+          "{}: of another model: expected a tensor '{}', found none; set strict "
           "to false to go on without",
           where, name);
     }
@@ -72,7 +72,7 @@ void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (names.contains(name)) continue;
     user_error(
-        "{}: of another model or optimizer: expected no tensor '{}'; set checkpoint.strict "
+        "{}: of another model or optimizer: expected no tensor '{}'; set strict "
         "to false to leave it out",
         where, name);
   }

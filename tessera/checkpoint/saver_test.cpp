@@ -333,7 +333,7 @@ TEST(Saver, OneRunWritesIntoAFolder) {
     const Saver first(axis, parts, {.directory = folder.path()});
     EXPECT_THAT(message_of([&] { Saver(axis, parts, {.directory = folder.path()}); }),
                 MatchesRegex(".*: another run writes here \\(host .+, process [0-9]+\\); "
-                             "wait for its end, or set checkpoint.dir"));
+                             "wait for its end, or choose another folder"));
   });
 }
 
@@ -391,7 +391,7 @@ TEST(CheckExpected, NamesTheFirstDifference) {
   more.insert(more.begin() + 1, {"head.weight", {2003, 701}});
   EXPECT_EQ(message_of([&] { check_expected(stored, more, true); }),
             where +
-                ": expected a tensor 'head.weight', found none; set checkpoint.strict to false "
+                ": expected a tensor 'head.weight', found none; set strict to false "
                 "to go on without");
   check_expected(stored, more, /*strict=*/false);
 
@@ -407,7 +407,7 @@ TEST(CheckExpected, NamesTheFirstDifference) {
   EXPECT_EQ(message_of([&] { check_expected(stored, fewer, true); }),
             where +
                 " or optimizer: expected no tensor 'optimizer/exp_avg/embed.weight'; set "
-                "checkpoint.strict to false to leave it out");
+                "strict to false to leave it out");
   check_expected(stored, fewer, /*strict=*/false);
 }
 

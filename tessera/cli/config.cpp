@@ -23,6 +23,10 @@ struct Arguments {
   bool strict = false, json = false;
 };
 
+void check_startable(const accelerate::Translation& translation) {
+  if (!translation.launch.problem.empty()) throw UserError(translation.launch.problem);
+}
+
 void show(const Arguments& arguments) {
   if (accelerate::kind_of(arguments.file) == accelerate::FileKind::job) {
     if (arguments.json) user_error("config show: --json is of Accelerate's and DeepSpeed's files");
@@ -32,6 +36,7 @@ void show(const Arguments& arguments) {
   const auto translation = accelerate::translate_file(arguments.file);
   fmt::print("{}", arguments.json ? accelerate::show_json(translation).dump(2) + "\n"
                                   : accelerate::show_text(translation));
+  check_startable(translation);
   if (arguments.strict) accelerate::check_ledger(translation.ledger, /*strict=*/true);
 }
 
@@ -40,6 +45,7 @@ void migrate(const Arguments& arguments) {
     user_error("{}: is a job file already", arguments.file);
   }
   const auto translation = accelerate::translate_file(arguments.file);
+  check_startable(translation);
   accelerate::check_ledger(translation.ledger, /*strict=*/false);
   const auto text = fmt::format("# From {}. Start: {}\n{}", arguments.file,
                                 accelerate::launch_line(translation.launch),

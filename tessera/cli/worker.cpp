@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/cli/worker_program.h"
+#include "tessera/config/job_keys.h"
 #include "tessera/config/run_config.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/launch/rank_environment.h"
@@ -40,9 +41,9 @@ int run_rank(const std::string& job, const std::vector<std::string>& arguments) 
   return train::train_loop(run, environment);
 }
 
-int report(const char* message, int exit_code) {
+int report(const std::string& message, int exit_code) {
   std::fflush(stdout);
-  std::fprintf(stderr, "tessera: %s\n", message);
+  std::fprintf(stderr, "tessera: %s\n", message.c_str());
   return exit_code;
 }
 
@@ -59,9 +60,10 @@ int main(int argc, char** argv) {
     quieten_libtorch();
     return run_rank(argv[1], {argv + 2, argv + argc});
   } catch (const UserError& error) {
-    return report(error.what(), kUserErrorExit);
+    return report(config::with_job_keys(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {
-    return report(trace ? error.what() : error.what_without_backtrace(), kUserErrorExit);
+    return report(trace ? error.what() : config::with_job_keys(error.what_without_backtrace()),
+                  kUserErrorExit);
   } catch (const c10::Error& error) {
     return report(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
   } catch (const std::exception& error) {

@@ -9,7 +9,7 @@ namespace {
 c10::Device gpu(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
 void check_nccl(const DeviceQuestion& question) {
-  constexpr auto kExpected = "parallel.backend: expected auto or gloo, got nccl: {}";
+  constexpr auto kExpected = "backend: expected auto or gloo, got nccl: {}";
   if (!question.built_with_cuda) {
     user_error(kExpected, "this build has no CUDA (it needs nvcc, nccl.h and a CUDA LibTorch)");
   }
@@ -17,8 +17,8 @@ void check_nccl(const DeviceQuestion& question) {
     user_error(kExpected, "no GPU is visible; see to the driver and CUDA_VISIBLE_DEVICES");
   }
   if (question.num_gpus > 1 && question.local_rank >= question.num_gpus) {
-    user_error("parallel.num_ranks: expected at most {} (one per visible GPU), got {}",
-               question.num_gpus, question.local_world_size);
+    user_error("num_ranks: expected at most {} (one per visible GPU), got {}", question.num_gpus,
+               question.local_world_size);
   }
 }
 
@@ -37,8 +37,8 @@ DeviceChoice choose_device(const DeviceQuestion& question) {
         return {.device = gpu(question.local_rank), .note = {}};
       }
       return {.device = c10::kCPU,
-              .note = fmt::format("{} ranks for {} visible GPUs: all compute on the CPU; set "
-                                  "parallel.num_ranks to {} for GPUs",
+              .note = fmt::format("{} ranks for {} visible GPUs: all compute on the CPU; start {} "
+                                  "for GPUs",
                                   question.local_world_size, question.num_gpus, question.num_gpus)};
   }
   return {};

@@ -50,7 +50,7 @@ TEST(Device, NcclIsRefusedWhereItCannotBe) {
                       .local_world_size = 3,
                       .built_with_cuda = true,
                       .num_gpus = 2}),
-            "parallel.num_ranks: expected at most 2 (one per visible GPU), got 3");
+            "num_ranks: expected at most 2 (one per visible GPU), got 3");
 }
 
 TEST(Device, ARankBoundToOneGpuTakesIt) {

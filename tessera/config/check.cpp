@@ -36,8 +36,7 @@ class Place {
   const Origins& origins_;
 };
 
-bool is_default(const char* key, const RunConfig& config) {
-  const auto& field = *find_field(key);
+bool is_default(const Field& field, const RunConfig& config) {
   return yaml_value(field, config) == yaml_value(field, RunConfig{});
 }
 
@@ -52,7 +51,7 @@ void check_model(const RunConfig& config, const Place& place) {
     }
     for (const auto* key : {"model.vocab_size", "model.num_layers", "model.dim", "model.ffn_dim",
                             "model.num_heads", "model.num_kv_heads", "model.tie_embeddings"}) {
-      if (is_default(key, config)) continue;
+      if (is_default(*find_field(key), config)) continue;
       place.error(key,
                   "the shape of pretrained weights cannot be changed; remove it, or set model.init "
                   "to random");
@@ -137,64 +136,14 @@ void check_schedule(const RunConfig& config, const Place& place) {
   }
 }
 
-struct EffectRule {
-  const char* key;
-  bool takes_effect;
-  const char* needs;
-};
-
-std::vector<EffectRule> effect_rules(const RunConfig& config) {
-  const auto& parallel = config.parallel;
-  const bool full_shard = parallel.placement == "full_shard";
-  const bool bf16_state =
-      config.precision.parameters == "bf16" || config.precision.optimizer_states == "bf16";
-  const bool adamw = config.optimizer.type == "adamw", tokens = config.data.format != "text";
-  const bool random = config.model.init == "random";
-  return {
-      {"model.preset", config.model.path.empty(), "no model.path"},
-      {"model.seed", random, "model.init random"},
-      {"model.init_std", random, "model.init random"},
-      {"data.validation_fraction", config.data.validation.empty(), "an empty data.validation"},
-      {"data.token_dtype", tokens && config.data.format != "megatron", "data.format tokens"},
-      {"data.extensions", config.data.format == "auto" || !tokens, "data.format text"},
-      {"optimizer.beta1", adamw, "optimizer.type adamw"},
-      {"optimizer.beta2", adamw, "optimizer.type adamw"},
-      {"optimizer.eps", adamw, "optimizer.type adamw"},
-      {"optimizer.momentum", !adamw, "optimizer.type sgd"},
-      {"schedule.min_ratio", config.schedule.type != "constant",
-       "schedule.type linear, cosine or wsd"},
-      {"parallel.sequence_parallel", parallel.tp != 1, "parallel.tp above 1"},
-      {"parallel.pipeline_schedule", parallel.pp != 1, "parallel.pp above 1"},
-      {"parallel.stages_per_rank", parallel.pp != 1, "parallel.pp above 1"},
-      {"parallel.stage_layers", parallel.pp != 1, "parallel.pp above 1"},
-      {"parallel.stage_balance", parallel.pp != 1 && parallel.stage_layers.empty(),
-       parallel.pp != 1 ? "no parallel.stage_layers" : "parallel.pp above 1"},
-      {"parallel.min_num_params", parallel.units == "size", "parallel.units size"},
-      {"parallel.unit_patterns", parallel.units == "name", "parallel.units name"},
-      {"parallel.reshard_after_forward", full_shard, "parallel.placement full_shard"},
-      {"parallel.max_gathered_units", full_shard, "parallel.placement full_shard"},
-      {"parallel.offload_optimizer", !parallel.offload_params, "no parallel.offload_params"},
-      {"parallel.offload_fraction", parallel.offload_params || parallel.offload_optimizer,
-       "parallel.offload_params or parallel.offload_optimizer"},
-      {"parallel.sync_module_states", !random, "model.init pretrained"},
-      {"precision.autocast", config.precision.compute != "fp32", "precision.compute bf16 or fp16"},
-      {"precision.optimizer_states", adamw, "optimizer.type adamw"},
-      {"precision.stochastic_rounding", bf16_state,
-       "precision.parameters or precision.optimizer_states bf16"},
-      {"memory.checkpoint_every", config.memory.checkpointing != "none",
-       "memory.checkpointing full or selective"},
-      {"checkpoint.keep_every", config.checkpoint.keep_last > 0, "checkpoint.keep_last"},
-      {"checkpoint.keep_best", config.checkpoint.keep_last > 0, "checkpoint.keep_last"},
-      {"schedule.decay_steps", config.schedule.type == "wsd", "schedule.type wsd"},
-  };
-}
-
 /// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
 /// a printed configuration names every key and must be accepted again.
 void check_effect(const RunConfig& config, const Place& place) {
-  for (const auto& rule : effect_rules(config)) {
-    if (!rule.takes_effect && !is_default(rule.key, config)) {
-      place.error(rule.key, "has no effect here: it needs {}; remove one of them", rule.needs);
+  for (const auto& section : sections()) {
+    for (const auto& field : section.fields) {
+      const auto needed = is_default(field, config) ? "" : needed_for_effect(field.key, config);
+      if (needed.empty()) continue;
+      place.error(field.key, "has no effect here: it needs {}; remove one of them", needed);
     }
   }
 }
@@ -299,8 +248,8 @@ int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh) {
 }
 
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {
-  for (const auto& rule : effect_rules(config)) {
-    if (rule.key == key && !rule.takes_effect) return rule.needs;
+  for (const auto& need : find_field(key)->needs) {
+    if (!need.met(config)) return need.what;
   }
   return "";
 }

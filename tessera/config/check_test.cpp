@@ -1,11 +1,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
+#include <variant>
+
 #include "tessera/base/error.h"
+#include "tessera/config/fields.h"
 #include "tessera/config/run_config.h"
+#include "tessera/config/values.h"
 
 namespace tessera::config {
 namespace {
+
+using ::testing::Not;
+using ::testing::StartsWith;
 
 RunConfig good() {
   RunConfig config;
@@ -220,6 +229,137 @@ TEST(CheckTest, SettingsThatCannotTakeEffect) {
   config.model.preset = "small";
   EXPECT_EQ(error_of(config),
             "model.preset: has no effect here: it needs no model.path; remove one of them");
+}
+
+using Change = std::function<void(RunConfig&)>;
+
+TEST(CheckTest, SettingsNeedOthersBesideThem) {
+  struct Case {
+    const char* key;
+    Change set, meet;
+    const char* needs;
+  };
+  const Case cases[] = {
+      {"parallel.backward_prefetch", [](auto& c) { c.parallel.backward_prefetch = "post"; },
+       [](auto& c) { c.parallel.placement = "full_shard"; }, "parallel.placement full_shard"},
+      {"parallel.forward_prefetch", [](auto& c) { c.parallel.forward_prefetch = false; },
+       [](auto& c) { c.parallel.placement = "shard_optimizer"; },
+       "parallel.placement other than replicate"},
+      {"parallel.max_gathered_units",
+       [](auto& c) {
+         c.parallel.placement = "full_shard", c.parallel.max_gathered_units = 2;
+         c.parallel.forward_prefetch = false, c.parallel.backward_prefetch = "none";
+       },
+       [](auto& c) { c.parallel.forward_prefetch = true; },
+       "parallel.forward_prefetch or parallel.backward_prefetch"},
+      {"model.seed",
+       [](auto& c) {
+         c.model.seed = 1, c.model.init = "pretrained", c.model.path = "weights/";
+         c.precision.compute = "bf16", c.precision.parameters = "bf16";
+       },
+       [](auto& c) { c.precision.stochastic_rounding = true; },
+       "model.init random, model.dropout or precision.stochastic_rounding"},
+      {"data.seed", [](auto& c) { c.data.seed = 1, c.data.shuffle = false; },
+       [](auto& c) { c.data.shuffle = true; }, "data.shuffle"},
+      {"optimizer.decay_norms_and_biases",
+       [](auto& c) { c.optimizer.decay_norms_and_biases = true, c.optimizer.weight_decay = 0; },
+       [](auto& c) { c.optimizer.weight_decay = 0.1; }, "optimizer.weight_decay above 0"},
+      {"checkpoint.async", [](auto& c) { c.checkpoint.async = false; },
+       [](auto& c) { c.checkpoint.every = 10; }, "checkpoint.every or checkpoint.every_minutes"},
+      {"checkpoint.keep_last",
+       [](auto& c) { c.checkpoint.keep_last = 2, c.checkpoint.at_end = false; },
+       [](auto& c) { c.checkpoint.at_end = true; },
+       "checkpoint.every, checkpoint.every_minutes or checkpoint.at_end"},
+      {"checkpoint.strict", [](auto& c) { c.checkpoint.strict = false; },
+       [](auto& c) { c.checkpoint.resume = "auto"; }, "checkpoint.resume"},
+      {"train.validate_every",
+       [](auto& c) { c.train.validate_every = 5, c.data.validation_fraction = 0; },
+       [](auto& c) { c.data.validation = {"held_out.txt"}, c.data.validation_fraction = 0.01; },
+       "data.validation or data.validation_fraction above 0"},
+      {"train.sample_prompt",
+       [](auto& c) { c.train.sample_prompt = "x", c.train.sample_tokens = 0; },
+       [](auto& c) { c.train.sample_tokens = 10; }, "train.sample_tokens above 0"},
+      {"logging.every", [](auto& c) { c.logging.every = 5, c.logging.progress = "none"; },
+       [](auto& c) { c.logging.progress = "plain"; }, "logging.progress plain or auto"},
+  };
+  for (const auto& [key, set, meet, needs] : cases) {
+    auto config = good();
+    set(config);
+    EXPECT_EQ(error_of(config), std::string(key) + ": has no effect here: it needs " + needs +
+                                    "; remove one of them");
+    meet(config);
+    EXPECT_EQ(error_of(config), "no error") << key;
+  }
+}
+
+TEST(CheckTest, OneRankIsNoMistake) {
+  auto config = good();
+  config.parallel = {.placement = "full_shard", .reshard_after_forward = "false"};
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel = {.placement = "full_shard", .backward_prefetch = "post"};
+  EXPECT_EQ(error_of(config), "no error");
+}
+
+/// A value that is not the default, as the user would write it.
+std::string other_value(const Field& field) {
+  static const std::map<std::string, std::string> kOf{{"parallel.reshard_after_forward", "false"},
+                                                      {"checkpoint.resume", "auto"}};
+  if (const auto given = kOf.find(field.key); given != kOf.end()) return given->second;
+  const auto usual = yaml_value(field, RunConfig{});
+  for (const auto& choice : field.rule.choices) {
+    if (choice != usual) return choice;
+  }
+  if (type_name(field) == "true/false") return usual == "true" ? "false" : "true";
+  for (const auto* number : {"2", "4", "0.5", "0.25"}) {
+    const bool whole = type_name(field) != "number";
+    if (whole && !parse_integer(number)) continue;
+    if (number != usual && in_range(*parse_number(number), field.rule.range)) return number;
+  }
+  return "x";
+}
+
+/// Contexts that differ in as many keys as can be.
+std::map<std::string, Change> contexts() {
+  return {{"the defaults", [](auto&) {}},
+          {"sharded",
+           [](auto& c) { c.parallel.placement = "full_shard", c.parallel.offload_params = true; }},
+          {"one unit",
+           [](auto& c) { c.parallel.placement = "full_shard", c.parallel.units = "model"; }},
+          {"a pipeline of matrices", [](auto& c) { c.parallel.pp = 2, c.parallel.tp = 2; }},
+          {"pretrained", [](auto& c) { c.model.path = "x", c.model.init = "pretrained"; }},
+          {"sgd on text", [](auto& c) { c.optimizer.type = "sgd", c.data.format = "text"; }},
+          {"bf16 on tokens",
+           [](auto& c) {
+             c.precision = {.compute = "bf16", .parameters = "bf16"};
+             c.data.format = "tokens", c.schedule.type = "wsd";
+           }},
+          {"nothing but training", [](auto& c) {
+             c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;
+             c.checkpoint.at_end = false, c.train.sample_tokens = 0, c.logging.progress = "none";
+           }}};
+}
+
+/// Every key either says that it has an effect, or setting it is an error that names what it needs.
+TEST(CheckTest, NoKeyIsIgnoredInAnyContext) {
+  for (const auto& [name, change] : contexts()) {
+    for (const auto& section : sections()) {
+      for (const auto& field : section.fields) {
+        auto config = good();
+        change(config);
+        config.parallel.num_ranks = config.parallel.pp * config.parallel.tp;
+        set_field(field, {.kind = RawValue::Kind::scalar, .text = other_value(field)}, field.key,
+                  config);
+        ASSERT_NE(yaml_value(field, config), yaml_value(field, RunConfig{})) << field.key;
+        const auto needed = needed_for_effect(field.key, config);
+        const auto no_effect = field.key + ": has no effect here: it needs " + needed;
+        if (needed.empty()) {
+          EXPECT_THAT(error_of(config), Not(StartsWith(no_effect))) << name;
+        } else {
+          EXPECT_EQ(error_of(config), no_effect + "; remove one of them") << name;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

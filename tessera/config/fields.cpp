@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "tessera/config/needs.h"
+
 namespace tessera::config {
 namespace {
 
@@ -22,10 +24,11 @@ class SectionBuilder {
       : section_{std::move(name), std::move(meaning), {}}, options_(options) {}
 
   template <typename T>
-  SectionBuilder& add(const std::string& name, T Options::*member, std::string meaning,
+  SectionBuilder& add(const std::string& name, T Options::*member, std::string meaning, Needs needs,
                       FieldRule rule = {}) {
     section_.fields.push_back({.key = section_.name + "." + name,
                                .meaning = std::move(meaning),
+                               .needs = std::move(needs),
                                .rule = std::move(rule),
                                .slot = [options = options_, member](RunConfig& c) -> Slot {
                                  return &(c.*options.*member);
@@ -40,44 +43,48 @@ class SectionBuilder {
   Options RunConfig::*options_;
 };
 
+const Needs kAlways;
+
 Section model_section() {
   using S = ModelSection;
   return SectionBuilder("model", &RunConfig::model, "Which model, and its first weights.")
-      .add("preset", &S::preset, "shape known by name",
+      .add("preset", &S::preset, "shape known by name", {kNoPath},
            {.choices = model_preset_names(), .aliases = {"name"}})
       .add("path", &S::path,
            "folder with config.json and, if init is pretrained, *.safetensors; takes the place of "
            "preset",
-           {.aliases = {"pretrained_model_name_or_path", "model_name_or_path"}})
+           kAlways, {.aliases = {"pretrained_model_name_or_path", "model_name_or_path"}})
       .add("type", &S::type,
-           "model_type that config.json (or the preset) must have; auto: whichever it has",
+           "model_type that config.json (or the preset) must have; auto: whichever it has", kAlways,
            {.choices = {"auto", "llama", "mistral", "qwen2", "qwen3", "gpt2"},
             .aliases = {"model_type", "architecture", "family"}})
       .add("init", &S::init,
-           "random: weights from (seed, name, position); pretrained: read from path",
+           "random: weights from (seed, name, position); pretrained: read from path", kAlways,
            {.choices = {"random", "pretrained"}})
-      .add("seed", &S::seed, "of the random initial weights", {.range = at_least(0)})
+      .add("seed", &S::seed, "of the random initial weights, of dropout and of stochastic rounding",
+           {kRandomNumbers}, {.range = at_least(0)})
       .add("init_std", &S::init_std, "standard deviation of the random initial weights",
-           {.range = above(0), .aliases = {"initializer_range"}})
-      .add("vocab_size", &S::vocab_size, "instead of the shape's number of tokens",
+           {kRandomWeights}, {.range = above(0), .aliases = {"initializer_range"}})
+      .add("vocab_size", &S::vocab_size, "instead of the shape's number of tokens", kAlways,
            {.range = at_least(1)})
-      .add("num_layers", &S::num_layers, "instead of the shape's number of blocks",
+      .add("num_layers", &S::num_layers, "instead of the shape's number of blocks", kAlways,
            {.range = at_least(1),
             .aliases = {"n_layers", "n_layer", "num_hidden_layers", "layers", "depth"}})
-      .add("dim", &S::dim, "instead of the shape's width",
+      .add("dim", &S::dim, "instead of the shape's width", kAlways,
            {.range = at_least(1), .aliases = {"hidden_size", "n_embd", "d_model", "width"}})
       .add("ffn_dim", &S::ffn_dim, "instead of the shape's width inside the feed-forward part",
-           {.range = at_least(1), .aliases = {"intermediate_size", "n_inner", "d_ff"}})
-      .add("num_heads", &S::num_heads, "instead of the shape's number of query heads",
+           kAlways, {.range = at_least(1), .aliases = {"intermediate_size", "n_inner", "d_ff"}})
+      .add("num_heads", &S::num_heads, "instead of the shape's number of query heads", kAlways,
            {.range = at_least(1), .aliases = {"num_attention_heads", "n_heads", "n_head", "heads"}})
       .add("num_kv_heads", &S::num_kv_heads, "instead of the shape's number of key and value heads",
-           {.range = at_least(1), .aliases = {"num_key_value_heads", "n_kv_heads"}})
+           kAlways, {.range = at_least(1), .aliases = {"num_key_value_heads", "n_kv_heads"}})
       .add("tie_embeddings", &S::tie_embeddings,
-           "instead of the shape's choice: head and embedding share one table",
+           "instead of the shape's choice: head and embedding share one table", kAlways,
            {.aliases = {"tie_word_embeddings"}})
       .add("dropout", &S::dropout,
            "gpt2: probability with which numbers of the embeddings and of each block's two results "
            "are dropped in training",
+           kAlways,
            {.range = below(0, 1), .aliases = {"resid_pdrop", "embd_pdrop", "dropout_rate"}})
       .build();
 }
@@ -85,28 +92,32 @@ Section model_section() {
 Section data_section() {
   using S = DataSection;
   return SectionBuilder("data", &RunConfig::data, "What is read, and in which order.")
-      .add("train", &S::train, "files or folders to learn from; at least one",
+      .add("train", &S::train, "files or folders to learn from; at least one", kAlways,
            {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
-      .add("validation", &S::validation, "files or folders held out; empty: the last part of train",
+      .add("validation", &S::validation,
+           "files or folders held out; empty: validation_fraction of train", kAlways,
            {.aliases = {"val", "valid", "eval", "validation_files"}})
       .add("validation_fraction", &S::validation_fraction,
-           "share of train that is held out when validation is empty",
+           "share of train that is held out when validation is empty, in stretches spread evenly "
+           "over it",
+           {kNoValidationFiles},
            {.range = below(0, 1), .aliases = {"val_fraction", "validation_split"}})
       .add("format", &S::format,
            "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; auto: by name "
            "and header",
-           {.choices = {"auto", "tokens", "megatron", "text"}})
+           kAlways, {.choices = {"auto", "tokens", "megatron", "text"}})
       .add("token_dtype", &S::token_dtype,
-           "of token files; auto: as an llm.c header says, else uint16",
+           "of token files; auto: as an llm.c header says, else uint16", {kTokenFiles},
            {.choices = {"auto", "uint16", "uint32"}, .aliases = {"dtype"}})
       .add("extensions", &S::extensions,
-           "of the files taken from folders as text, such as [.h, .cpp]; empty: all files")
-      .add("seq_len", &S::seq_len, "tokens in one sequence",
+           "of the files taken from folders as text, such as [.h, .cpp]; empty: all files",
+           {kTextFiles})
+      .add("seq_len", &S::seq_len, "tokens in one sequence", kAlways,
            {.range = at_least(1),
             .aliases = {"sequence_length", "seq_length", "block_size", "context_length",
                         "max_seq_len", "max_length"}})
-      .add("shuffle", &S::shuffle, "false: sequences in the order of the files")
-      .add("seed", &S::seed, "of the order of sequences",
+      .add("shuffle", &S::shuffle, "false: sequences in the order of the files", kAlways)
+      .add("seed", &S::seed, "of the order of sequences", {kShuffles},
            {.range = at_least(0), .aliases = {"shuffle_seed"}})
       .build();
 }
@@ -114,23 +125,24 @@ Section data_section() {
 Section optimizer_section() {
   using S = OptimizerSection;
   return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
-      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum",
+      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum", kAlways,
            {.choices = {"adamw", "sgd"}, .aliases = {"name", "optim"}})
-      .add("learning_rate", &S::learning_rate, "peak, reached after warm-up",
+      .add("learning_rate", &S::learning_rate, "peak, reached after warm-up", kAlways,
            {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
-      .add("beta1", &S::beta1, "adamw: decay of the mean gradient",
+      .add("beta1", &S::beta1, "adamw: decay of the mean gradient", {kAdamW},
            {.range = below(0, 1), .aliases = {"betas", "adam_beta1"}})
-      .add("beta2", &S::beta2, "adamw: decay of the mean squared gradient",
+      .add("beta2", &S::beta2, "adamw: decay of the mean squared gradient", {kAdamW},
            {.range = below(0, 1), .aliases = {"adam_beta2"}})
-      .add("eps", &S::eps, "adamw: added to the denominator",
+      .add("eps", &S::eps, "adamw: added to the denominator", {kAdamW},
            {.range = above(0), .aliases = {"epsilon", "adam_epsilon"}})
-      .add("momentum", &S::momentum, "sgd: decay of the summed gradient", {.range = below(0, 1)})
-      .add("weight_decay", &S::weight_decay, "per step and unit of learning rate",
+      .add("momentum", &S::momentum, "sgd: decay of the summed gradient", {kSgd},
+           {.range = below(0, 1)})
+      .add("weight_decay", &S::weight_decay, "per step and unit of learning rate", kAlways,
            {.range = at_least(0), .aliases = {"wd"}})
       .add("decay_norms_and_biases", &S::decay_norms_and_biases,
-           "true: weight decay on every parameter")
+           "true: weight decay on every parameter", {kDecays})
       .add("max_grad_norm", &S::max_grad_norm,
-           "gradients are scaled down to this global norm; 0: never",
+           "gradients are scaled down to this global norm; 0: never", kAlways,
            {.range = at_least(0),
             .aliases = {"grad_clip", "clip_grad", "gradient_clipping", "clip_grad_norm",
                         "max_norm"}})
@@ -141,15 +153,16 @@ Section schedule_section() {
   using S = ScheduleSection;
   return SectionBuilder("schedule", &RunConfig::schedule,
                         "How the learning rate changes over the steps.")
-      .add("type", &S::type, "after warm-up; wsd: constant, then a last phase of decay",
+      .add("type", &S::type, "after warm-up; wsd: constant, then a last phase of decay", kAlways,
            {.choices = {"constant", "linear", "cosine", "wsd"},
             .aliases = {"lr_scheduler_type", "name", "scheduler"}})
-      .add("warmup_steps", &S::warmup_steps, "steps of linear rise to the peak",
+      .add("warmup_steps", &S::warmup_steps, "steps of linear rise to the peak", kAlways,
            {.range = at_least(0), .aliases = {"warmup", "num_warmup_steps", "warmup_iters"}})
       .add("min_ratio", &S::min_ratio, "learning rate at the end divided by the peak",
+           {kFallingRate},
            {.range = between(0, 1), .aliases = {"min_lr", "min_lr_ratio", "final_ratio"}})
       .add("decay_steps", &S::decay_steps, "wsd: steps of the last phase; 0: a fifth of all steps",
-           {.range = at_least(0), .aliases = {"decay", "lr_decay_iters", "cooldown_steps"}})
+           {kWsd}, {.range = at_least(0), .aliases = {"decay", "lr_decay_iters", "cooldown_steps"}})
       .build();
 }
 
@@ -159,89 +172,100 @@ Section parallel_section() {
                         "How many ranks, and how they work together.")
       .add("num_ranks", &S::num_ranks,
            "processes that this machine starts; -1: one per GPU, or one per two cores on a CPU",
+           kAlways,
            {.range = or_also(-1, between(1, 1024)),
             .aliases = {"world_size", "num_processes", "nproc", "nproc_per_node", "ranks",
                         "num_gpus", "devices"}})
       .add("placement", &S::placement,
            "replicate: DDP; shard_optimizer: ZeRO-1; shard_gradients: ZeRO-2, SHARD_GRAD_OP; "
            "full_shard: ZeRO-3, FSDP; with dp_replicate and dp_shard above 1: HSDP",
+           kAlways,
            {.choices = {"replicate", "shard_optimizer", "shard_gradients", "full_shard"},
             .aliases = {"sharding_strategy", "zero_stage", "strategy"}})
       .add("dp_replicate", &S::dp_replicate,
            "copies of the model; -1: all ranks that are left if placement is replicate, else 1",
+           kAlways,
            {.range = or_also(-1, at_least(1)),
             .aliases = {"dp", "data_parallel_size", "dp_size", "ddp"}})
       .add("dp_shard", &S::dp_shard,
            "ranks that share one copy; -1: 1 if placement is replicate, else all that are left",
-           {.range = or_also(-1, at_least(1)), .aliases = {"fsdp_size", "shard_size"}})
+           kAlways, {.range = or_also(-1, at_least(1)), .aliases = {"fsdp_size", "shard_size"}})
       .add("tp", &S::tp,
            "tensor parallelism: ranks that divide each matrix, neighbours of one machine; -1: all "
            "that are left (then dp_replicate and dp_shard are 1 unless set)",
+           kAlways,
            {.range = or_also(-1, at_least(1)),
             .aliases = {"tp_size", "tp_degree", "tensor_parallel", "tensor_parallel_size",
                         "tensor_model_parallel_size"}})
       .add("sequence_parallel", &S::sequence_parallel,
            "tp above 1: norms, dropout and residuals are divided over positions, for less memory "
            "at the same traffic; data.seq_len must be a multiple of tp",
-           {.aliases = {"sequence_parallelism", "enable_sequence_parallel"}})
+           {kTensorParallel}, {.aliases = {"sequence_parallelism", "enable_sequence_parallel"}})
       .add("pp", &S::pp,
            "pipeline parallelism: ranks that divide the layers; micro-batches (train.micro_batch) "
            "go from one to the next; -1: all ranks that are left",
+           kAlways,
            {.range = or_also(-1, at_least(1)),
             .aliases = {"pp_size", "pp_degree", "pipeline_parallel", "pipeline_parallel_size",
                         "pipeline_model_parallel_size", "pipeline_parallel_degree"}})
       .add("pipeline_schedule", &S::pipeline_schedule,
            "pp above 1: a name of `tessera schedule`, or a .csv file with a table of its own",
+           {kPipeline},
            {.aliases = {"pipeline_parallel_schedule", "pipeline_parallel_schedule_csv"}})
       .add("stages_per_rank", &S::stages_per_rank,
            "pp above 1: parts of the model on each rank; 0: as few as the schedule takes",
+           {kPipeline},
            {.range = between(0, 1024),
             .aliases = {"num_virtual_stages_per_pipeline_rank", "virtual_stages"}})
       .add("stage_layers", &S::stage_layers,
            "pp above 1: layers of each stage, such as [3, 3, 2]; 0 leaves the first the embedding "
            "alone, the last the head; empty: as stage_balance says",
-           {.range = at_least(0)})
+           {kPipeline}, {.range = at_least(0)})
       .add("stage_balance", &S::stage_balance,
            "pp above 1: what stages share evenly: cost: operations of layers and head; layers: "
            "their number; measured: seconds, taken at the start",
-           {.choices = {"cost", "layers", "measured"}})
+           {kPipeline, kNoStageLayers}, {.choices = {"cost", "layers", "measured"}})
       .add("units", &S::units,
            "what is gathered and reduced together: block: each block; size: the innermost modules "
            "of min_num_params; name: those that match unit_patterns; model: all",
+           kAlways,
            {.choices = {"block", "size", "name", "model"},
             .aliases = {"auto_wrap_policy", "wrap_policy"}})
       .add("min_num_params", &S::min_num_params, "units: size: parameters of a unit at least",
-           {.range = at_least(1)})
+           {kUnitsBySize}, {.range = at_least(1)})
       .add("unit_patterns", &S::unit_patterns,
-           "units: name: module paths, * for anything, such as [model.layers.*]")
+           "units: name: module paths, * for anything, such as [model.layers.*]", {kUnitsByName})
       .add("reshard_after_forward", &S::reshard_after_forward,
            "full_shard: true: free whole parameters between forward and backward; false: keep "
-           "them; k: keep 1/k, shared by k neighbouring ranks")
+           "them; k: keep 1/k, shared by k neighbouring ranks",
+           {kFullShard, kUnitsToReshard})
       .add("backward_prefetch", &S::backward_prefetch,
            "gather the next unit of a backward before (pre) or after (post) the present one's "
            "gradients are computed",
-           {.choices = {"pre", "post", "none"}})
+           {kFullShard, kReshards, kSeveralUnits}, {.choices = {"pre", "post", "none"}})
       .add("forward_prefetch", &S::forward_prefetch,
-           "gather the next unit while one computes its forward")
+           "gather the next unit while one computes its forward", {kSharded, kSeveralUnits})
       .add("max_gathered_units", &S::max_gathered_units,
            "full_shard: no prefetch while so many units are whole",
+           {kFullShard, kSeveralUnits, kPrefetches},
            {.range = at_least(1), .aliases = {"limit_all_gathers"}})
       .add("offload_params", &S::offload_params,
-           "slices, their gradients and the optimizer live on the host",
+           "slices, their gradients and the optimizer live on the host", kAlways,
            {.aliases = {"cpu_offload"}})
       .add("offload_optimizer", &S::offload_optimizer,
-           "the same, but under full_shard a copy of the parameters' slices stays on the GPU")
+           "the same, but under full_shard a copy of the parameters' slices stays on the GPU",
+           {kNoOffloadedParams})
       .add("offload_fraction", &S::offload_fraction,
            "share of the parameters that either of these concerns, in whole units, the last ones",
-           {.range = between(0, 1), .aliases = {"ratio"}})
+           {kOffloads}, {.range = between(0, 1), .aliases = {"ratio"}})
       .add("sync_module_states", &S::sync_module_states,
-           "rank 0 reads pretrained weights, the others receive their slices")
-      .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo",
+           "rank 0 reads pretrained weights, the others receive their slices", {kPretrained})
+      .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo", kAlways,
            {.choices = {"auto", "gloo", "nccl"}})
-      .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective",
+      .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
            {.range = above(0), .aliases = {"timeout", "timeout_s"}})
       .add("threads_per_rank", &S::threads_per_rank,
-           "0: OMP_NUM_THREADS if set, else cores / ranks",
+           "0: OMP_NUM_THREADS if set, else cores / ranks", kAlways,
            {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})
       .build();
 }
@@ -252,18 +276,20 @@ Section precision_section() {
       .add(
           "compute", &S::compute,
           "of products and activations; norms, softmax and loss stay in fp32; fp16 scales the loss",
-          {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"mixed_precision", "dtype"}})
+          kAlways, {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"mixed_precision", "dtype"}})
       .add("autocast", &S::autocast,
            "true: weights stay as they are and products cast (DDP's way); false: weights are "
-           "gathered in the compute dtype (FSDP's)")
-      .add("reduce", &S::reduce, "gradients are accumulated and summed over ranks in it",
+           "gathered in the compute dtype (FSDP's)",
+           {kLowPrecision})
+      .add("reduce", &S::reduce, "gradients are accumulated and summed over ranks in it", kAlways,
            {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"reduce_dtype"}})
       .add("parameters", &S::parameters, "what the optimizer updates; bf16: no fp32 copy anywhere",
-           {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
-      .add("optimizer_states", &S::optimizer_states, "what adamw keeps",
+           kAlways, {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
+      .add("optimizer_states", &S::optimizer_states, "what adamw keeps", {kAdamW},
            {.choices = {"fp32", "bf16"}})
       .add("stochastic_rounding", &S::stochastic_rounding,
-           "bf16 parameters and states are rounded at random, so that small updates count")
+           "bf16 parameters and states are rounded at random, so that small updates count",
+           {kBf16State})
       .build();
 }
 
@@ -273,10 +299,11 @@ Section memory_section() {
       .add("checkpointing", &S::checkpointing,
            "what a block keeps for its backward: none: everything; full: its input; selective: "
            "results of products and attention; the rest is computed again",
+           kAlways,
            {.choices = {"none", "full", "selective"},
             .aliases = {"activation_checkpointing", "gradient_checkpointing"}})
       .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",
-           {.range = at_least(1)})
+           {kCheckpointsActivations}, {.range = at_least(1)})
       .build();
 }
 
@@ -286,34 +313,36 @@ Section checkpoint_section() {
                         "What is saved, how often, and from where a run goes on. SIGTERM and "
                         "SIGUSR1 save and end it with exit code 75, unless nothing is saved at "
                         "all.")
-      .add("dir", &S::dir, "folder of the checkpoints; empty: checkpoints in train.run_dir")
-      .add("every", &S::every, "steps between checkpoints; 0: none along the way",
+      .add("dir", &S::dir, "folder of the checkpoints; empty: checkpoints in train.run_dir",
+           {kSavesOrResumes})
+      .add("every", &S::every, "steps between checkpoints; 0: none along the way", kAlways,
            {.range = at_least(0),
             .aliases = {"save_every", "save_steps", "checkpointing_steps", "interval",
                         "save_interval", "every_steps"}})
       .add("every_minutes", &S::every_minutes, "minutes between checkpoints; 0: not by the clock",
-           {.range = at_least(0)})
-      .add("at_end", &S::at_end, "save after the last step")
+           kAlways, {.range = at_least(0)})
+      .add("at_end", &S::at_end, "save after the last step", kAlways)
       .add("async", &S::async,
            "training goes on while a copy of the slices is written (their size in memory once "
            "more)",
-           {.aliases = {"async_save"}})
+           {kSavesAlongTheWay}, {.aliases = {"async_save"}})
       .add("verify", &S::verify, "what is read back before a checkpoint counts as complete",
-           {.choices = {"off", "sizes", "full"}})
-      .add("keep_last", &S::keep_last, "newest checkpoints that stay; 0: all",
+           {kSaves}, {.choices = {"off", "sizes", "full"}})
+      .add("keep_last", &S::keep_last, "newest checkpoints that stay; 0: all", {kSaves},
            {.range = at_least(0), .aliases = {"total_limit", "save_total_limit", "keep"}})
       .add("keep_every", &S::keep_every,
-           "besides, those of steps that this number divides; 0: none", {.range = at_least(0)})
+           "besides, those of steps that this number divides; 0: none", {kKeepsLast},
+           {.range = at_least(0)})
       .add("keep_best", &S::keep_best,
            "besides, as many with the lowest validation loss (of steps that were validated)",
-           {.range = at_least(0)})
+           {kKeepsLast, kValidates}, {.range = at_least(0)})
       .add("resume", &S::resume,
            "none; auto: the newest checkpoint in dir that is complete and undamaged, or from the "
            "start if there is none; or the folder of a checkpoint",
-           {.aliases = {"resume_from_checkpoint", "load_path", "resume_from"}})
-      .add("strict", &S::strict, "false: a checkpoint may lack tensors or have others")
+           kAlways, {.aliases = {"resume_from_checkpoint", "load_path", "resume_from"}})
+      .add("strict", &S::strict, "false: a checkpoint may lack tensors or have others", {kResumes})
       .add("overwrite", &S::overwrite,
-           "remove checkpoints in dir that this run does not go on from")
+           "remove checkpoints in dir that this run does not go on from", {kSaves})
       .build();
 }
 
@@ -321,47 +350,50 @@ Section train_section() {
   using S = TrainSection;
   return SectionBuilder("train", &RunConfig::train,
                         "How long, in which portions, and what is done along the way.")
-      .add("steps", &S::steps, "optimizer steps",
+      .add("steps", &S::steps, "optimizer steps", kAlways,
            {.range = at_least(0),
             .aliases = {"max_steps", "num_steps", "max_iters", "iterations", "total_steps"}})
       .add("global_batch", &S::global_batch, "sequences in one optimizer step, over all ranks",
+           kAlways,
            {.range = at_least(1),
             .aliases = {"batch_size", "global_batch_size", "batch", "train_batch_size"}})
       .add("micro_batch", &S::micro_batch,
-           "sequences in one forward pass of one rank; 0: the rank's whole share",
+           "sequences in one forward pass of one rank; 0: the rank's whole share", kAlways,
            {.range = at_least(0),
             .aliases = {"micro_batch_size", "gradient_accumulation_steps",
                         "per_device_train_batch_size", "train_micro_batch_size_per_gpu"}})
-      .add("run_dir", &S::run_dir, "folder for metrics, pictures and the log",
+      .add("run_dir", &S::run_dir, "folder for metrics, pictures and the log", kAlways,
            {.aliases = {"output_dir", "out_dir", "save_dir"}})
       .add("validate_every", &S::validate_every, "steps between validations; 0: only at the end",
+           {kValidates},
            {.range = at_least(0), .aliases = {"eval_interval", "eval_steps", "eval_every"}})
       .add("validation_batches", &S::validation_batches, "global batches in one validation",
-           {.range = at_least(1), .aliases = {"eval_iters", "eval_batches"}})
+           {kValidates}, {.range = at_least(1), .aliases = {"eval_iters", "eval_batches"}})
       .add("sample_tokens", &S::sample_tokens, "length of the text generated at the end; 0: none",
-           {.range = at_least(0), .aliases = {"max_new_tokens"}})
+           kAlways, {.range = at_least(0), .aliases = {"max_new_tokens"}})
       .add("sample_prompt", &S::sample_prompt, "beginning of the text generated at the end",
-           {.aliases = {"prompt"}})
+           {kSamples}, {.aliases = {"prompt"}})
       .add("report_unused_parameters", &S::report_unused_parameters,
-           "name the parameters that got no gradient", {.aliases = {"find_unused_parameters"}})
+           "name the parameters that got no gradient", kAlways,
+           {.aliases = {"find_unused_parameters"}})
       .add("nonfinite", &S::nonfinite,
            "at NaN or infinity in loss or gradients: stop the run, or skip the step; fp16 skips "
            "what its loss scale caused in any case",
-           {.choices = {"stop", "skip"}, .aliases = {"check_gradients", "skip_nan"}})
+           kAlways, {.choices = {"stop", "skip"}, .aliases = {"check_gradients", "skip_nan"}})
       .build();
 }
 
 Section logging_section() {
   using S = LoggingSection;
   return SectionBuilder("logging", &RunConfig::logging, "What one sees of a run.")
-      .add("every", &S::every, "steps between lines",
+      .add("every", &S::every, "steps between lines", {kLines},
            {.range = at_least(1), .aliases = {"log_interval", "logging_steps", "interval"}})
-      .add("tensorboard", &S::tensorboard, "write TensorBoard event files")
-      .add("svg", &S::svg, "draw the loss curve")
+      .add("tensorboard", &S::tensorboard, "write TensorBoard event files", kAlways)
+      .add("svg", &S::svg, "draw the loss curve", kAlways)
       .add("progress", &S::progress,
            "line: one line that is overwritten; plain: a line each; auto: line on a terminal, else "
            "plain",
-           {.choices = {"auto", "line", "plain", "none"}})
+           kAlways, {.choices = {"auto", "line", "plain", "none"}})
       .build();
 }
 

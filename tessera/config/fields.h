@@ -33,9 +33,19 @@ struct FieldRule {
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
 };
 
+/// Something that a setting needs beside it to have an effect.
+struct Need {
+  const char* what;  ///< what the user sets, as an error says it: "optimizer.type adamw"
+  bool (*met)(const RunConfig& config);
+};
+
+/// Of one setting. None: it always has an effect.
+using Needs = std::vector<Need>;
+
 struct Field {
   std::string key;      ///< dotted: "optimizer.learning_rate"
   std::string meaning;  ///< one line
+  Needs needs;          ///< all of them; of a value that is not the default
   FieldRule rule;
   std::function<Slot(RunConfig&)> slot;
 

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -17,6 +18,13 @@ std::string yaml_line(const Field& field, const RunConfig& config) {
 std::string default_text(const Field& field) {
   const auto text = yaml_value(field, RunConfig{});
   return text == "null" ? "unset" : text;
+}
+
+/// What a value other than the default needs beside it: "x and y"; "" if nothing.
+std::string needs_text(const Field& field) {
+  std::vector<std::string> needs;
+  for (const auto& need : field.needs) needs.emplace_back(need.what);
+  return fmt::format("{}", fmt::join(needs, " and "));
 }
 
 }  // namespace
@@ -57,10 +65,11 @@ std::string config_help() {
   for (const auto& section : sections()) {
     out += fmt::format("{}: {}\n", section.name, section.meaning);
     for (const auto& field : section.fields) {
-      const auto allowed = allowed_values(field);
-      out += fmt::format("  --{:<34} {}\n{:39}({}{}{}; default {})\n", field.key, field.meaning, "",
-                         field.rule.choices.empty() ? type_name(field) : "one of",
-                         allowed.empty() ? "" : " ", allowed, default_text(field));
+      const auto allowed = allowed_values(field), needs = needs_text(field);
+      out += fmt::format("  --{:<34} {}\n{:39}({}{}{}; default {}{})\n", field.key, field.meaning,
+                         "", field.rule.choices.empty() ? type_name(field) : "one of",
+                         allowed.empty() ? "" : " ", allowed, default_text(field),
+                         needs.empty() ? "" : "; needs " + needs);
     }
   }
   return out;
@@ -77,15 +86,19 @@ std::string config_markdown() {
       "written `[a, b]`, on\n"
       "the command line also `a,b`; `null` leaves an unset value unset. An unknown key, a wrong "
       "type or an impossible\n"
-      "value is an error that names file, line and key. `--print-config` shows every value and "
-      "where it came from.\n";
+      "value is an error that names file, line and key, and so is a value that can have no effect: "
+      "what it needs beside it\n"
+      "stands at the end of its meaning. `--print-config` shows every value and where it came "
+      "from.\n";
   for (const auto& section : sections()) {
     out += fmt::format(
         "\n## {}\n\n{}\n\n| key | type | allowed | default | meaning |\n|---|---|---|---|---|\n",
         section.name, section.meaning);
     for (const auto& field : section.fields) {
-      out += fmt::format("| `{}` | {} | {} | `{}` | {} |\n", field.key, type_name(field),
-                         allowed_values(field), default_text(field), field.meaning);
+      const auto needs = needs_text(field);
+      out += fmt::format("| `{}` | {} | {} | `{}` | {}{} |\n", field.key, type_name(field),
+                         allowed_values(field), default_text(field), field.meaning,
+                         needs.empty() ? "" : " (needs " + needs + ")");
     }
   }
   return out;

@@ -105,7 +105,8 @@ TEST(PrintTest, HelpAndDocsNameEveryKey) {
       EXPECT_EQ(field.meaning.find('|'), std::string::npos) << field.key;
     }
   }
-  EXPECT_THAT(help, ::testing::HasSubstr("(number in [0, 1); default 0.95)"));
+  EXPECT_THAT(help,
+              ::testing::HasSubstr("(number in [0, 1); default 0.95; needs optimizer.type adamw)"));
   EXPECT_THAT(help, ::testing::HasSubstr("(one of adamw, sgd; default adamw)"));
 }
 

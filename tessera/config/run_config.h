@@ -34,7 +34,7 @@ struct ModelSection {
 struct DataSection {
   std::vector<std::string> train;       ///< files or folders
   std::vector<std::string> validation;  ///< files or folders; empty: `validation_fraction` of train
-  double validation_fraction = 0.01;    ///< the last part of the training data is held out
+  double validation_fraction = 0.01;    ///< share of train that is held out, in stretches
   std::string format = "auto";          ///< auto, tokens (.bin), megatron (.bin/.idx), text (bytes)
   std::string token_dtype = "auto";     ///< auto (llm.c header, else uint16), uint16, uint32
   std::vector<std::string> extensions;  ///< of files taken from folders as text; empty: all

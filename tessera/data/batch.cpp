@@ -24,22 +24,20 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
   TORCH_INTERNAL_ASSERT(0 <= options.rank && options.rank < world_size, "rank ", options.rank,
                         " of ", world_size);
   if (options.global_batch < world_size) {
-    user_error("train.global_batch: expected at least one sequence for each of {} ranks, got {}",
+    user_error("global_batch: expected at least one sequence for each of {} ranks, got {}",
                world_size, options.global_batch);
   }
   if (options.past_end == PastEnd::ignore) return;
   if (samples < world_size) {
     user_error(
-        "data.train: more ranks than samples: expected at least {} samples of {} tokens, got {}; "
-        "use "
-        "fewer ranks, more data or a smaller data.seq_len",
+        "train: more ranks than samples: expected at least {} samples of {} tokens, got {}; "
+        "use fewer ranks, more data or a smaller seq_len",
         world_size, dataset_.seq_len(), samples);
   }
   if (options.shuffle && samples < options.global_batch) {
     user_error(
-        "data.train: fewer samples than train.global_batch: expected at least {} samples of {} "
-        "tokens, got {}; set a smaller train.global_batch or data.seq_len, or data.shuffle to "
-        "false",
+        "train: fewer samples than global_batch: expected at least {} samples of {} "
+        "tokens, got {}; set a smaller global_batch or seq_len, or shuffle to false",
         options.global_batch, dataset_.seq_len(), samples);
   }
 }

@@ -45,7 +45,8 @@ struct LoaderOptions {
 };
 
 /// Row r of step s (both from 0) is the sample that Sampler puts at the global index s B + r, or
-/// after go_on(step, sample) at sample + (s - step) B + r. The position of a run is its step number.
+/// after go_on(step, sample) at sample + (s - step) B + r. The position of a run is its step
+/// number.
 class Loader {
  public:
   /// UserError: more ranks than rows (a rank would have nothing to do); with PastEnd::wrap also

@@ -140,7 +140,7 @@ TEST(Loader, RefusesRanksAndBatchesWithoutSamples) {
   EXPECT_THAT(line(2, {.global_batch = 3, .world_size = 3, .shuffle = false}),
               HasSubstr("more ranks than samples"));
   EXPECT_THAT(line(7, {.global_batch = 8}),
-              HasSubstr("fewer samples than train.global_batch: expected at least 8"));
+              HasSubstr("fewer samples than global_batch: expected at least 8"));
   EXPECT_EQ(line(7, {.global_batch = 8, .shuffle = false}), "(accepted)");
 }
 

@@ -20,45 +20,69 @@ std::string describe(const TokenSourceOptions& options) {
 Dataset open_dataset(const TokenSourceOptions& paths, const DatasetsOptions& options) {
   auto source = std::make_shared<TokenSource>(TokenSource::open(paths));
   if (source->size() <= options.seq_len) {
-    user_error(
-        "{}: too short for one sample: expected at least {} tokens (data.seq_len + 1), got {}",
-        describe(paths), options.seq_len + 1, source->size());
+    user_error("{}: too short for one sample: expected at least {} tokens (seq_len + 1), got {}",
+               describe(paths), options.seq_len + 1, source->size());
   }
   if (options.vocab_size > 0) source->check_vocabulary(options.vocab_size);
   return Dataset(std::move(source), options.seq_len);
+}
+
+/// The stretches that are held out of `all`, or nothing if they leave none to train on.
+struct Division {
+  Stretches train, validation;
+};
+std::optional<Division> divide(const Dataset& all, double fraction) {
+  constexpr int64_t kMostStretches = 64, kFewestSamples = 16;  // the latter from stretch to stretch
+  const int64_t length = all.seq_len();
+  const auto rounded =
+      static_cast<int64_t>(std::llround(fraction * static_cast<double>(all.size())));
+  const int64_t held_out = std::max<int64_t>(1, rounded);
+  const int64_t most = std::clamp<int64_t>(all.size() / kFewestSamples, 1, kMostStretches);
+  const int64_t each = (held_out + most - 1) / most;
+  const int64_t count = held_out / each, stride = all.num_tokens() / count;
+  // The last target of a sample is the first input of the next, but not across this border.
+  const int64_t tokens_before = stride - (each * length + 1);
+  if (tokens_before <= length) return {};
+  return Division{
+      .train = {.count = count, .stride = stride, .num_samples = (tokens_before - 1) / length},
+      .validation = {
+          .count = count, .first_token = tokens_before, .stride = stride, .num_samples = each}};
 }
 
 }  // namespace
 
 Dataset::Dataset(std::shared_ptr<const TokenSource> source, int64_t seq_len)
     : source_(std::move(source)), seq_len_(seq_len) {
-  if (seq_len < 1) user_error("data.seq_len: expected at least 1, got {}", seq_len);
-  end_ = std::max<int64_t>(source_->size() - 1, 0) / seq_len;
-  if (end_ == 0) {
-    user_error(
-        "data: too short for one sample: expected at least {} tokens (data.seq_len + 1), got {}",
-        seq_len + 1, source_->size());
+  if (seq_len < 1) user_error("seq_len: expected at least 1, got {}", seq_len);
+  stretches_.num_samples = std::max<int64_t>(source_->size() - 1, 0) / seq_len;
+  if (stretches_.num_samples == 0) {
+    user_error("data: too short for one sample: expected at least {} tokens (seq_len + 1), got {}",
+               seq_len + 1, source_->size());
   }
 }
 
 void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
   assert(sample >= 0 && sample < size() && static_cast<int64_t>(tokens.size()) == seq_len_ + 1);
-  source_->read((begin_ + sample) * seq_len_, tokens);
+  const int64_t stretch = sample / stretches_.num_samples;
+  const int64_t within = sample % stretches_.num_samples;
+  source_->read(stretches_.first_token + stretch * stretches_.stride + within * seq_len_, tokens);
 }
 
-Dataset Dataset::slice(int64_t begin, int64_t end) const {
-  assert(0 <= begin && begin < end && end <= size());
+Dataset Dataset::within(const Stretches& stretches) const {
+  assert(stretches.count > 0 && stretches.num_samples > 0 && stretches.first_token >= 0 &&
+         stretches.first_token + (stretches.count - 1) * stretches.stride +
+                 stretches.num_samples * seq_len_ <
+             num_tokens());
   Dataset part = *this;
-  part.begin_ = begin_ + begin;
-  part.end_ = begin_ + end;
+  part.stretches_ = stretches;
   return part;
 }
 
 Datasets open_datasets(const DatasetsOptions& options) {
-  if (options.seq_len < 1) user_error("data.seq_len: expected at least 1, got {}", options.seq_len);
+  if (options.seq_len < 1) user_error("seq_len: expected at least 1, got {}", options.seq_len);
   const double fraction = options.validation_fraction;
   if (!(fraction >= 0 && fraction < 1)) {
-    user_error("data.validation_fraction: expected 0 or more and below 1, got {}", fraction);
+    user_error("validation_fraction: expected 0 or more and below 1, got {}", fraction);
   }
   Dataset all = open_dataset(options.train, options);
   if (!options.validation_paths.empty()) {
@@ -67,18 +91,14 @@ Datasets open_datasets(const DatasetsOptions& options) {
     return {all, open_dataset(validation, options)};
   }
   if (fraction == 0) return {all, std::nullopt};
-  const auto rounded =
-      static_cast<int64_t>(std::llround(fraction * static_cast<double>(all.size())));
-  const int64_t held_out = std::max<int64_t>(1, rounded);
-  const int64_t kept = all.size() - held_out;
-  if (kept < 1) {
+  const auto division = divide(all, fraction);
+  if (!division) {
     user_error(
-        "{}: {} samples of {} tokens leave none to train on after data.validation_fraction {}; set "
-        "it to 0, or "
-        "give data.validation files of its own",
+        "{}: {} samples of {} tokens leave none to train on after validation_fraction {}; set it "
+        "to 0, or give validation files of its own",
         describe(options.train), all.size(), options.seq_len, fraction);
   }
-  return {all.slice(0, kept), all.slice(kept, all.size())};
+  return {all.within(division->train), all.within(division->validation)};
 }
 
 }  // namespace tessera::data

@@ -1,9 +1,13 @@
 #include "tessera/data/dataset.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <set>
 
 #include "tessera/data/testing.h"
 
@@ -43,20 +47,71 @@ TEST(Dataset, CutsSamplesThatShareOneToken) {
   const Dataset dataset(source, 4);
   EXPECT_THAT(sample(dataset, 0), ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(sample(dataset, 2), ElementsAre(8, 9, 10, 11, 12));
-  EXPECT_THAT(sample(dataset.slice(1, 3), 0), ElementsAre(4, 5, 6, 7, 8));
-  EXPECT_EQ(dataset.slice(1, 3).slice(1, 2).size(), 1);
-  EXPECT_THAT(sample(dataset.slice(1, 3).slice(1, 2), 0), ElementsAre(8, 9, 10, 11, 12));
+  const auto parts = dataset.within({.count = 2, .first_token = 1, .stride = 6, .num_samples = 1});
+  EXPECT_EQ(parts.size(), 2);
+  EXPECT_THAT(sample(parts, 0), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(sample(parts, 1), ElementsAre(7, 8, 9, 10, 11));
 }
 
-TEST(Datasets, HoldsOutTheLastPart) {
+/// Every token of every sample.
+std::set<int64_t> tokens_of(const Dataset& dataset) {
+  std::set<int64_t> all;
+  for (int64_t k = 0; k < dataset.size(); ++k) {
+    const auto tokens = sample(dataset, k);
+    EXPECT_EQ(tokens.back(), tokens.front() + dataset.seq_len());  // in one stretch
+    all.insert(tokens.begin(), tokens.end());
+  }
+  return all;
+}
+
+TEST(Datasets, WhatIsHeldOutIsSpreadAndNotTrainedOn) {
+  const TemporaryFolder folder;
+  struct Case {
+    int64_t num_tokens, seq_len;
+    double fraction;
+  };
+  for (const auto& [num_tokens, seq_len, fraction] :
+       {Case{60000, 4, 0.01}, Case{60000, 7, 0.1}, Case{60000, 16, 0.5}, Case{60000, 1, 0.3},
+        Case{60000, 128, 0.9}, Case{401, 4, 0.5}, Case{401, 4, 0.001}, Case{11, 2, 0.01}}) {
+    const auto path = counting_file(folder, num_tokens);
+    const auto sets = open_datasets(
+        {.train = {.paths = {path}}, .validation_fraction = fraction, .seq_len = seq_len});
+    const auto train = tokens_of(sets.train), held_out = tokens_of(*sets.validation);
+    const auto name = fmt::format("{} tokens, {}, {}", num_tokens, seq_len, fraction);
+    std::vector<int64_t> both;
+    std::ranges::set_intersection(train, held_out, std::back_inserter(both));
+    EXPECT_TRUE(both.empty()) << name;
+    const auto samples = static_cast<double>((num_tokens - 1) / seq_len);
+    EXPECT_NEAR(static_cast<double>(sets.validation->size()), std::max(1.0, fraction * samples),
+                0.1 * fraction * samples + 1)
+        << name;
+    // Little is lost: at most a sample for each stretch and the tail.
+    EXPECT_GE(static_cast<double>(train.size() + held_out.size()),
+              0.9 * static_cast<double>(num_tokens) - static_cast<double>(2 * seq_len))
+        << name;
+    if (num_tokens < 1000) continue;
+    for (int tenth = 0; tenth < 10; ++tenth) {  // each part of the text has some of both
+      const auto has_one = [&](const std::set<int64_t>& tokens) {
+        const auto found = tokens.lower_bound(tenth * num_tokens / 10);
+        return found != tokens.end() && *found < (tenth + 1) * num_tokens / 10;
+      };
+      EXPECT_TRUE(has_one(train) && has_one(held_out)) << name << ": part " << tenth;
+    }
+  }
+}
+
+TEST(Datasets, HoldsOutStretches) {
   const TemporaryFolder folder;
   const auto path = counting_file(folder, 401);  // 100 samples of 4
   auto [train, validation] =
       open_datasets({.train = {.paths = {path}}, .validation_fraction = 0.1, .seq_len = 4});
-  EXPECT_EQ(train.size(), 90);
   ASSERT_TRUE(validation);
-  EXPECT_EQ(validation->size(), 10);
-  EXPECT_THAT(sample(*validation, 0), ElementsAre(360, 361, 362, 363, 364));
+  EXPECT_EQ(validation->size(), 10);  // five stretches of two, one at the end of each 80 tokens
+  EXPECT_THAT(sample(*validation, 0), ElementsAre(71, 72, 73, 74, 75));
+  EXPECT_THAT(sample(*validation, 9), ElementsAre(395, 396, 397, 398, 399));
+  EXPECT_EQ(train.size(), 85);
+  EXPECT_THAT(sample(train, 16), ElementsAre(64, 65, 66, 67, 68));
+  EXPECT_THAT(sample(train, 17), ElementsAre(80, 81, 82, 83, 84));
   EXPECT_EQ(open_datasets({.train = {.paths = {path}}, .validation_fraction = 1e-6, .seq_len = 4})
                 .validation->size(),
             1);
@@ -80,13 +135,12 @@ TEST(Datasets, RefusesTooLittleAndTooLarge) {
   const auto line = [](const DatasetsOptions& options) {
     return refusal([&] { open_datasets(options); });
   };
-  EXPECT_EQ(
-      line({.train = {.paths = {path}}, .seq_len = 9}),
-      path + ": too short for one sample: expected at least 10 tokens (data.seq_len + 1), got 9");
+  EXPECT_EQ(line({.train = {.paths = {path}}, .seq_len = 9}),
+            path + ": too short for one sample: expected at least 10 tokens (seq_len + 1), got 9");
   EXPECT_THAT(line({.train = {.paths = {path}}, .seq_len = 8}),
               HasSubstr("leave none to train on"));
   EXPECT_THAT(line({.train = {.paths = {path}}, .seq_len = 0}),
-              HasSubstr("data.seq_len: expected at least 1"));
+              HasSubstr("seq_len: expected at least 1"));
   EXPECT_THAT(line({.train = {.paths = {path}}, .validation_fraction = 1, .seq_len = 4}),
               HasSubstr("below 1, got 1"));
   EXPECT_THAT(line({.train = {.paths = {path}}, .seq_len = 4, .vocab_size = 8}),

@@ -48,7 +48,7 @@ std::vector<fs::path> list_folder(const fs::path& folder, std::span<const std::s
   }
   if (files.empty()) {
     user_error(
-        "{}: expected files{}, got none; set data.extensions", folder.string(),
+        "{}: expected files{}, got none; set extensions", folder.string(),
         extensions.empty() ? "" : fmt::format(" that end in {}", fmt::join(extensions, " or ")));
   }
   std::ranges::sort(files, {},

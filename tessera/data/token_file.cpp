@@ -43,7 +43,7 @@ void check_agrees(const MappedFile& file, TokenType stored, TokenDtype asked) {
   if (asked == TokenDtype::automatic) return;
   const int64_t asked_bytes = asked == TokenDtype::uint16 ? 2 : 4;
   if (asked_bytes == token_bytes(stored)) return;
-  user_error("{}: its header says {}, but data.token_dtype says {}; set data.token_dtype to auto",
+  user_error("{}: its header says {}, but token_dtype says {}; set token_dtype to auto",
              file.path().string(), name_of(stored),
              asked == TokenDtype::uint16 ? "uint16" : "uint32");
 }
@@ -221,7 +221,7 @@ TokenFile open_token_file(const std::filesystem::path& path, TokenDtype dtype) {
   if (size % token_bytes(type) != 0) {
     user_error(
         "{}: truncated, or not {} tokens: expected a multiple of {} bytes, got {}; make it again, "
-        "or set data.token_dtype or data.format",
+        "or set token_dtype or format",
         path.string(), name_of(type), token_bytes(type), size);
   }
   return {std::move(file), type, 0, size / token_bytes(type)};

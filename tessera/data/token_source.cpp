@@ -80,7 +80,7 @@ void check_looks_like_text(const fs::path& path, std::span<const std::byte> byte
   if (std::ranges::find(head, std::byte{0}) == head.end()) return;
   user_error(
       "{}: unknown format: expected a .bin of tokens, a Megatron .bin with .idx, or text; set "
-      "data.format",
+      "format",
       path.string());
 }
 
@@ -101,8 +101,7 @@ DataFormat data_format_named(std::string_view name) {
 }
 
 TokenSource TokenSource::open(const TokenSourceOptions& options) {
-  if (options.paths.empty())
-    user_error("data: expected at least one file or folder, got none; set data.train");
+  if (options.paths.empty()) user_error("data: expected at least one file or folder, got none");
   TokenSource source;
   for (const fs::path path : options.paths) source.append_path(path, options);
   return source;
@@ -113,7 +112,7 @@ void TokenSource::append_path(const fs::path& path, const TokenSourceOptions& op
   if (format == DataFormat::megatron || (format == DataFormat::automatic && is_megatron(path))) {
     return append_token_file(open_megatron(path, options.token_dtype));
   }
-  if (!fs::exists(path)) user_error("{}: no such file or folder; set data.train", path.string());
+  if (!fs::exists(path)) user_error("{}: no such file or folder; set train", path.string());
   std::vector<fs::path> files;
   if (fs::is_directory(path)) {
     const std::vector<std::string> bin{".bin"};
@@ -127,9 +126,8 @@ void TokenSource::append_path(const fs::path& path, const TokenSourceOptions& op
   }
   if (format != DataFormat::tokens) {
     if (options.token_dtype != TokenDtype::automatic) {
-      user_error(
-          "{}: data.token_dtype has no effect on text, which is read by bytes; set it to auto",
-          path.string());
+      user_error("{}: token_dtype has no effect on text, which is read by bytes; set it to auto",
+                 path.string());
     }
     return append_text(files);
   }
@@ -168,8 +166,7 @@ void TokenSource::append_text(std::span<const fs::path> files) {
     if (sizes.back() < kMapFromBytes) small += sizes.back();
   }
   if (total == 0)
-    user_error("{}: expected text, got nothing but empty files; set data.train",
-               files.front().string());
+    user_error("{}: expected text, got nothing but empty files; set train", files.front().string());
 
   loaded_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(small)));
   std::byte* free = loaded_.back().get();
@@ -237,7 +234,7 @@ void TokenSource::refuse(int64_t token_index) const {
   });
   user_error(
       "{}: token {} at byte offset {} is beyond the vocabulary: expected 0 to {}; set "
-      "model.vocab_size",
+      "vocab_size",
       files_[segment.file].string(), token,
       segment.file_offset + position * token_bytes(segment.type), vocab_size_ - 1);
 }

@@ -147,7 +147,7 @@ TEST(Vocabulary, NamesFileOffsetAndToken) {
   EXPECT_EQ(refusal([&] { source.check_vocabulary(101); }), "(accepted)");
   EXPECT_EQ(refusal([&] { source.check_vocabulary(100); }),
             b + ": token 100 at byte offset 41020 is beyond the vocabulary: expected 0 to 99; set "
-                "model.vocab_size");
+                "vocab_size");
 }
 
 TEST(Vocabulary, IsCheckedAtEveryReadBeyondTheScan) {

@@ -1,6 +1,7 @@
 #include "tessera/schedule/generate.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -115,8 +116,8 @@ Family parse_family(std::string_view name) {
     if (letters(family.name) == letters(name)) return family.family;
     names.push_back(family.name);
   }
-  user_error("schedule: expected a schedule's name or a .csv file, got '{}'{}", name,
-             did_you_mean(name, names));
+  user_error("expected a schedule ({}) or a .csv file with one, got '{}'{}", fmt::join(names, ", "),
+             name, did_you_mean(name, names));
 }
 
 int stages_per_rank(const ScheduleOptions& options) {

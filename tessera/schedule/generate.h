@@ -39,7 +39,7 @@ struct FamilyFacts {
 const std::vector<FamilyFacts>& families();  ///< in the order of Family
 const FamilyFacts& facts(Family family);
 
-/// Capitals do not count, nor do hyphens. Throws UserError with the nearest name.
+/// Capitals do not count, nor do hyphens. Throws UserError with every name, and the nearest.
 Family parse_family(std::string_view name);
 
 struct ScheduleOptions {

@@ -205,7 +205,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   data::Loader train_loader(std::move(datasets.train), loading);
   std::optional<data::Loader> validation_loader;
   if (datasets.validation) {
-    loading.shuffle = false;
+    // In an order of its own, always the same: however few are asked for, they are of every part.
+    loading.seed = 0, loading.shuffle = true;
     loading.past_end = data::PastEnd::ignore;
     validation_loader.emplace(std::move(*datasets.validation), loading);
   }

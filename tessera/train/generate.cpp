@@ -27,12 +27,12 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
     // What follows a position does not change it.
     std::vector<int64_t> given(tokens.end() - length, tokens.end());
     given.resize((given.size() + multiple - 1) / multiple * multiple);
-    const auto values =
-        logits(run, torch::tensor(given).unsqueeze(0)).select(1, length - 1).squeeze(0);
+    const auto values = logits_at(run, torch::tensor(given).unsqueeze(0), length - 1).squeeze(0);
     const auto token =
         at::multinomial(at::softmax(values / options.temperature, 0), 1, false, generator)
             .item<int64_t>();
     tokens.push_back(token);
+    options.on_token(i + 1);
     text += token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);
   }
   return text;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "tessera/train/assemble.h"
@@ -12,6 +13,7 @@ struct GenerateOptions {
   int64_t num_tokens = 200;
   double temperature = 0.7;
   int64_t seed = 0;
+  std::function<void(int64_t num_done)> on_token = [](int64_t) {};  ///< after each
 };
 
 /// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and

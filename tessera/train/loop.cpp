@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -177,6 +178,24 @@ double wait_seconds(const Run& run) {
   return seconds;
 }
 
+using Say = std::function<void(const std::vector<std::string>&)>;
+
+/// The text that a run ends with; on every rank, as a sharded model is gathered along the way. It
+/// takes its time, so rank 0 says how far it is.
+std::string sample_text(Run& run, const Say& say) {
+  const auto& train = run.config.train;
+  constexpr double kSecondsBetween = 5;
+  say({fmt::format("generating {} tokens of text (train.sample_tokens)", train.sample_tokens)});
+  auto said = Clock::now();
+  const auto on_token = [&](int64_t num_done) {
+    if (seconds_since(said) < kSecondsBetween) return;
+    said = Clock::now();
+    say({fmt::format("generated {} of {} tokens", num_done, train.sample_tokens)});
+  };
+  return generate(run, train.sample_prompt,
+                  {.num_tokens = train.sample_tokens, .on_token = on_token});
+}
+
 }  // namespace
 
 int train_loop(Run& run, const launch::RankEnvironment& environment) {
@@ -267,9 +286,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   summary.memory = memory_account(run);
   summary.traffic = traffic_account(run);
   summary.unit_waits = unit_waits(run);
-  if (train.sample_tokens > 0) {  // on every rank: a sharded model is gathered along the way
-    summary.sample = generate(run, train.sample_prompt, {.num_tokens = train.sample_tokens});
-  }
+  if (train.sample_tokens > 0) summary.sample = sample_text(run, say);
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();
   watch->finish(std::move(summary));

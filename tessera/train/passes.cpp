@@ -15,13 +15,14 @@ using schedule::Action;
 using schedule::Kind;
 
 /// One stage's part of the model: `hidden` is what the stage before returned. Returns the loss, or
-/// without targets the logits, in the last stage.
+/// without targets the logits (of `position` alone, if there is one), in the last stage.
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
-                            double scale) {
+                            double scale, std::optional<int64_t> position = {}) {
   const auto [begin, end] = run.plan.layers_of(stage);
   if (stage == 0) hidden = run.model->embed(batch.inputs);
   hidden = run.model->run_layers(std::move(hidden), begin, end, batch.inputs.size(1));
   const bool last = stage + 1 == run.plan.schedule.num_stages;
+  if (last && position) hidden = hidden.narrow(1, *position, 1);
   return last ? run.model->head(hidden, batch.targets, scale) : hidden;
 }
 
@@ -90,16 +91,20 @@ double loss_sum(Run& run, const std::vector<data::Batch>& batches) {
       static_cast<int>(batches.size())));
 }
 
-torch::Tensor logits(Run& run, const torch::Tensor& ids) {
+torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position) {
   const data::Batch batch{.inputs = ids.to(run.device), .targets = torch::Tensor()};
+  // Under sequence parallelism a rank has a part of the positions: all of them go to the head.
+  const bool divided = run.tensor_axis.size() > 1 && run.config.parallel.sequence_parallel;
+  const auto taken = divided ? std::nullopt : std::optional(position);
   const auto outputs = run.pipeline.evaluate(
       [&](int stage, int, torch::Tensor hidden) {
-        return forward_stage(run, stage, std::move(hidden), batch, 1.0);
+        return forward_stage(run, stage, std::move(hidden), batch, 1.0, taken);
       },
       1);
-  const auto result = outputs.empty()
-                          ? torch::empty({ids.size(0), ids.size(1), run.model->shape().vocab_size})
-                          : outputs[0].to(torch::kFloat32).cpu().contiguous();
+  const auto result =
+      outputs.empty()
+          ? torch::empty({ids.size(0), run.model->shape().vocab_size})
+          : outputs[0].select(1, divided ? position : 0).to(torch::kFloat32).cpu().contiguous();
   run.pipeline_axis.broadcast(result, run.pipeline.schedule().rank_of_stage.back()).wait();
   return result;
 }

@@ -17,7 +17,8 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
 /// That sum without gradients. Collective.
 double loss_sum(Run& run, const std::vector<data::Batch>& batches);
 
-/// ids int64 [B, T] -> logits [B, T, V] in float32 on the CPU, the same on every rank. Collective.
-torch::Tensor logits(Run& run, const torch::Tensor& ids);
+/// ids int64 [B, T] -> logits [B, V] of one position in float32 on the CPU, the same on every rank.
+/// The head computes no other position, but under sequence parallelism all. Collective.
+torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position);
 
 }  // namespace tessera::train

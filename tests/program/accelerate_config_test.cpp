@@ -59,6 +59,26 @@ TEST_F(AccelerateConfigTest, ShowPrintsTheLedgerAndWhatItComesTo) {
             "(--strict): parameters are always the module's own; remove it\n");
 }
 
+TEST_F(AccelerateConfigTest, ShowPrintsTheLedgerOfAFileThatCannotStart) {
+  write_file("any.yaml",
+             "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n"
+             "  fsdp_sharding_strategy: HYBRID_SHARD\n");
+  const std::string line =
+      "tessera: any.yaml:1: distributed_type FSDP needs num_processes; set it there, or "
+      "--num_processes\n";
+  const auto end = run_tessera({"config", "show", "any.yaml"});
+  EXPECT_EQ(end.exit_code, kUserErrorExit);
+  EXPECT_EQ(end.error, line);
+  EXPECT_THAT(end.out, HasSubstr("parallel.placement=full_shard\n"));
+  EXPECT_THAT(end.out, HasSubstr("precision.compute=bf16"));
+  EXPECT_THAT(end.out, HasSubstr("Nothing is started with it: num_processes is missing.\n"));
+  EXPECT_THAT(end.out, Not(HasSubstr("dp_shard=")));  // sizes are not known
+  const auto json = run_tessera({"config", "show", "any.yaml", "--json"});
+  EXPECT_EQ(json.error, line);
+  EXPECT_THAT(json.out, HasSubstr("\"num_processes\": null"));
+  EXPECT_EQ(error_of({"config", "migrate", "any.yaml"}), line);
+}
+
 TEST_F(AccelerateConfigTest, MigrateWritesAJobFileThatHasTheSameEffect) {
   out_of({"config", "migrate", "acc.yaml", "-o", "native.yaml"});
   const auto out = out_of({"config", "show", "native.yaml"});
@@ -80,6 +100,21 @@ TEST_F(AccelerateConfigTest, TrainTakesTheFilesValuesAndThenTheCommandLines) {
   other.insert(other.end(), {"--parallel.num_ranks=4", "--parallel.placement=full_shard"});
   EXPECT_THAT(out_of(other),
               ContainsRegex("num_ranks: 4 +# command line(.|\n)*full_shard +# command line"));
+}
+
+TEST_F(AccelerateConfigTest, WhatAFileCannotHaveHereIsLeftOut) {
+  write_file("ddp.yaml",
+             "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n"
+             "  fsdp_sharding_strategy: NO_SHARD\n  fsdp_backward_prefetch: BACKWARD_POST\n"
+             "  fsdp_forward_prefetch: false\n");
+  EXPECT_THAT(out_of({"config", "show", "ddp.yaml"}),
+              ContainsRegex("not applicable +fsdp_config.fsdp_backward_prefetch +BACKWARD_POST +"
+                            "needs parallel.placement full_shard"));
+  EXPECT_THAT(out_of({"train", "job.yaml", "--config_file", "ddp.yaml", "--cpu", "--print-config"}),
+              ContainsRegex("backward_prefetch: pre +# default"));
+  EXPECT_THAT(error_of({"train", "job.yaml", "--parallel.backward_prefetch=post"}),
+              HasSubstr("--parallel.backward_prefetch: has no effect here: it needs "
+                        "parallel.placement full_shard; remove one of them"));
 }
 
 TEST_F(AccelerateConfigTest, ARankOfALauncherTakesTheLaunchersValues) {

@@ -273,8 +273,10 @@ TEST_F(BadInputTest, PipelinesThatCannotBe) {
   expect_refusal(
       with({"--parallel.pipeline_schedule=DualPipeV", "--train.micro_batch=2"}),
       "parallel\\.pipeline_schedule: DualPipeV: needs two micro-batches for each rank, .*");
-  expect_refusal(with({"--parallel.pipeline_schedule=2F2B"}),
-                 "parallel\\.pipeline_schedule: .*'2F2B'; did you mean .*");
+  expect_refusal(
+      with({"--parallel.pipeline_schedule=2F2B"}),
+      "parallel\\.pipeline_schedule: expected a schedule \\(GPipe, 1F1B, .*, DualPipeV\\) or "
+      "a \\.csv file with one, got '2F2B'; did you mean .*");
   folder_.write("swapped.csv", "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n");
   expect_refusal(with({"--parallel.pipeline_schedule=swapped.csv", "--train.micro_batch=2"}),
                  "parallel\\.pipeline_schedule: swapped\\.csv: deadlock: .*");
@@ -293,6 +295,7 @@ TEST_F(BadInputTest, ADividedModelSpeaks) {
                                 "--train.sample_prompt=a"});
   EXPECT_EQ(end.exit_code, 0);
   EXPECT_EQ(end.error, "");
+  EXPECT_THAT(end.out, HasSubstr("\ngenerating 3 tokens of text (train.sample_tokens)\n"));
   EXPECT_THAT(end.out, HasSubstr("3 steps on 2 ranks"));
 }
 

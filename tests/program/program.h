@@ -24,8 +24,8 @@ struct ProgramEnd {
 ProgramEnd run_tessera(const std::vector<std::string>& arguments,
                        const ProgramOptions& options = {});
 
-/// Expects that `end` is a refusal: exit code 2, nothing on standard output, one line with `message`
-/// on standard error.
+/// Expects that `end` is a refusal: exit code 2, nothing on standard output, one line with
+/// `message` on standard error.
 void expect_mistake(const ProgramEnd& end, const std::string& message);
 
 }  // namespace tessera

@@ -116,7 +116,8 @@ TEST_F(ScheduleCommand, ASwappedPairIsADeadlock) {
 TEST_F(ScheduleCommand, MistakesAreOneLine) {
   const std::string table = "tests/fixtures/schedules/GPipe_p4_m6.csv";
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
-      {{"Interleaved"}, "expected a schedule's name or a .csv file, got 'Interleaved'"},
+      {{"foo"}, "expected a schedule (GPipe, 1F1B, Interleaved1F1B, "},
+      {{"Interleaved"}, "DualPipeV) or a .csv file with one, got 'Interleaved'"},
       {{"1F1"}, "did you mean '1F1B'?"},
       {{"1F1B", "--micro-batches", "3"}, "1F1B: expected --ranks, got none"},
       {{"1F1B", "--ranks", "3"}, "1F1B: expected --micro-batches, got none"},

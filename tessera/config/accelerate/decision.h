@@ -22,6 +22,10 @@ inline Decision honoured(std::string note = "") { return {Verdict::honoured, std
 inline Decision translated(JobKeys job, std::string note = "") {
   return {Verdict::translated, std::move(note), std::move(job)};
 }
+/// The same for what the rest of a configuration may leave without an effect.
+inline Decision translated_if_effective(JobKeys job, std::string note = "") {
+  return {Verdict::translated, std::move(note), std::move(job), /*if_effective=*/true};
+}
 inline Decision not_applicable(std::string note) {
   return {Verdict::not_applicable, std::move(note), {}};
 }

@@ -31,6 +31,8 @@ struct LaunchPlan {
   std::string main_process_ip;  ///< "": this machine
   int main_process_port = 0;    ///< 0: a free one
   bool cpu = false;             ///< even where there are GPUs
+  /// Why nothing can be started, a line with its place: num_processes is missing. "": it can.
+  std::string problem;
 };
 
 struct Translation {
@@ -41,9 +43,15 @@ struct Translation {
 };
 
 /// Decides about every setting. UserError only for settings that contradict each other (both named
-/// with their origins) or a DeepSpeed file that cannot be read; what is refused stands in the
-/// ledger.
+/// with their origins), a DeepSpeed file that cannot be read or a missing num_processes; what is
+/// refused stands in the ledger.
 Translation translate(const Settings& settings);
+
+/// The same for people to read: without num_processes, too (LaunchPlan::problem).
+Translation explain(const Settings& settings);
+
+/// The defaults with `job` in their place, whether or not it has an effect there.
+RunConfig config_of(std::vector<Override> job);
 
 std::string verdict_name(Verdict verdict);  ///< "not applicable"
 

@@ -26,14 +26,11 @@ struct NativeLine {
 
 std::vector<NativeLine> native_lines(const Translation& translation) {
   std::vector<NativeLine> lines;
+  const auto config = config_of(translation.job);
   for (const auto& override : translation.job) {
-    RunConfig config;
     const auto& field = *find_field(override.key);
-    const auto usual = yaml_value(field, config);
-    set_field(field, {.kind = RawValue::Kind::scalar, .text = override.value},
-              override.origin + ": " + override.key, config);
     const auto value = yaml_value(field, config);
-    if (value == usual) continue;
+    if (value == yaml_value(field, RunConfig{})) continue;
     // Alone it would be an error.
     const auto needed = override.if_effective ? needed_for_effect(override.key, config) : "";
     const auto origin = needed.empty() ? override.origin : override.origin + ", with " + needed;
@@ -72,7 +69,7 @@ FileKind kind_of(const std::filesystem::path& file) {
 }
 
 Translation translate_file(const std::filesystem::path& file) {
-  if (kind_of(file) == FileKind::accelerate) return translate(read_settings(file));
+  if (kind_of(file) == FileKind::accelerate) return explain(read_settings(file));
   Translation translation{.launch = {.num_processes = 0}};  // it does not say
   translate_deepspeed_file(file, Settings{}, translation);
   return translation;
@@ -119,6 +116,9 @@ std::string show_text(const Translation& translation) {
     return out + fmt::format("\nNothing is started with it: {} {} refused.\n", refused,
                              refused == 1 ? "key is" : "keys are");
   }
+  if (!translation.launch.problem.empty()) {
+    return out + "\nNothing is started with it: num_processes is missing.\n";
+  }
   return out + "\nStarted as: " + launch_line(translation.launch) + "\n";
 }
 
@@ -139,10 +139,14 @@ nlohmann::ordered_json show_json(const Translation& translation) {
     if (!line.comment) out["job"][line.key] = {{"value", line.value}, {"origin", line.origin}};
   }
   const auto& plan = translation.launch;
+  const bool counted = plan.problem.empty();
   out["launch"] = {
-      {"num_processes", plan.num_processes},         {"num_machines", plan.num_machines},
-      {"machine_rank", plan.machine_rank},           {"main_process_ip", plan.main_process_ip},
-      {"main_process_port", plan.main_process_port}, {"cpu", plan.cpu}};
+      {"num_processes", counted ? nlohmann::ordered_json(plan.num_processes) : nullptr},
+      {"num_machines", plan.num_machines},
+      {"machine_rank", plan.machine_rank},
+      {"main_process_ip", plan.main_process_ip},
+      {"main_process_port", plan.main_process_port},
+      {"cpu", plan.cpu}};
   return out;
 }
 

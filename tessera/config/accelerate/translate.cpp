@@ -33,10 +33,11 @@ LaunchPlan plan_launch(const Settings& settings) {
                   .cpu = type.value == "MULTI_CPU" || cpu.value == "true"};
   if (plan.num_processes == -1) {
     if (type.value != "NO" && !type.value.empty()) {
-      user_error("{}: distributed_type {} needs num_processes; set it there, or --num_processes",
-                 type.origin, type.value);
+      plan.problem = fmt::format(
+          "{}: distributed_type {} needs num_processes; set it there, or --num_processes",
+          type.origin, type.value);
     }
-    plan.num_processes = 1;
+    plan.num_processes = plan.problem.empty() ? 1 : plan.num_machines;
   }
   if (type.value == "NO" && plan.num_processes > 1) {
     contradict(type, processes, "NO is one process; set MULTI_CPU or MULTI_GPU for several");
@@ -71,7 +72,7 @@ void check_sizes(const Settings& settings, const LaunchPlan& plan) {
     product *= static_cast<double>(settings.integer(key));
     if (first == nullptr) first = settings.find(key);
   }
-  if (first == nullptr || product == plan.num_processes) return;
+  if (first == nullptr || product == plan.num_processes || !plan.problem.empty()) return;
   const auto processes = said(settings, "num_processes");
   user_error("{}: the sizes of parallelism_config multiply to {:.0f}, but num_processes is {} ({})",
              first->origin, product, plan.num_processes, processes.origin);
@@ -116,6 +117,14 @@ const Rules& rules_of(const std::string& section) {
   return section == "megatron_lm_config" ? megatron_lm_rules() : general_rules();
 }
 
+/// What is off there, and cannot be on here, is no loss.
+Decision unless_default(const Setting& setting, Decision decision) {
+  const bool is_default =
+      setting.value == find_key(setting.key)->default_value || setting.value == "[]";
+  if (decision.verdict == Verdict::not_applicable && is_default) return honoured("the default");
+  return decision;
+}
+
 Decision decide(const RuleInput& input) {
   const auto& setting = input.setting;
   if (setting.is_null) return honoured("not set");
@@ -124,11 +133,7 @@ Decision decide(const RuleInput& input) {
   if (!type.empty() && type != input.type) {
     return not_applicable(fmt::format("counts for distributed_type {}, not {}", type, input.type));
   }
-  auto decision = rules_of(key.section).at(setting.key)(input);
-  const bool is_default = setting.value == key.default_value || setting.value == "[]";
-  // What is off there, and cannot be on here, is no loss.
-  if (decision.verdict == Verdict::not_applicable && is_default) return honoured("the default");
-  return decision;
+  return unless_default(setting, rules_of(key.section).at(setting.key)(input));
 }
 
 /// A later one takes the place of an earlier one.
@@ -154,7 +159,28 @@ void add_job(const Settings& settings, const std::map<std::string, Decision>& de
   }
 }
 
+/// Withdraws what can have no effect beside the rest of the configuration. What needs something
+/// that the job file decides about stays: it is left out there if need be.
+void withdraw_ineffective(const Settings& settings, std::map<std::string, Decision>& decisions) {
+  std::vector<Override> job;
+  add_job(settings, decisions, job);
+  const auto config = config_of(job);
+  for (auto& [key, decision] : decisions) {
+    if (!decision.if_effective) continue;
+    const auto needed = needed_for_effect(decision.job.front().first, config);
+    const bool decided = std::ranges::any_of(
+        job, [&](const Override& override) { return needed.starts_with(override.key + " "); });
+    if (!decided) continue;
+    decision = unless_default(*settings.find(key), not_applicable("needs " + needed));
+  }
+}
+
 }  // namespace
+
+RunConfig config_of(std::vector<Override> job) {
+  for (auto& override : job) override.if_effective = false;
+  return load_run_config("", job).config;
+}
 
 std::string note_of(const Decision& decision) {
   std::vector<std::string> parts;
@@ -169,6 +195,12 @@ void contradict(const Setting& a, const Setting& b, const std::string& why) {
 }
 
 Translation translate(const Settings& settings) {
+  auto translation = explain(settings);
+  if (!translation.launch.problem.empty()) throw UserError(translation.launch.problem);
+  return translation;
+}
+
+Translation explain(const Settings& settings) {
   Translation translation{.launch = plan_launch(settings)};
   const auto type = settings.text("distributed_type");
   if (type == "DEEPSPEED") check_beside_file(settings);
@@ -176,9 +208,11 @@ Translation translate(const Settings& settings) {
 
   std::map<std::string, Decision> decisions;
   for (const auto& setting : settings.all()) {
-    const RuleInput input{settings, setting, type, translation.launch};
-    const auto decision = decide(input);
-    decisions[setting.key] = decision;
+    decisions[setting.key] = decide({settings, setting, type, translation.launch});
+  }
+  withdraw_ineffective(settings, decisions);
+  for (const auto& setting : settings.all()) {
+    const auto& decision = decisions.at(setting.key);
     translation.ledger.push_back({setting, decision.verdict, note_of(decision)});
   }
   add_job(settings, decisions, translation.job);

@@ -29,7 +29,7 @@ Decision strategy(const RuleInput& input) {
   JobKeys job{{"parallel.placement", placement}};
   const bool sized = input.given("parallelism_config.dp_shard_size") ||
                      input.given("parallelism_config.dp_replicate_size");
-  if (hybrid && !sized) {
+  if (hybrid && !sized && input.launch.problem.empty()) {
     const auto machines = input.launch.num_machines;
     job.emplace_back("parallel.dp_shard", fmt::format("{}", input.launch.num_processes / machines));
     job.emplace_back("parallel.dp_replicate", fmt::format("{}", machines));
@@ -58,7 +58,7 @@ Decision reshard_after_forward(const RuleInput& input) {
   const auto& value = input.setting.value;
   const bool truth = value == "true" || value == "false";
   if (second_version(input)) {
-    if (truth) return translated({{"parallel.reshard_after_forward", value}});
+    if (truth) return translated_if_effective({{"parallel.reshard_after_forward", value}});
     return refused("version 2 takes true or false; set one of them, or fsdp_version: 1");
   }
   // Accelerate's launcher overrules it by its own FULL_SHARD: choices of its questionnaire are
@@ -105,11 +105,11 @@ Decision min_num_params(const RuleInput& input) {
 Decision backward_prefetch(const RuleInput& input) {
   const auto& value = input.setting.value;
   const char* when = value == "BACKWARD_PRE" ? "pre" : value == "BACKWARD_POST" ? "post" : "none";
-  return translated({{"parallel.backward_prefetch", when}});
+  return translated_if_effective({{"parallel.backward_prefetch", when}});
 }
 
 Decision forward_prefetch(const RuleInput& input) {
-  return translated({{"parallel.forward_prefetch", input.setting.value}});
+  return translated_if_effective({{"parallel.forward_prefetch", input.setting.value}});
 }
 
 Decision offload_params(const RuleInput& input) {
@@ -150,10 +150,8 @@ Decision sync_module_states(const RuleInput& input) {
   if (second_version(input)) {
     return not_applicable("version 2 needs it not: each rank reads its own slices");
   }
-  auto decision = translated({{"parallel.sync_module_states", input.setting.value}},
-                             "where model.init is pretrained");
-  decision.if_effective = true;
-  return decision;
+  return translated_if_effective({{"parallel.sync_module_states", input.setting.value}},
+                                 "where model.init is pretrained");
 }
 
 Decision activation_checkpointing(const RuleInput& input) {

@@ -130,6 +130,28 @@ TEST(TranslateTest, SecondVersion) {
   EXPECT_EQ(verdict("sync_module_states", "false"), Verdict::not_applicable);
 }
 
+TEST(TranslateTest, PrefetchNeedsSomethingToGather) {
+  const auto of = [](const char* strategy, const char* key, const char* value) {
+    return fsdp({{"sharding_strategy", strategy}, {key, value}});
+  };
+  const std::string backward = "fsdp_config.fsdp_backward_prefetch",
+                    forward = "fsdp_config.fsdp_forward_prefetch";
+  EXPECT_THAT(job_of(of("FULL_SHARD", "backward_prefetch", "BACKWARD_POST")),
+              Contains("parallel.backward_prefetch=post"));
+  for (const auto* strategy : {"NO_SHARD", "SHARD_GRAD_OP"}) {
+    const auto values = of(strategy, "backward_prefetch", "BACKWARD_POST");
+    EXPECT_EQ(verdict_of(values, backward), Verdict::not_applicable) << strategy;
+    EXPECT_EQ(entry_of(values, backward).note, "needs parallel.placement full_shard") << strategy;
+    EXPECT_THAT(job_of(values), Not(Contains("parallel.backward_prefetch=post"))) << strategy;
+  }
+  EXPECT_EQ(verdict_of(of("SHARD_GRAD_OP", "forward_prefetch", "false"), forward),
+            Verdict::translated);
+  EXPECT_EQ(verdict_of(of("NO_SHARD", "forward_prefetch", "true"), forward),
+            Verdict::not_applicable);
+  EXPECT_EQ(verdict_of(of("NO_SHARD", "forward_prefetch", "false"), forward),
+            Verdict::honoured);  // Accelerate's default
+}
+
 TEST(TranslateTest, Units) {
   EXPECT_THAT(job_of(fsdp({{"auto_wrap_policy", "TRANSFORMER_BASED_WRAP"},
                            {"transformer_layer_cls_to_wrap", "BertLayer"}})),
@@ -402,6 +424,8 @@ TEST(TranslateTest, WhatIsTranslatedIsAValidJob) {
                           {"offload_params", "true"},
                           {"cpu_ram_efficient_loading", "true"},
                           {"sync_module_states", "true"},
+                          {"backward_prefetch", "BACKWARD_POST"},
+                          {"forward_prefetch", "false"},
                           {"activation_checkpointing", "true"},
                           {"num_machines", "2"},
                           {"main_process_ip", "h"}}));
@@ -416,6 +440,8 @@ TEST(TranslateTest, WhatIsTranslatedIsAValidJob) {
   }
   all.push_back(
       fsdp({{"version", "2"}, {"reshard_after_forward", "false"}, {"mixed_precision", "fp16"}}));
+  all.push_back(fsdp(
+      {{"version", "2"}, {"reshard_after_forward", "false"}, {"auto_wrap_policy", "NO_WRAP"}}));
   all.push_back({{"distributed_type", "NO"}, {"mixed_precision", "bf16"}});
   for (const auto& values : all) {
     const auto translation = translate(settings_of(values));

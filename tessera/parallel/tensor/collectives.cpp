@@ -21,8 +21,7 @@ using torch::autograd::variable_list;
 Tensor by_part(const Tensor& x, int64_t parts) {
   const int64_t length = x.size(-2);
   TORCH_CHECK_VALUE(length % parts == 0, "sequence length: expected a multiple of the ", parts,
-                    " ranks of tp, got ", length,
-                    "; change data.seq_len, or set parallel.sequence_parallel to false");
+                    " ranks of tp, got ", length, "; change it, or set sequence_parallel to false");
   return x.reshape({-1, parts, length / parts, x.size(-1)});
 }
 

@@ -99,8 +99,8 @@ Range Division::divide_features(const std::string& path, const TensorRule& rule,
     return {own.begin * width, own.end * width};
   }
   if (!rule.repeats_heads || ranks() % heads != 0) {
-    user_error("{}: {} heads cannot be divided over {} ranks of tp; set parallel.tp to a divisor",
-               path, heads, ranks());
+    user_error("{}: {} heads cannot be divided over {} ranks of tp; set tp to a divisor", path,
+               heads, ranks());
   }
   const int neighbours = ranks() / static_cast<int>(heads);
   sharing = {.holders = mesh_.axis("tp", {.split = neighbours}), .summands = true};

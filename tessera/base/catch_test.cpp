@@ -1,0 +1,53 @@
+// Where an error may be caught: the rule of docs/architecture.md, kept by a list.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+
+#include "tessera/base/file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Files beside cli/ and tests, by what they catch for.
+const std::map<std::string, std::set<std::string>> kCatches{
+    {"another library's error is told in our words",
+     {"checkpoint/strict_json.cpp", "config/accelerate/deepspeed_json.cpp", "config/json_keys.cpp",
+      "config/load.cpp", "config/yaml_document.cpp", "data/text_files.cpp", "report/metrics.cpp",
+      "train/accelerator_state.cpp", "train/checkpointing.cpp"}},
+    {"an error gets what only the caller knows: rank, axis, action, key",
+     {"comm/exchange.cpp", "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp",
+      "comm/store.cpp", "estimate/pipeline_plan.cpp", "parallel/pipeline/pipeline.cpp"}},
+    {"an error is carried to another thread, through C, or to the other ranks",
+     {"checkpoint/agree.cpp", "comm/queue.cpp", "hub/http.cpp", "hub/snapshot.cpp"}},
+    {"what was begun is ended, and the error goes on",
+     {"comm/shared_memory.cpp", "launch/supervisor.cpp"}},
+    {"the next of several is tried: an attempt, an older checkpoint, a smaller batch",
+     {"hub/download.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
+    {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
+     {"checkpoint/dcp.cpp", "checkpoint/saver.cpp", "train/loop.cpp"}},
+    {"a program of its own", {"launch/rank_probe.cpp"}}};
+
+TEST(CatchTest, OnlyTheseFilesCatch) {
+  std::set<std::string> allowed, found;
+  for (const auto& [why, files] : kCatches) allowed.insert(files.begin(), files.end());
+  for (const auto& entry : fs::recursive_directory_iterator("tessera")) {
+    const auto& path = entry.path();
+    const auto name = fs::relative(path, "tessera").string();
+    const bool is_source = path.extension() == ".cpp" || path.extension() == ".h";
+    const bool of_test = path.stem().string().ends_with("_test") || path.stem() == "testing";
+    if (!is_source || of_test || name.starts_with("cli/")) continue;
+    if (read_file(path).find("catch (") != std::string::npos) found.insert(name);
+  }
+  for (const auto& name : found) {
+    EXPECT_TRUE(allowed.contains(name)) << name << ": let cli/ catch it, or say here what for";
+  }
+  for (const auto& name : allowed) EXPECT_TRUE(found.contains(name)) << name << " catches nothing";
+}
+
+}  // namespace
+}  // namespace tessera
