@@ -1,0 +1,250 @@
+#include "tests/combinations/draw.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/config/run_config.h"
+#include "tessera/estimate/pipeline_plan.h"
+#include "tests/combinations/accelerate_changes.h"
+
+namespace tessera::combinations {
+namespace {
+
+constexpr int kCandidates = 8;
+
+std::vector<config::Override> overrides_of(const Settings& settings) {
+  std::vector<config::Override> overrides;
+  for (const auto& [key, value] : settings) overrides.push_back({.key = key, .value = value});
+  return overrides;
+}
+
+config::RunConfig config_of(const Settings& job) {
+  return config::load_run_config("", overrides_of(job)).config;
+}
+
+/// `settings` without those that could have no effect beside the others.
+Settings effective(Settings settings, const Trial& trial) {
+  for (size_t before = 0; before != settings.size();) {
+    before = settings.size();
+    const auto config = config_of(job_of(trial, settings));
+    std::erase_if(settings, [&](const auto& item) {
+      return !config::needed_for_effect(item.first, config).empty();
+    });
+  }
+  return settings;
+}
+
+}  // namespace
+
+Settings job_of(const Trial& trial, const Settings& layout) {
+  Settings job = base_settings();
+  for (const auto* settings : {&trial.function, &layout}) {
+    for (const auto& [key, value] : *settings) job[key] = value;
+  }
+  job["model.path"] = "model";
+  job["data.train"] = "[tokens.bin]";
+  return job;
+}
+
+std::optional<std::string> refusal(const Trial& trial, const Settings& layout) {
+  try {
+    const auto config = config_of(job_of(trial, layout));
+    config::check(config, {});
+    const auto mesh = config::fitting_mesh(config.parallel, config.parallel.num_ranks);
+    if (const auto problem = config::division_problem(trial.shape, mesh.tp)) return *problem;
+    estimate::pipeline_plan(config, trial.shape, mesh);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+template <typename T>
+const T& Draw::one_of(const std::vector<T>& list) {
+  return list[static_cast<size_t>(number(0, static_cast<int64_t>(list.size()) - 1))];
+}
+
+int64_t Draw::number(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random_);
+}
+
+bool Draw::chance(double probability) {
+  return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
+}
+
+config::ModelShape Draw::draw_shape() {
+  config::ModelShape shape;
+  const auto family = one_of<std::string>({"llama", "mistral", "qwen2", "qwen3", "gpt2"});
+  shape.vocab_size = number(260, 331);
+  shape.num_layers = number(1, 6);
+  shape.head_dim = 2 * number(3, 9);
+  shape.num_kv_heads = number(1, 4);
+  shape.num_heads = shape.num_kv_heads * number(1, 2);
+  shape.dim = shape.num_heads * shape.head_dim;
+  shape.ffn_dim = number(20, 120);
+  shape.max_seq_len = 64;
+  shape.tie_embeddings = chance(0.3);
+  if (family == "llama") {
+    shape.qkv_bias = shape.out_bias = chance(0.3);
+    shape.mlp_bias = chance(0.3);
+  } else if (family == "mistral") {
+    shape.sliding_window = number(5, 30);
+  } else if (family == "qwen2") {
+    shape.qkv_bias = true;
+  } else if (family == "qwen3") {
+    shape.qk_norm = true;
+    shape.head_dim += 2 * number(0, 3);  // beside the width
+  } else {
+    shape.family = config::ModelFamily::gpt2;
+    shape.num_kv_heads = shape.num_heads;
+    shape.ffn_dim = 4 * shape.dim;
+  }
+  return shape;
+}
+
+/// Some of the keys of a role, each with one of its values.
+Settings Draw::draw_role(Role role, double probability) {
+  Settings settings;
+  for (const auto& section : config::sections()) {
+    for (const auto& field : section.fields) {
+      if (tried().at(field.key).role != role) continue;
+      const auto values = values_of(field);
+      if (!values.empty() && chance(probability)) settings[field.key] = one_of(values);
+    }
+  }
+  return settings;
+}
+
+/// Up to four ranks, sometimes six or eight, on the axes.
+Settings Draw::draw_mesh() {
+  struct Mesh {
+    int64_t pp, dp_replicate, dp_shard, tp;
+  };
+  std::vector<Mesh> meshes;
+  for (int64_t pp = 1; pp <= 3; ++pp) {
+    for (int64_t replicate = 1; replicate <= 3; ++replicate) {
+      for (int64_t shard = 1; shard <= 4; ++shard) {
+        for (int64_t tp = 1; tp <= 3; ++tp) {
+          const int64_t ranks = pp * replicate * shard * tp;
+          const bool large = ranks == 6 || ranks == 8;
+          if (ranks <= 4 || (large && chance(0.1))) meshes.push_back({pp, replicate, shard, tp});
+        }
+      }
+    }
+  }
+  const auto [pp, replicate, shard, tp] = one_of(meshes);
+  return {{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
+          {"parallel.pp", fmt::format("{}", pp)},
+          {"parallel.dp_replicate", fmt::format("{}", replicate)},
+          {"parallel.dp_shard", fmt::format("{}", shard)},
+          {"parallel.tp", fmt::format("{}", tp)}};
+}
+
+std::optional<Settings> Draw::draw_layout(const Trial& trial) {
+  auto layout = draw_role(Role::layout, 0.4);
+  layout.merge(draw_mesh());
+  const auto placement = layout.find("parallel.placement");
+  if (layout["parallel.dp_shard"] != "1" &&
+      (placement == layout.end() || placement->second == "replicate")) {
+    layout["parallel.placement"] = "full_shard";
+  }
+  const int64_t stages = std::stoi(layout["parallel.pp"]);
+  if (stages > 1 && chance(0.15)) {
+    std::vector<int64_t> layers(static_cast<size_t>(stages));
+    for (int64_t i = 0; i < trial.shape.num_layers; ++i)
+      ++layers[static_cast<size_t>(number(0, stages - 1))];
+    layout["parallel.stage_layers"] = fmt::format("[{}]", fmt::join(layers, ", "));
+    layout.erase("parallel.stages_per_rank");
+  }
+  layout = effective(std::move(layout), trial);
+  if (refusal(trial, layout)) return {};
+  return layout;
+}
+
+Trial Draw::draw_function() {
+  Trial trial;
+  trial.shape = draw_shape();
+  trial.function = draw_role(Role::function, 0.2);
+  if (trial.shape.family == config::ModelFamily::gpt2 && chance(0.4)) {
+    trial.function["model.dropout"] = "0.1";
+  }
+  trial.function = effective(std::move(trial.function), trial);
+  return trial;
+}
+
+std::optional<Trial> Draw::candidate() {
+  auto trial = draw_function();
+  const auto layout = draw_layout(trial);
+  if (!layout) return {};
+  trial.layout = *layout;
+  if (!chance(0.3)) return trial;
+  trial.resumed = draw_layout(trial);
+  if (!trial.resumed) return {};
+  const int64_t steps = config_of(job_of(trial, trial.layout)).train.steps;
+  trial.resumed_step = number(1, steps - 1);
+  trial.layout["checkpoint.every"] = fmt::format("{}", trial.resumed_step);
+  return trial;
+}
+
+/// What Accelerate's file says of precision and clipping takes the place of the job's.
+Trial Draw::draw_accelerate() {
+  while (true) {
+    auto trial = draw_function();
+    std::erase_if(trial.function, [](const auto& item) {
+      return item.first.starts_with("precision.") || item.first == "optimizer.max_grad_norm";
+    });
+    trial.layout["parallel.num_ranks"] = fmt::format("{}", number(1, 3));
+    if (refusal(trial, {})) continue;
+    trial.accelerate = draw_accelerate_file(random_);
+    return trial;
+  }
+}
+
+/// Of values that a trial sets together. Numbers of ranks and the like are values, too.
+std::set<Draw::Pair> Draw::pairs_of(const Trial& trial) const {
+  std::vector<const Settings*> layouts{&trial.layout};
+  if (trial.resumed) layouts.push_back(&*trial.resumed);
+  std::set<Pair> pairs;
+  for (const auto* layout : layouts) {
+    std::set<std::string> items;
+    for (const auto* settings : {&trial.function, layout}) {
+      for (const auto& [key, value] : *settings) items.insert(key + "=" + value);
+    }
+    for (auto a = items.begin(); a != items.end(); ++a) {
+      for (auto b = std::next(a); b != items.end(); ++b) pairs.emplace(*a, *b);
+    }
+  }
+  return pairs;
+}
+
+Trial Draw::next() {
+  if (chance(0.12)) return draw_accelerate();
+  std::optional<Trial> best;
+  std::set<Pair> best_pairs;
+  size_t best_new = 0;
+  for (int found = 0; found < kCandidates;) {
+    auto trial = candidate();
+    if (!trial) continue;
+    ++found;
+    auto pairs = pairs_of(*trial);
+    const auto fresh = static_cast<size_t>(
+        std::ranges::count_if(pairs, [&](const auto& pair) { return !pairs_.contains(pair); }));
+    if (best && fresh <= best_new) continue;
+    best = std::move(trial), best_pairs = std::move(pairs), best_new = fresh;
+  }
+  pairs_.merge(best_pairs);
+  return *best;
+}
+
+size_t Draw::num_key_pairs() const {
+  const auto key_of = [](const std::string& item) { return item.substr(0, item.find('=')); };
+  std::set<Pair> keys;
+  for (const auto& [a, b] : pairs_) keys.emplace(key_of(a), key_of(b));
+  return keys.size();
+}
+
+}  // namespace tessera::combinations

@@ -1,0 +1,164 @@
+#include "tests/combinations/values.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "tessera/schedule/generate.h"
+
+namespace tessera::combinations {
+namespace {
+
+Tried function(std::vector<std::string> values = {}) {
+  return {.role = Role::function, .values = std::move(values), .why = ""};
+}
+Tried layout(std::vector<std::string> values = {}) {
+  return {.role = Role::layout, .values = std::move(values), .why = ""};
+}
+/// Chosen together with others (draw.cpp, trial.cpp).
+Tried drawn(Role role) { return {.role = role, .values = {}, .why = "drawn with others"}; }
+Tried fixed(std::string why) { return {.role = Role::fixed, .values = {}, .why = std::move(why)}; }
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const auto& facts : schedule::families()) names.push_back(facts.name);
+  return names;
+}
+
+}  // namespace
+
+const std::map<std::string, Tried>& tried() {
+  static const std::string kShape = "the shape is drawn as a whole, as a config.json",
+                           kKept = "a resumed run needs the checkpoints that it would remove",
+                           kQuiet = "what one sees of a run; tests/program looks at it";
+  static const std::map<std::string, Tried> entries{
+      {"model.preset", fixed(kShape)},
+      {"model.path", drawn(Role::function)},
+      {"model.type", fixed(kShape)},
+      {"model.init", fixed("pretrained weights are in tests/parity")},
+      {"model.seed", function({"7"})},
+      {"model.init_std", function({"0.05"})},
+      {"model.vocab_size", fixed(kShape)},
+      {"model.num_layers", fixed(kShape)},
+      {"model.dim", fixed(kShape)},
+      {"model.ffn_dim", fixed(kShape)},
+      {"model.num_heads", fixed(kShape)},
+      {"model.num_kv_heads", fixed(kShape)},
+      {"model.tie_embeddings", fixed(kShape)},
+      {"model.dropout", drawn(Role::function)},
+      {"data.train", drawn(Role::function)},
+      {"data.validation", fixed("part of the training data is held out")},
+      {"data.validation_fraction", function({"0.02", "0.1"})},
+      {"data.format", function({"auto"})},
+      {"data.token_dtype", function({"uint16"})},
+      {"data.extensions", fixed("the data are tokens")},
+      {"data.seq_len", function({"16", "40", "48"})},
+      {"data.shuffle", function()},
+      {"data.seed", function({"9"})},
+      {"optimizer.type", function()},
+      {"optimizer.learning_rate", function({"3e-4", "3e-3"})},
+      {"optimizer.beta1", function({"0.8"})},
+      {"optimizer.beta2", function({"0.99"})},
+      // Small ones make noise of gradients that are zero in theory (biases of keys) into updates.
+      {"optimizer.eps", function({"1e-4"})},
+      {"optimizer.momentum", function({"0.9"})},
+      {"optimizer.weight_decay", function({"0", "0.3"})},
+      {"optimizer.decay_norms_and_biases", function()},
+      {"optimizer.max_grad_norm", function({"0", "0.3"})},
+      {"schedule.type", function()},
+      {"schedule.warmup_steps", function({"2"})},
+      {"schedule.min_ratio", function({"0.5"})},
+      {"schedule.decay_steps", function({"1"})},
+      {"parallel.num_ranks", drawn(Role::layout)},
+      {"parallel.placement", layout()},
+      {"parallel.dp_replicate", drawn(Role::layout)},
+      {"parallel.dp_shard", drawn(Role::layout)},
+      {"parallel.tp", drawn(Role::layout)},
+      {"parallel.sequence_parallel", layout()},
+      {"parallel.pp", drawn(Role::layout)},
+      {"parallel.pipeline_schedule", layout(schedule_names())},
+      {"parallel.stages_per_rank", layout({"1", "2", "3"})},
+      {"parallel.stage_layers", drawn(Role::layout)},
+      {"parallel.stage_balance", layout()},
+      {"parallel.units", layout()},
+      {"parallel.min_num_params", layout({"500", "3000", "20000"})},
+      {"parallel.unit_patterns", layout({"['*mlp*']", "['*attn*']", "['*mlp*', '*attn*']",
+                                         "['*.1']", "['*proj', '*.c_fc']"})},
+      {"parallel.reshard_after_forward", layout({"false", "2"})},
+      {"parallel.backward_prefetch", layout()},
+      {"parallel.forward_prefetch", layout()},
+      {"parallel.max_gathered_units", layout({"1", "2"})},
+      {"parallel.offload_params", layout()},
+      {"parallel.offload_optimizer", layout()},
+      {"parallel.offload_fraction", layout({"0", "0.5"})},
+      {"parallel.sync_module_states", fixed("pretrained weights are in tests/parity")},
+      {"parallel.backend", layout({"gloo"})},
+      {"parallel.timeout_seconds", fixed("deadlines are in tests/integration")},
+      {"parallel.threads_per_rank", layout({"2"})},
+      {"precision.compute", function()},
+      {"precision.autocast", function()},
+      {"precision.reduce", function()},
+      {"precision.parameters", function()},
+      {"precision.optimizer_states", function()},
+      {"precision.stochastic_rounding", function()},
+      {"memory.checkpointing", layout()},
+      {"memory.checkpoint_every", layout({"2", "3"})},
+      {"checkpoint.dir", fixed("each run has its own")},
+      {"checkpoint.every", layout({"1", "2"})},
+      {"checkpoint.every_minutes", fixed("runs take seconds")},
+      {"checkpoint.at_end", fixed("the weights are read from it")},
+      {"checkpoint.async", layout()},
+      {"checkpoint.verify", layout()},
+      {"checkpoint.keep_last", fixed(kKept)},
+      {"checkpoint.keep_every", fixed(kKept)},
+      {"checkpoint.keep_best", fixed(kKept)},
+      {"checkpoint.resume", drawn(Role::layout)},
+      {"checkpoint.strict", fixed("a resumed run finds every tensor")},
+      {"checkpoint.overwrite", fixed(kKept)},
+      {"train.steps", function({"3", "6"})},
+      {"train.global_batch", function({"24"})},
+      {"train.micro_batch", layout({"1", "2", "3", "4", "6"})},
+      {"train.run_dir", drawn(Role::layout)},
+      {"train.validate_every", function({"2"})},
+      {"train.validation_batches", function({"3"})},
+      {"train.sample_tokens", layout({"3"})},
+      {"train.sample_prompt", fixed(kQuiet)},
+      {"train.report_unused_parameters", layout()},
+      {"train.nonfinite", function()},
+      {"logging.every", fixed(kQuiet)},
+      {"logging.tensorboard", layout()},
+      {"logging.svg", layout()},
+      {"logging.progress", fixed(kQuiet)},
+  };
+  return entries;
+}
+
+std::vector<std::string> values_of(const config::Field& field) {
+  const auto& [role, values, why] = tried().at(field.key);
+  if (!values.empty() || !why.empty()) return values;
+  config::RunConfig config;
+  if (std::holds_alternative<bool*>(field.slot(config))) return {"false", "true"};
+  return field.rule.choices;
+}
+
+const Settings& base_settings() {
+  static const Settings settings{
+      {"data.format", "tokens"},
+      {"data.seq_len", "24"},
+      {"data.validation_fraction", "0.05"},
+      {"optimizer.eps", "1e-5"},
+      {"optimizer.learning_rate", "1e-3"},
+      {"parallel.num_ranks", "1"},
+      {"parallel.threads_per_rank", "1"},
+      {"parallel.timeout_seconds", "60"},
+      {"train.global_batch", "12"},
+      {"train.sample_tokens", "0"},
+      {"train.steps", "4"},
+      {"train.validation_batches", "1"},
+      {"logging.progress", "none"},
+      {"logging.svg", "false"},
+      {"logging.tensorboard", "false"},
+  };
+  return settings;
+}
+
+}  // namespace tessera::combinations
