@@ -8,7 +8,8 @@ namespace tessera::kernels {
 /// parameter.grad() if `parameter` is a leaf and its gradient is there, contiguous, of its sizes
 /// and device, and of its dtype or, for a 16-bit parameter, float32 (a view of a flat gradient
 /// buffer): then no temporary gradient, no pass to add it and no rounding to 16 bits in between.
-/// Otherwise undefined. To be called outside of guards that exclude autograd.
+/// Otherwise undefined, as in a backward that does not go to all leaves (autograd::grad, chosen
+/// inputs). To be called outside of guards that exclude autograd.
 at::Tensor gradient_sink(const at::Tensor& parameter);
 
 /// What a backward returns for a parameter: nothing if there is a `sink`, to which `gradient` is

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "tessera/kernels/held.h"
 #include "tessera/nn/recomputation.h"
 
 namespace tessera::nn {
@@ -22,8 +23,34 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void run_after_backward(Hookable& module) {
-  for (const auto& hooks : module.hooks()) {
+/// Does the backward that is under way go to all leaves? autograd::grad and one with chosen inputs
+/// do not: they complete no gradient.
+bool reaches_all_leaves() {
+  return torch::autograd::Engine::get_default_engine().is_checkpoint_valid();
+}
+
+/// A module that a graph refers to but does not keep: it may keep the graph (a member tensor).
+class ModuleOfGraph {
+ public:
+  explicit ModuleOfGraph(Hookable& module)
+      : module_(&module), owner_(module.weak_from_this()), owned_(!owner_.expired()) {}
+
+  /// ValueError if it was destroyed. One that nobody shares (on the stack) is not watched.
+  Hookable& operator*() const {
+    TORCH_CHECK_VALUE(!owned_ || !owner_.expired(),
+                      "backward: expected the module that computed the forward, which was "
+                      "destroyed; keep the model until its backward is over");
+    return *module_;
+  }
+
+ private:
+  Hookable* module_;
+  std::weak_ptr<torch::nn::Module> owner_;
+  bool owned_;
+};
+
+void run_after_backward(const ModuleOfGraph& module) {
+  for (const auto& hooks : (*module).hooks()) {
     if (hooks.after_backward) hooks.after_backward();
   }
 }
@@ -32,8 +59,9 @@ void run_after_backward(Hookable& module) {
 // Nodes made later run earlier (sequence numbers) and the accumulation of parameter gradients runs
 // at once, so all of the module's own gradients are complete by then.
 struct WatchInputs : torch::autograd::Function<WatchInputs> {
-  static variable_list forward(AutogradContext* context, Hookable* module, at::TensorList inputs) {
-    context->saved_data["module"] = reinterpret_cast<int64_t>(module);
+  static variable_list forward(AutogradContext* context, const ModuleOfGraph& module,
+                               at::TensorList inputs) {
+    kernels::hold(context, "module", module);
     context->set_materialize_grads(false);
     variable_list outputs;
     outputs.reserve(inputs.size());
@@ -42,7 +70,9 @@ struct WatchInputs : torch::autograd::Function<WatchInputs> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    run_after_backward(*reinterpret_cast<Hookable*>(context->saved_data["module"].toInt()));
+    if (reaches_all_leaves()) {
+      run_after_backward(*kernels::held<ModuleOfGraph>(context, "module"));
+    }
     gradients.insert(gradients.begin(), torch::Tensor());  // of `module`
     return gradients;
   }
@@ -56,23 +86,24 @@ bool watch_inputs(Hookable& module, std::vector<torch::Tensor*> inputs) {
   if (inputs.empty()) return false;
   variable_list values;
   for (const auto* input : inputs) values.push_back(*input);
-  values = WatchInputs::apply(&module, at::TensorList(values));
+  values = WatchInputs::apply(ModuleOfGraph(module), at::TensorList(values));
   for (size_t i = 0; i < inputs.size(); ++i) *inputs[i] = values[i];
   return true;
 }
 
 /// Without a watched input the hooks after backward run at the end of the whole backward.
 void watch_output(Hookable& module, const torch::Tensor& output, bool inputs_watched) {
-  output.register_hook([&module, inputs_watched](const torch::Tensor& gradient) {
-    for (const auto& hooks : module.hooks()) {
-      if (hooks.before_backward) hooks.before_backward();
-    }
-    if (!inputs_watched) {
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [&module] { run_after_backward(module); });
-    }
-    return gradient;
-  });
+  output.register_hook(
+      [module = ModuleOfGraph(module), inputs_watched](const torch::Tensor& gradient) {
+        for (const auto& hooks : (*module).hooks()) {
+          if (hooks.before_backward) hooks.before_backward();
+        }
+        if (!inputs_watched && reaches_all_leaves()) {
+          torch::autograd::Engine::get_default_engine().queue_callback(
+              [module] { run_after_backward(module); });
+        }
+        return gradient;
+      });
 }
 
 torch::Tensor run_forward(const Hookable& module, const std::shared_ptr<Call>& call) {

@@ -30,8 +30,9 @@ struct Hooks {
   /// Inside of a checkpointed module's first forward it never does; nn/recomputation.h tells.
   std::function<void(bool backward_follows)> after_forward;
   std::function<void()> before_backward;  ///< the gradient of the output is known
-  std::function<void()>
-      after_backward;  ///< every gradient of the module's parameters from this call is complete
+  /// Every gradient of the module's parameters from this call is complete. Not in autograd::grad or
+  /// a backward with chosen inputs.
+  std::function<void()> after_backward;
   std::function<void(torch::Tensor& first)> replace_first_input;  ///< of the tensor arguments
   std::function<void(torch::Tensor& input)> cast_input;  ///< may replace a defined tensor argument
   std::function<void(torch::Tensor& output)> cast_output;  ///< may replace the result

@@ -55,8 +55,8 @@ TESSERA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); 
 TESSERA_INLINE Vec load(const Bf16* p) {
   HalfBitsVec h;
   __builtin_memcpy(&h, p, sizeof h);
-#if defined(__AVX512F__)  // GCC 12 makes three instructions of the general form; maskz: no false \
-                          // warning
+#if defined(__AVX512F__)
+  // GCC 12 makes three instructions of the general form; maskz: no false warning.
   return (Vec)((BitsVec)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h) << 16);
 #else
   return (Vec)(__builtin_convertvector(h, BitsVec) << 16);

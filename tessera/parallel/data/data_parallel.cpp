@@ -89,10 +89,12 @@ GradientNorm DataParallel::gradient_norm() const {
 const std::vector<DataParallel::Slice>& DataParallel::slices() const { return engine_->slices; }
 
 std::vector<torch::Tensor> DataParallel::parameters() const {
-  std::vector<torch::Tensor> leaves;
-  for (const auto& slice : slices()) {
-    leaves.push_back(slice.parameter.detach().requires_grad_());
-    leaves.back().mutable_grad() = slice.gradient;
+  auto& leaves = engine_->leaves;
+  if (leaves.empty()) {
+    for (const auto& slice : slices()) {
+      leaves.push_back(slice.parameter.detach().requires_grad_());
+    }
+    engine_->give_leaves_gradients();
   }
   return leaves;
 }

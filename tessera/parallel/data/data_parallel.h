@@ -64,11 +64,14 @@ class DataParallel {
   /// forward and backward are freed here, too.
   void begin_pass(int stage, int micro_batch);
 
-  /// Call after each backward that reduces: waits for the collectives, and starts those of units
-  /// that no backward reached. DistError (rank, axis, operation, seconds) if a peer is lost.
+  /// Call after each backward that reduces, or after several: waits for the collectives, and starts
+  /// those of units that no backward reached. A unit that a second backward reached before it
+  /// is reduced twice. DistError (rank, axis, operation, seconds) if a peer is lost; ValueError if a
+  /// gradient came past the units' holders.
   void finish_backward();
 
   /// Call after the optimizer's step: gradients are zero or freed, whole parameters out of date.
+  /// ValueError after a backward that reduces without its finish_backward.
   void finish_step();
 
   /// Gathers the whole model, which stays so until reshard() or finish_step(); for using parameters
@@ -88,7 +91,8 @@ class DataParallel {
   };
   const std::vector<Slice>& slices() const;
 
-  /// The same as leaf tensors with grad(), for optimizers of LibTorch's.
+  /// The same as leaf tensors, for optimizers of LibTorch's; the same ones at each call. grad() is
+  /// there between finish_backward and finish_step; zero_grad() of the optimizer does no harm.
   std::vector<torch::Tensor> parameters() const;
 
   /// What this rank holds of a parameter, frozen ones included.

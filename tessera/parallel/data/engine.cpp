@@ -60,6 +60,17 @@ void DataParallel::Engine::list_slices() {
   }
 }
 
+// No views: an optimizer's zero_grad() detaches them in place.
+void DataParallel::Engine::give_leaves_gradients() const {
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& gradient = slices[i].gradient;
+    if (gradient.storage().data() == nullptr) continue;
+    auto own = torch::empty({0}, gradient.options());
+    own.set_(gradient.storage(), gradient.storage_offset(), gradient.sizes(), gradient.strides());
+    leaves[i].mutable_grad() = std::move(own);
+  }
+}
+
 void DataParallel::Engine::begin_pass(const Pass& next) {
   if (next == pass) return;
   pass = next;
@@ -78,6 +89,7 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   calls[index].stage = pass.stage;
+  calls[index].ran = true;
   // Without grad mode, too: a checkpointed block's first forward has none.
   if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
   unit.finish_gather();
@@ -114,6 +126,10 @@ void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& modul
 }
 
 void DataParallel::Engine::before_backward(size_t index) {
+  TORCH_CHECK_VALUE(!torch::GradMode::is_enabled(), "unit ", units[index].name(),
+                    ": expected a backward without create_graph; gradients of gradients are not "
+                    "computed for a data-parallel model");
+  if (calls[index].launched) reopen(index);
   units[index].finish_gather();
   units[index].begin_gradient();
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
@@ -174,13 +190,23 @@ void DataParallel::Engine::launch_ready() {
   while (launched < order.size() && calls[order[order.size() - 1 - launched]].done) launch_next();
 }
 
-void DataParallel::Engine::launch_next() {
-  const size_t index = order[order.size() - 1 - launched++];
+void DataParallel::Engine::launch_next() { launch(order[order.size() - 1 - launched++]); }
+
+void DataParallel::Engine::launch(size_t index) {
+  calls[index].launched = true;
   units[index].start_reduce();
   note_memory();
   reducing.push_back(index);
   // Whole gradients that are freed once reduced: one under way, one being reduced.
   settle(units[index].frees_gradient() ? 1 : order.size());
+}
+
+/// A second backward before finish_backward (retain_graph, another loss) reaches a unit that was
+/// launched: what it adds is reduced once more, at the end.
+void DataParallel::Engine::reopen(size_t index) {
+  while (units[index].reducing()) settle(reducing.size() - 1);
+  calls[index].launched = false;
+  calls[index].again = true;
 }
 
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway.
@@ -196,18 +222,42 @@ void DataParallel::Engine::settle(size_t at_most) {
 
 void DataParallel::Engine::finish_backward() {
   if (!requires_sync) return;
+  check_all_ran();
   while (launched < order.size()) launch_next();
+  settle(0);
+  for (const size_t index : order) {
+    if (calls[index].again) launch(index);
+  }
   settle(0);
   if (is_last) {
     for (auto& unit : units) unit.finish_replicate();
   }
   launched = 0;
   for (auto& state : calls) {
-    state.done = false;
+    state.done = state.launched = state.again = false;
     state.forward.clear();
   }
   if (!order_known) agree_on_order();
   forwarded.clear();
+  give_leaves_gradients();
+}
+
+/// Hooks see calls through a module's holder alone. A unit whose gradients came without would be out
+/// of date, or lose them.
+void DataParallel::Engine::check_all_ran() const {
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (const auto& buffer : units[i].buffers()) {
+      auto stray = buffer.stray_gradient();
+      if (!stray && !calls[i].ran && units[i].sharded() && buffer.trained() &&
+          buffer.gradient.allocated() && buffer.gradient.tensor().any().item<bool>()) {
+        stray = buffer.entries().front().name;
+      }
+      TORCH_CHECK_VALUE(!stray, *stray, ": expected its unit ", units[i].name(),
+                        " to be called through its holder, got a gradient from elsewhere; call "
+                        "module(x) of a tessera::nn::Hooked, not module->forward(x) or one inside "
+                        "of torch::nn::Sequential");
+    }
+  }
 }
 
 /// After the first backward: units in the order in which all ranks ran them, those that did not run
@@ -225,7 +275,11 @@ void DataParallel::Engine::agree_on_order() {
 }
 
 void DataParallel::Engine::finish_step() {
+  TORCH_CHECK_VALUE(launched == 0,
+                    "finish_step: expected finish_backward() after a backward, even if its "
+                    "gradients are dropped");
   unsharded = false;
+  for (auto& leaf : leaves) leaf.mutable_grad().reset();
   for (auto& state : calls) state = {};
   for (auto& unit : units) {
     unit.forget_gradients();
@@ -239,8 +293,10 @@ void DataParallel::Engine::attach() {
   for (size_t i = 0; i < modules.size(); ++i) {
     const auto casts = policy_hooks(units[i].options().mixed_precision);
     for (auto* module : modules[i].modules) {
-      module->add_hooks(
-          {.cast_output = [engine, i](torch::Tensor& output) { engine->watch_output(i, output); }});
+      module->add_hooks({.cast_output = [engine, i](torch::Tensor& output) {
+        engine->watch_output(i, output);
+        engine->keep_beyond(i, output);
+      }});
       module->add_hooks(
           {.before_forward = [engine, i, module] { engine->before_forward(i, *module); },
            .after_forward = [engine, i,
@@ -250,6 +306,14 @@ void DataParallel::Engine::attach() {
            .cast_input = casts.cast_input,
            .cast_output = casts.cast_output});
     }
+  }
+}
+
+/// A result that is a view of a parameter outlives the parameter's memory.
+void DataParallel::Engine::keep_beyond(size_t unit, torch::Tensor& output) const {
+  if (!units[unit].full_shard()) return;
+  for (const auto& buffer : units[unit].buffers()) {
+    if (buffer.holds(output)) output = output.clone();
   }
 }
 

@@ -20,6 +20,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     std::map<Pass, int64_t> backwards;      // calls whose backward is still to come
     int stage = 0;                          // that ran it last
     bool done = false;                      // in this backward, everything that was to come
+    bool launched = false;                  // since the last finish_backward
+    bool again = false;                     // a backward reached it after it was launched
+    bool ran = false;                       // in this step
     std::set<const nn::Hookable*> forward;  // the unit's modules that ended it, in this forward
   };
 
@@ -29,6 +32,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<UnitModules> modules;
   std::vector<Calls> calls;
   std::vector<Slice> slices;
+  mutable std::vector<torch::Tensor> leaves;  // of slices, once they were asked for
   std::vector<size_t> order;      // units in the order of the forward; at first as given
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
@@ -44,7 +48,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
 
   void attach();
   void watch_output(size_t unit, const torch::Tensor& output);
+  void keep_beyond(size_t unit, torch::Tensor& output) const;
   void list_slices();
+  void give_leaves_gradients() const;
 
   void begin_pass(const Pass& next);
   bool keeps_whole(size_t unit) const;
@@ -63,6 +69,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   // Gradients.
   void launch_ready();
   void launch_next();
+  void launch(size_t unit);
+  void reopen(size_t unit);
+  void check_all_ran() const;
   void settle(size_t at_most);
   void finish_backward();
   void agree_on_order();

@@ -140,13 +140,27 @@ void FlatBuffer::slice_changed() {
 
 void FlatBuffer::begin_gradient() {
   if (!trained_) return;
-  if (!gradient.allocated()) gradient.allocate_zero();
+  const bool was_there = gradient.allocated();
+  if (!was_there) gradient.allocate_zero();
   for (auto& entry : entries_) {
-    if (entry.parameter.grad().defined()) continue;  // a view already, unless a user dropped it
-    entry.parameter.mutable_grad() = gradient.tensor()
-                                         .narrow(0, entry.offset, entry.parameter.numel())
-                                         .view(entry.parameter.sizes());
+    if (entry.parameter.grad().defined()) continue;
+    auto view = gradient.tensor()
+                    .narrow(0, entry.offset, entry.parameter.numel())
+                    .view(entry.parameter.sizes());
+    if (was_there) view.detach().zero_();
+    entry.parameter.mutable_grad() = std::move(view);
   }
+}
+
+std::optional<std::string> FlatBuffer::stray_gradient() const {
+  if (!trained_) return {};
+  for (const auto& entry : entries_) {
+    const auto& grad = entry.parameter.grad();
+    if (grad.defined() && !grad.storage().is_alias_of(gradient.tensor().storage())) {
+      return entry.name;
+    }
+  }
+  return {};
 }
 
 void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
@@ -168,7 +182,9 @@ void FlatBuffer::free_whole() {
 }
 
 void FlatBuffer::free_gradient() {
-  if (!options_.keeps_gradient) gradient.free();
+  if (options_.keeps_gradient) return;
+  gradient.free();
+  for (auto& entry : entries_) entry.parameter.mutable_grad().reset();
 }
 
 }  // namespace tessera::parallel

@@ -112,8 +112,15 @@ class FlatBuffer {
 
   void allocate_whole();  ///< contents undefined; the parameters may be used again
   void free_whole();      ///< unless it is kept; using a parameter is an error then
-  void begin_gradient();  ///< zero if there was none; every grad() is a view of it
-  void free_gradient();   ///< unless it is kept
+  /// Zero if there was none; every grad() is a view of it. What a user dropped (zero_grad) is zero.
+  void begin_gradient();
+  void free_gradient();  ///< unless it is kept; every grad() is undefined then
+  /// Name of a parameter whose grad() is no view of the whole gradient, if there is one.
+  std::optional<std::string> stray_gradient() const;
+  /// Is the storage of `tensor` that of the whole parameters?
+  bool holds(const torch::Tensor& tensor) const {
+    return tensor.has_storage() && tensor.storage().is_alias_of(whole.tensor().storage());
+  }
 
  private:
   void lay_out(const std::vector<Named>& parameters);

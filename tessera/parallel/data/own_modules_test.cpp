@@ -1,0 +1,305 @@
+// What a user's own modules and loops may do: each case equals plain LibTorch on the whole batch, or
+// is one clear line at the first place where it can be known.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/data/data_parallel.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::parallel {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<Placement> kPlacements{Placement::replicate, Placement::shard_optimizer,
+                                         Placement::shard_gradients, Placement::full_shard};
+
+struct Net : nn::Hookable {
+  Net() : first(4, 6), middle(6, 6), last(6, 3) {
+    register_module("first", first), register_module("middle", middle);
+    register_module("last", last);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(middle(first(x).tanh()).tanh()); }
+  nn::Linear first, middle, last;
+};
+
+const std::vector<UnitRule> kRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
+                                   {.kind = UnitRuleKind::by_name, .patterns = {"middle"}},
+                                   {.kind = UnitRuleKind::whole_model}};
+
+/// Norm of the gradient that `backward` leaves in a plain net.
+template <typename Model>
+double plain_norm(const std::function<void(Model& net)>& backward) {
+  Model net;
+  backward(net);
+  double square = 0;
+  for (const auto& parameter : net.parameters()) {
+    if (parameter.grad().defined())
+      square += parameter.grad().square().sum().template item<double>();
+  }
+  return std::sqrt(square);
+}
+
+/// `part_of(rank, ranks)` of a loop on every rank, placement and unit rule leaves the gradient of
+/// `whole` on one plain net.
+template <typename Model>
+void expect_gradient(
+    const std::function<void(Model& net)>& whole,
+    const std::function<void(Model& net, DataParallel& model, int rank, int ranks)>& part) {
+  const double expected = plain_norm<Model>(whole);
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        for (const auto& rule : kRules) {
+          SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + " by " +
+                       std::to_string(static_cast<int>(rule.kind)));
+          Model net;
+          auto model = fully_shard(
+              net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
+          part(net, model, mesh.axis("dp_shard").rank(), ranks);
+          EXPECT_NEAR(model.gradient_norm().norm / expected, 1, 1e-5);
+          model.finish_step();
+        }
+      }
+    });
+  }
+}
+
+torch::Tensor batch() {
+  torch::manual_seed(5);
+  return torch::randn({6, 4});
+}
+torch::Tensor part_of_batch(int rank, int ranks) {
+  return batch().slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
+}
+torch::Tensor loss(const torch::Tensor& y) { return y.square().sum(); }
+
+TEST(OwnModules, OneGraphTwoBackwards) {
+  const auto twice = [](Net& net, const torch::Tensor& x) {
+    const auto y = net.forward(x);
+    loss(y).backward({}, /*retain_graph=*/true);
+    y.sin().sum().backward();
+  };
+  expect_gradient<Net>([&](Net& net) { twice(net, batch()); },
+                       [&](Net& net, DataParallel& model, int rank, int ranks) {
+                         twice(net, part_of_batch(rank, ranks));
+                         model.finish_backward();
+                       });
+}
+
+TEST(OwnModules, TwoForwardsTwoBackwardsOneFinish) {
+  const auto twice = [](Net& net, const torch::Tensor& x) {
+    loss(net.forward(x)).backward();
+    net.forward(x * 2).sin().sum().backward();
+  };
+  expect_gradient<Net>([&](Net& net) { twice(net, batch()); },
+                       [&](Net& net, DataParallel& model, int rank, int ranks) {
+                         twice(net, part_of_batch(rank, ranks));
+                         model.finish_backward();
+                       });
+}
+
+TEST(OwnModules, AGradientOfTheInputBeforeTheBackward) {
+  const auto both = [](Net& net, const torch::Tensor& x) {
+    const auto input = x.clone().requires_grad_();
+    const auto value = loss(net.forward(input));
+    const auto of_input =
+        torch::autograd::grad({value}, {input}, {}, /*retain_graph=*/true)[0].detach();
+    (value * of_input.abs().sum().clamp_max(1)).backward();
+  };
+  expect_gradient<Net>([&](Net& net) { both(net, batch()); },
+                       [&](Net& net, DataParallel& model, int rank, int ranks) {
+                         both(net, part_of_batch(rank, ranks));
+                         model.finish_backward();
+                       });
+}
+
+TEST(OwnModules, GradientsOfGradientsAreRefused) {
+  on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    auto x = batch().requires_grad_();
+    const auto value = loss(net.forward(x));
+    try {
+      torch::autograd::grad({value}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+      FAIL();
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("create_graph"));
+    }
+  });
+}
+
+/// A position table: what it returns is a view of its parameter.
+struct TableImpl : nn::Hookable {
+  TableImpl() { rows = register_parameter("rows", torch::empty({8, 6})); }
+  torch::Tensor forward(int64_t count) { return rows.slice(0, 0, count); }
+  torch::Tensor rows;
+};
+using Table = nn::Hooked<TableImpl>;
+
+struct WithTable : nn::Hookable {
+  WithTable() : first(4, 6), middle(6, 3) {
+    register_module("first", first), register_module("table", table);
+    register_module("middle", middle);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto positions = table(x.size(0));
+    return middle((first(x) + positions).tanh());
+  }
+  nn::Linear first;
+  Table table;
+  nn::Linear middle;
+};
+
+TEST(OwnModules, AUnitReturnsAViewOfItsParameter) {
+  const auto run = [](WithTable& net, const torch::Tensor& x) { loss(net.forward(x)).backward(); };
+  // Each rank sees the first rows: as the plain net on each part in turn.
+  for (const int ranks : {1, 2, 3}) {
+    const double expected = plain_norm<WithTable>([&](WithTable& net) {
+      for (int rank = 0; rank < ranks; ++rank) run(net, part_of_batch(rank, ranks));
+    });
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        WithTable net;
+        auto model =
+            fully_shard(net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1},
+                        {.kind = UnitRuleKind::by_size, .min_num_params = 10});
+        run(net, part_of_batch(mesh.axis("dp_shard").rank(), ranks));
+        model.finish_backward();
+        EXPECT_NEAR(model.gradient_norm().norm / expected, 1, 1e-5);
+        model.finish_step();
+      }
+    });
+  }
+}
+
+/// Calls its leaf twice, then uses a parameter of its own.
+struct OwnerImpl : nn::Hookable {
+  OwnerImpl() : leaf(4, 4) {
+    register_module("leaf", leaf);
+    scale = register_parameter("scale", torch::empty({4, 4}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return leaf(leaf(x).tanh()).matmul(scale.t()); }
+  nn::Linear leaf;
+  torch::Tensor scale;
+};
+using Owner = nn::Hooked<OwnerImpl>;
+
+struct WithOwner : nn::Hookable {
+  WithOwner() : middle(4, 3) {
+    register_module("owner", owner), register_module("middle", middle);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return middle(owner(x).tanh()); }
+  Owner owner;
+  nn::Linear middle;
+};
+
+TEST(OwnModules, ALeafIsCalledTwiceBeforeItsOwnersParameter) {
+  expect_gradient<WithOwner>([&](WithOwner& net) { loss(net.forward(batch())).backward(); },
+                             [&](WithOwner& net, DataParallel& model, int rank, int ranks) {
+                               loss(net.forward(part_of_batch(rank, ranks))).backward();
+                               model.finish_backward();
+                             });
+}
+
+TEST(OwnModules, ACallPastTheHolderIsNamed) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : {Placement::shard_optimizer, Placement::shard_gradients}) {
+      Net net;
+      auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kRules[0]);
+      const auto x = batch();
+      loss(net.last(net.middle->forward(net.first(x).tanh()).tanh())).backward();
+      try {
+        model.finish_backward();
+        FAIL();
+      } catch (const c10::ValueError& error) {
+        EXPECT_THAT(error.what(),
+                    HasSubstr("middle.weight: expected its unit middle to be called"));
+      }
+    }
+  });
+}
+
+TEST(OwnModules, TheUsualLoopWithZeroGrad) {
+  torch::Tensor expected;
+  {
+    Net net;
+    torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      loss(net.forward(batch())).backward();
+      optimizer.step();
+    }
+    expected = net.middle->weight.detach().clone();
+  }
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        for (const bool set_to_none : {false, true}) {
+          Net net;
+          auto model = fully_shard(net, mesh,
+                                   {.unit = {.placement = placement}, .gradient_divide_factor = 1},
+                                   kRules[0]);
+          torch::optim::SGD optimizer(model.parameters(),
+                                      torch::optim::SGDOptions(0.05).momentum(0.9));
+          for (int step = 0; step < 3; ++step) {
+            optimizer.zero_grad(set_to_none);
+            net.zero_grad(set_to_none);
+            loss(net.forward(part_of_batch(mesh.axis("dp_shard").rank(), ranks))).backward();
+            model.finish_backward();
+            optimizer.step();
+            model.finish_step();
+            optimizer.step();  // nothing to do
+          }
+          model.unshard();
+          expect_close(net.middle->weight.detach(), expected, {.absolute = 1e-5, .relative = 1e-5});
+        }
+      }
+    });
+  }
+}
+
+TEST(OwnModules, AForgottenFinishIsNamedAndFreedGradientsAreUndefined) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    loss(net.forward(batch())).backward();
+    EXPECT_THROW(model.finish_step(), c10::ValueError);
+    model.finish_backward();
+    EXPECT_FALSE(net.parameters()[0].grad().defined());
+    model.finish_step();
+    EXPECT_FALSE(model.parameters()[0].grad().defined());
+  });
+}
+
+TEST(OwnModules, ABackwardAfterTheModelIsGoneIsNamed) {
+  on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
+    torch::Tensor value;
+    {
+      auto net = std::make_shared<Net>();
+      auto model = fully_shard(*net, mesh, {}, kRules[0]);
+      value = loss(net->forward(batch()));
+    }
+    EXPECT_THROW(value.backward(), c10::ValueError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::parallel
