@@ -32,12 +32,15 @@ struct Division {
   Stretches train, validation;
 };
 std::optional<Division> divide(const Dataset& all, double fraction) {
-  constexpr int64_t kMostStretches = 64, kFewestSamples = 16;  // the latter from stretch to stretch
+  // At least so many samples from stretch to stretch, and to train on between them.
+  constexpr int64_t kMostStretches = 64, kFewestSamples = 16, kFewestBetween = 2;
   const int64_t length = all.seq_len();
   const auto rounded =
       static_cast<int64_t>(std::llround(fraction * static_cast<double>(all.size())));
   const int64_t held_out = std::max<int64_t>(1, rounded);
-  const int64_t most = std::clamp<int64_t>(all.size() / kFewestSamples, 1, kMostStretches);
+  const int64_t room =
+      std::min(all.size() / kFewestSamples, (all.size() - held_out) / kFewestBetween);
+  const int64_t most = std::clamp<int64_t>(room, 1, kMostStretches);
   const int64_t each = (held_out + most - 1) / most;
   const int64_t count = held_out / each, stride = all.num_tokens() / count;
   // The last target of a sample is the first input of the next, but not across this border.
@@ -94,8 +97,8 @@ Datasets open_datasets(const DatasetsOptions& options) {
   const auto division = divide(all, fraction);
   if (!division) {
     user_error(
-        "{}: {} samples of {} tokens leave none to train on after validation_fraction {}; set it "
-        "to 0, or give validation files of its own",
+        "{}: {} samples of {} tokens leave none to train on after validation_fraction {} and the "
+        "borders; set it to 0, or give validation files of its own",
         describe(options.train), all.size(), options.seq_len, fraction);
   }
   return {all.within(division->train), all.within(division->validation)};

@@ -151,7 +151,13 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
         blocks.push_back(unit.modules[0]);
       }
     }
-    train::checkpoint_activations(blocks, config_.memory);
+    if (blocks.empty()) {
+      user_error(
+          "activation checkpointing: expected units that are one module inside of the model, got "
+          "none; set fsdp_auto_wrap_policy (or fsdp_min_num_params) so that its layers are units, "
+          "or turn it off");
+    }
+    train::checkpoint_activations(blocks, train::BlockEnd::any, config_.memory);
   }
   auto options = train::data_parallel_options(config_);
   options.sync_module_states = true;  // as DDP, FSDP and DeepSpeed do

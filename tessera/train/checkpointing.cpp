@@ -47,6 +47,7 @@ json state_of(const Run& run, const Counts& counts) {
       {"samples_seen", counts.samples_seen},
       {"tokens_seen", counts.tokens_seen},
       {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
+      {"validation_fraction", run.config.data.validation_fraction},
       {"optimizer", {{"type", run.config.optimizer.type}, {"step", run.optimizer.num_steps()}}}};
   if (run.loss_scaler) {
     const auto& scaler = run.loss_scaler->state();
@@ -101,6 +102,14 @@ std::vector<std::string> differences(const Run& run, const checkpoint::Checkpoin
     notes.push_back(fmt::format("{}.seed is {}, but {} where the checkpoint was saved: {} differ",
                                 name, seed, seeds[name].dump(),
                                 std::string_view(name) == "data" ? "samples" : "dropped numbers"));
+  }
+  const double held_out = run.config.data.validation_fraction;
+  const auto before = found.index().state.find("validation_fraction");
+  if (before != found.index().state.end() && *before != held_out) {
+    notes.push_back(fmt::format(
+        "data.validation_fraction is {}, but {} where the checkpoint was saved: some of what is "
+        "held out was trained on",
+        held_out, before->dump()));
   }
   return notes;
 }

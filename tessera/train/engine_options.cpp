@@ -55,18 +55,18 @@ torch::Dtype dtype_named(const std::string& name) {
   return name == "bf16" ? torch::kBFloat16 : name == "fp16" ? torch::kHalf : torch::kFloat32;
 }
 
-void checkpoint_activations(const std::vector<nn::Hookable*>& blocks,
+void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
                             const config::MemorySection& section) {
   static const std::map<std::string, memory::CheckpointMode> kModes{
       {"none", memory::CheckpointMode::none},
       {"full", memory::CheckpointMode::full},
       {"selective", memory::CheckpointMode::selective}};
   const auto mode = kModes.at(section.checkpointing);
-  // Blocks end by adding their last product to the residual stream.
-  memory::checkpoint_blocks(blocks,
-                            {.mode = mode,
-                             .every_k = section.checkpoint_every,
-                             .drop_last_product = mode == memory::CheckpointMode::selective});
+  memory::checkpoint_blocks(
+      blocks, {.mode = mode,
+               .every_k = section.checkpoint_every,
+               .drop_last_product =
+                   mode == memory::CheckpointMode::selective && end == BlockEnd::residual_sum});
 }
 
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config) {

@@ -23,8 +23,12 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
 
 torch::Dtype dtype_named(const std::string& name);  ///< fp32, bf16, fp16
 
-/// As memory.checkpointing says; `blocks` end by adding their last product to a residual stream.
-void checkpoint_activations(const std::vector<nn::Hookable*>& blocks,
+/// How a block ends: with a residual sum of its last product, whose value no gradient needs, or in
+/// any way.
+enum class BlockEnd { residual_sum, any };
+
+/// As memory.checkpointing says.
+void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
                             const config::MemorySection& section);
 
 /// Of the sections parallel, precision and optimizer (which parameters decay).

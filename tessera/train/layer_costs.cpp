@@ -44,7 +44,7 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
   const auto options = torch::dtype(dtype_named(dtype)).device(mesh.device());
   const auto model = models::make_language_model(one, options);
   models::initialise(*model, config.model.seed, config.model.init_std);
-  checkpoint_activations(model->blocks(), config.memory);
+  checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
 
   const int64_t rows =
       config.train.global_batch / sizes.data_ranks() / config::num_micro_batches(config, sizes);

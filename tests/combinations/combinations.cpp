@@ -28,6 +28,7 @@ struct Options {
   uint64_t seed = static_cast<uint64_t>(std::time(nullptr) / 86400);  // another each day
   int jobs = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   fs::path folder = fs::path("build") / "combinations";
+  bool reduce = true;
 };
 
 /// A refusal as one line, without paths and numbers, so that equal ones are counted together.
@@ -78,12 +79,12 @@ class Search {
         if (outcome.verdict == Verdict::refused) ++refusals_[without_places(outcome.text)];
         if (outcome.verdict == Verdict::failed) {
           ++failed_;
-          fmt::print("trial {} failed: {}\n  looking for the fewest settings ..\n", number,
-                     outcome.text);
+          fmt::print("trial {} failed: {}\n", number, outcome.text);
           std::fflush(stdout);
         }
       }
-      if (outcome.verdict == Verdict::failed) tell_smallest(trial, number, folder);
+      if (outcome.verdict == Verdict::failed && options_.reduce)
+        tell_smallest(trial, number, folder);
       const std::lock_guard lock(mutex_);
       if (Clock::now() - told_ < std::chrono::seconds(20)) continue;
       told_ = Clock::now();
@@ -142,6 +143,7 @@ int main(int argc, char** argv) {
   app.add_option("--trials", options.trials, "Begin no more trials than");
   app.add_option("--seed", options.seed, "Of the draw; default: today's");
   app.add_option("--jobs", options.jobs, "Trials at a time");
+  app.add_flag("!--no-reduce", options.reduce, "Do not look for the fewest settings of a failure");
   app.add_option("--folder", options.folder, "Where they run, and where failures are kept");
   CLI11_PARSE(app, argc, argv);
   return tessera::combinations::Search(options).run();

@@ -76,6 +76,7 @@ void DataParallel::Engine::begin_pass(const Pass& next) {
   pass = next;
   for (size_t i = 0; i < units.size(); ++i) {
     calls[i].forward.clear();
+    calls[i].running = 0;
     if (!unsharded && !keeps_whole(i)) units[i].reshard();
   }
 }
@@ -90,6 +91,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   calls[index].stage = pass.stage;
   calls[index].ran = true;
+  ++calls[index].running;
   // Without grad mode, too: a checkpointed block's first forward has none.
   if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
   unit.finish_gather();
@@ -113,7 +115,9 @@ void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& modul
     ++state.backwards[pass];
   }
   state.forward.insert(&module);
-  if (state.forward.size() < modules[index].modules.size()) return;  // others of the unit follow
+  --state.running;
+  // Others of the unit follow, or one of them is what called this one.
+  if (state.running > 0 || state.forward.size() < modules[index].modules.size()) return;
   state.forward.clear();
   if (unsharded) return;
   // The last unit's backward is next: it keeps what it would gather again at once.
@@ -209,6 +213,13 @@ void DataParallel::Engine::reopen(size_t index) {
   calls[index].again = true;
 }
 
+/// autograd is about to add to a parameter of the unit: in its modules' backward, or from elsewhere
+/// (a penalty on the weights), which may be after that.
+void DataParallel::Engine::gradient_arrives(size_t index) {
+  if (calls[index].launched) reopen(index);
+  units[index].begin_gradient();
+}
+
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway.
 void DataParallel::Engine::settle(size_t at_most) {
   while (!reducing.empty() &&
@@ -236,6 +247,7 @@ void DataParallel::Engine::finish_backward() {
   for (auto& state : calls) {
     state.done = state.launched = state.again = false;
     state.forward.clear();
+    state.running = 0;
   }
   if (!order_known) agree_on_order();
   forwarded.clear();
@@ -305,6 +317,18 @@ void DataParallel::Engine::attach() {
            .after_backward = [engine, i] { engine->after_backward(i); },
            .cast_input = casts.cast_input,
            .cast_output = casts.cast_output});
+    }
+    for (const auto& buffer : units[i].buffers()) {
+      if (!buffer.trained()) continue;
+      for (const auto& entry : buffer.entries()) {
+        // The engine keeps the parameters.
+        entry.parameter.register_hook(
+            [engine = std::weak_ptr(engine), i](const torch::Tensor& gradient) -> torch::Tensor {
+              const auto here = engine.lock();
+              if (here && gradient.defined()) here->gradient_arrives(i);
+              return gradient;
+            });
+      }
     }
   }
 }

@@ -24,6 +24,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     bool again = false;                     // a backward reached it after it was launched
     bool ran = false;                       // in this step
     std::set<const nn::Hookable*> forward;  // the unit's modules that ended it, in this forward
+    int running = 0;                        // of its modules, the outer ones of nested calls too
   };
 
   DataParallelOptions options;
@@ -71,6 +72,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void launch_next();
   void launch(size_t unit);
   void reopen(size_t unit);
+  void gradient_arrives(size_t unit);
   void check_all_ran() const;
   void settle(size_t at_most);
   void finish_backward();

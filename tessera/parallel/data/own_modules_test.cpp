@@ -219,6 +219,72 @@ TEST(OwnModules, ALeafIsCalledTwiceBeforeItsOwnersParameter) {
                              });
 }
 
+/// Calls its child at times, and uses a parameter of its own after it.
+struct AtTimesImpl : nn::Hookable {
+  AtTimesImpl() : child(4, 4) {
+    register_module("child", child);
+    scale = register_parameter("scale", torch::empty({4, 4}));
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool with_child) {
+    return (with_child ? child(x).tanh() : x).matmul(scale.t());
+  }
+  nn::Linear child;
+  torch::Tensor scale;
+};
+using AtTimes = nn::Hooked<AtTimesImpl>;
+
+struct WithAtTimes : nn::Hookable {
+  WithAtTimes() : middle(4, 3) {
+    register_module("part", part), register_module("middle", middle);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return middle(part(part(x, false).tanh(), true).tanh());
+  }
+  AtTimes part;
+  nn::Linear middle;
+};
+
+TEST(OwnModules, AChildIsCalledAtTimes) {
+  expect_gradient<WithAtTimes>([&](WithAtTimes& net) { loss(net.forward(batch())).backward(); },
+                               [&](WithAtTimes& net, DataParallel& model, int rank, int ranks) {
+                                 loss(net.forward(part_of_batch(rank, ranks))).backward();
+                                 model.finish_backward();
+                               });
+}
+
+// A penalty reads a weight outside of its module: before or after the module's own backward.
+TEST(OwnModules, AWeightInTheLoss) {
+  for (const int ranks : {1, 2, 3}) {
+    const auto run = [&](Net& net, const torch::Tensor& x) {
+      const auto value = loss(net.forward(x));
+      const auto penalty = 0.3 * (loss(net.first->weight) + loss(net.last->weight)) / ranks;
+      (value + penalty).backward();
+    };
+    const double expected = plain_norm<Net>([&](Net& net) {
+      for (int rank = 0; rank < ranks; ++rank) run(net, part_of_batch(rank, ranks));
+    });
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement :
+           {Placement::replicate, Placement::shard_optimizer, Placement::shard_gradients}) {
+        for (const auto& rule : kRules) {
+          Net net;
+          auto model = fully_shard(
+              net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
+          for (int step = 0; step < 2; ++step) {
+            run(net, part_of_batch(mesh.axis("dp_shard").rank(), ranks));
+            model.finish_backward();
+            EXPECT_NEAR(model.gradient_norm().norm / expected, 1, 1e-5);
+            model.finish_step();
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(OwnModules, ACallPastTheHolderIsNamed) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto placement : {Placement::shard_optimizer, Placement::shard_gradients}) {

@@ -25,8 +25,10 @@ struct Named {
 /// Every module in the order of registration, each before what it contains.
 std::vector<Named> modules_of(Module& model) {
   std::vector<Named> result;
+  std::unordered_set<const Module*> seen;  // one may be registered under several names
   result.push_back({"", nullptr, dynamic_cast<nn::Hookable*>(&model)});
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (!seen.insert(item.value().get()).second) continue;
     result.push_back({item.key(), item.value(), dynamic_cast<nn::Hookable*>(item.value().get())});
   }
   return result;

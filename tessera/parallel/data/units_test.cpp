@@ -111,6 +111,18 @@ TEST(Units, WhatTiesSeveralUnitsMakesThemOne) {
             "link0+link1+link2 link3");
 }
 
+TEST(Units, AModuleUnderTwoNamesIsOne) {
+  nn::Linear shared(8, 8), other(8, 8);
+  struct Root : nn::Hookable {};
+  Root root;
+  root.register_module("a", shared), root.register_module("b", shared);
+  root.register_module("c", other);
+  const auto units = make_units(root, {.kind = UnitRuleKind::by_size, .min_num_params = 60});
+  ASSERT_EQ(units.size(), 2u);
+  EXPECT_EQ(units[0].name, "a");
+  EXPECT_EQ(units[1].name, "c");
+}
+
 TEST(Units, WhatMatchesNothingIsAnError) {
   Model model(/*tied=*/false);
   try {
