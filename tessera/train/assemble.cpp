@@ -67,8 +67,10 @@ parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
   };
 }
 
+/// Of the model, whole or (`is_stage`) what a rank of a pipeline has of it.
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
-                                              const config::ParallelSection& section) {
+                                              const config::ParallelSection& section,
+                                              bool is_stage) {
   static const std::map<std::string, parallel::UnitRuleKind> kKinds{
       {"block", parallel::UnitRuleKind::given},
       {"size", parallel::UnitRuleKind::by_size},
@@ -77,6 +79,7 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
   return parallel::make_units(model, {.kind = kKinds.at(section.units),
                                       .patterns = section.unit_patterns,
                                       .min_num_params = section.min_num_params,
+                                      .is_stage = is_stage,
                                       .modules = model.blocks()});
 }
 
@@ -130,7 +133,7 @@ parallel::DataParallel make_data_parallel(models::LanguageModel& model,
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
   auto result =
-      parallel::parallelise(model, make_units(model, config.parallel),
+      parallel::parallelise(model, make_units(model, config.parallel, mesh.shape().pp > 1),
                             parallel::DataAxes::of(mesh, inner == nullptr ? 0 : *inner), options);
   if (!config.parallel.sync_module_states) result.fill(fill_parts(fill, tensor_parts));
   return result;
@@ -213,6 +216,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
   auto parameters = parameters_of(*model);
+  if (sizes.pp > 1) make_units(*model, config.parallel, /*is_stage=*/false);  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   const auto stage_sharing =

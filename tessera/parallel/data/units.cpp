@@ -73,7 +73,7 @@ std::vector<std::string> by_class(const std::vector<Named>& modules, const UnitR
     if (named.module && named.hookable) present.insert(class_name(*named.module));
   }
   for (const auto& name : rule.classes) {
-    if (!present.contains(name)) {
+    if (!present.contains(name) && !rule.is_stage) {
       user_error("units by class: no module of class {} in the model{}", name,
                  did_you_mean(name, std::vector(present.begin(), present.end())));
     }
@@ -90,7 +90,7 @@ std::vector<std::string> by_name(const std::vector<Named>& modules, const UnitRu
     const auto fits = [&](const Named& named) {
       return named.hookable && matches(pattern, named.path) && has_parameters(*named.hookable);
     };
-    if (std::ranges::none_of(modules, fits)) {
+    if (std::ranges::none_of(modules, fits) && !rule.is_stage) {
       user_error("units by name: {} matches no hookable module with parameters{}", pattern,
                  did_you_mean(pattern, paths));
     }

@@ -29,6 +29,9 @@ struct UnitRule {
   UnitRuleKind kind = UnitRuleKind::by_size;
   std::vector<std::string> classes, patterns;
   int64_t min_num_params = 1'000'000;
+  /// The model is a stage of a larger one: classes and patterns that match nothing here may match
+  /// there.
+  bool is_stage = false;
   std::vector<nn::Hookable*> modules;
 };
 

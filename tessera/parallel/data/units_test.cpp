@@ -111,6 +111,14 @@ TEST(Units, WhatTiesSeveralUnitsMakesThemOne) {
             "link0+link1+link2 link3");
 }
 
+TEST(Units, AStageNeedNotHaveWhatARuleNames) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_name,
+                             .patterns = {"layers.*", "block1"},
+                             .is_stage = true}),
+            "embed+in+out block1 in+out+norm+head");
+}
+
 TEST(Units, AModuleUnderTwoNamesIsOne) {
   nn::Linear shared(8, 8), other(8, 8);
   struct Root : nn::Hookable {};
