@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/train/engine_options.h"
 #include "tests/support/expect.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shared_folder.h"
@@ -107,6 +109,12 @@ const std::map<std::string, Config> kConfigs{
       {"fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"},
       {"fsdp_config.fsdp_transformer_layer_cls_to_wrap", "Block"},
       {"fsdp_config.fsdp_activation_checkpointing", "true"}}},
+    {"fsdp_checkpointed_by_size",
+     {{"distributed_type", "FSDP"},
+      {"fsdp_config.fsdp_version", "1"},
+      {"fsdp_config.fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"},
+      {"fsdp_config.fsdp_min_num_params", "50"},
+      {"fsdp_config.fsdp_activation_checkpointing", "true"}}},
     {"deepspeed_1", {{"distributed_type", "DEEPSPEED"}, {"deepspeed_config.zero_stage", "1"}}},
     {"deepspeed_2", {{"distributed_type", "DEEPSPEED"}, {"deepspeed_config.zero_stage", "2"}}},
     {"deepspeed_3_offload",
@@ -182,9 +190,40 @@ TEST_P(AcceleratorConfigTest, GivesTheLossesOfThePlainLoop) {
 }
 INSTANTIATE_TEST_SUITE_P(Configs, AcceleratorConfigTest,
                          ::testing::Values("fsdp_full_shard", "fsdp_shard_grad_op",
-                                           "fsdp2_checkpointed", "deepspeed_1", "deepspeed_2",
-                                           "deepspeed_3_offload"),
+                                           "fsdp2_checkpointed", "fsdp_checkpointed_by_size",
+                                           "deepspeed_1", "deepspeed_2", "deepspeed_3_offload"),
                          [](const auto& info) { return info.param; });
+
+/// A layer of a user's, whose last product is not added to anything.
+struct SquashedImpl : nn::Hookable {
+  SquashedImpl() { register_module("inner", inner); }
+  torch::Tensor forward(const torch::Tensor& x) { return inner(x).tanh(); }
+  nn::Linear inner{5, 5};
+};
+
+TEST(ActivationCheckpointing, KeepsTheLastProductOfAUsersModule) {
+  torch::manual_seed(3);
+  nn::Hooked<SquashedImpl> plain;
+  torch::manual_seed(3);
+  nn::Hooked<SquashedImpl> checkpointed;
+  train::checkpoint_activations({checkpointed.get()}, train::BlockEnd::any,
+                                {.checkpointing = "selective"});
+  const auto x = torch::ones({2, 5});
+  plain(x).sum().backward();
+  checkpointed(x).sum().backward();
+  expect_close(checkpointed->inner->weight.grad(), plain->inner->weight.grad());
+}
+
+TEST(ActivationCheckpointing, WithoutLayersIsAnError) {
+  const mesh::DeviceMesh mesh;
+  Accelerator accelerator({}, mesh,
+                          settings_of({{"distributed_type", "FSDP"},
+                                       {"fsdp_config.fsdp_version", "1"},
+                                       {"fsdp_config.fsdp_auto_wrap_policy", "NO_WRAP"},
+                                       {"fsdp_config.fsdp_activation_checkpointing", "true"}}));
+  auto net = make_model<Net>();
+  EXPECT_THROW(accelerator.prepare(net), UserError);
+}
 
 /// Ranks that replicate.
 void on_replicas(int ranks, const AcceleratorOptions& options,
