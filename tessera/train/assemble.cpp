@@ -1,5 +1,7 @@
 #include "tessera/train/assemble.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <map>
 #include <variant>
@@ -67,18 +69,29 @@ parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
   };
 }
 
-/// Of the model, whole or (`is_stage`) what a rank of a pipeline has of it.
+/// Of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what it has of
+/// single parameters.
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
-                                              const config::ParallelSection& section,
-                                              bool is_stage) {
+                                              const config::ParallelSection& section, bool is_stage,
+                                              const parallel::TensorParts& parts) {
   static const std::map<std::string, parallel::UnitRuleKind> kKinds{
       {"block", parallel::UnitRuleKind::given},
       {"size", parallel::UnitRuleKind::by_size},
       {"name", parallel::UnitRuleKind::by_name},
       {"model", parallel::UnitRuleKind::whole_model}};
+  std::map<const void*, int64_t> whole;
+  for (const auto& item : model.named_parameters()) {
+    const auto part = parts.find(item.key());
+    whole[item.value().unsafeGetTensorImpl()] =
+        part == parts.end() ? item.value().numel() : c10::multiply_integers(part->second.shape);
+  }
+  const auto num_elements = [&](const torch::Tensor& parameter) {
+    return whole.at(parameter.unsafeGetTensorImpl());
+  };
   return parallel::make_units(model, {.kind = kKinds.at(section.units),
                                       .patterns = section.unit_patterns,
                                       .min_num_params = section.min_num_params,
+                                      .num_elements = num_elements,
                                       .is_stage = is_stage,
                                       .modules = model.blocks()});
 }
@@ -132,9 +145,9 @@ parallel::DataParallel make_data_parallel(models::LanguageModel& model,
   };
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
-  auto result =
-      parallel::parallelise(model, make_units(model, config.parallel, mesh.shape().pp > 1),
-                            parallel::DataAxes::of(mesh, inner == nullptr ? 0 : *inner), options);
+  auto result = parallel::parallelise(
+      model, make_units(model, config.parallel, mesh.shape().pp > 1, tensor_parts),
+      parallel::DataAxes::of(mesh, inner == nullptr ? 0 : *inner), options);
   if (!config.parallel.sync_module_states) result.fill(fill_parts(fill, tensor_parts));
   return result;
 }
@@ -216,7 +229,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
   auto parameters = parameters_of(*model);
-  if (sizes.pp > 1) make_units(*model, config.parallel, /*is_stage=*/false);  // names are checked
+  if (sizes.pp > 1)
+    make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   const auto stage_sharing =

@@ -110,7 +110,8 @@ std::vector<std::string> by_size(const std::vector<Named>& modules, const UnitRu
     int64_t count = 0;
     const auto parameters = named.module->parameters();
     for (const auto& parameter : parameters) {
-      if (!taken.contains(parameter.unsafeGetTensorImpl())) count += parameter.numel();
+      if (taken.contains(parameter.unsafeGetTensorImpl())) continue;
+      count += rule.num_elements ? rule.num_elements(parameter) : parameter.numel();
     }
     if (count < rule.min_num_params) continue;
     for (const auto& parameter : parameters) taken.insert(parameter.unsafeGetTensorImpl());

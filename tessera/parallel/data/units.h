@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct UnitRule {
   UnitRuleKind kind = UnitRuleKind::by_size;
   std::vector<std::string> classes, patterns;
   int64_t min_num_params = 1'000'000;
+  /// by_size: elements of a parameter; none: its own. Where tensor parallelism left this rank a part:
+  /// of the whole, so that all ranks make the same units.
+  std::function<int64_t(const torch::Tensor& parameter)> num_elements;
   /// The model is a stage of a larger one: classes and patterns that match nothing here may match
   /// there.
   bool is_stage = false;

@@ -111,6 +111,14 @@ TEST(Units, WhatTiesSeveralUnitsMakesThemOne) {
             "link0+link1+link2 link3");
 }
 
+TEST(Units, SizesMayBeThoseOfWholeParameters) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_size,
+                             .min_num_params = 260,
+                             .num_elements = [](const auto& part) { return 2 * part.numel(); }}),
+            "embed block0.in out block1.in out block2.in out+norm head");
+}
+
 TEST(Units, AStageNeedNotHaveWhatARuleNames) {
   Model model(/*tied=*/false);
   EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::by_name,
