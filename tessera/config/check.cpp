@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -136,13 +137,33 @@ void check_schedule(const RunConfig& config, const Place& place) {
   }
 }
 
+/// What the file would ask for without the command line, as far as can be told: its own values of
+/// keys that an option replaced are not known.
+RunConfig without_command_line(RunConfig config, const Origins& origins) {
+  RunConfig defaults;
+  for (const auto& section : sections()) {
+    for (const auto& field : section.fields) {
+      const auto origin = origins.find(field.key);
+      if (origin == origins.end() || origin->second != kCommandLine) continue;
+      std::visit([&](auto* value) { *value = *std::get<decltype(value)>(field.slot(defaults)); },
+                 field.slot(config));
+    }
+  }
+  return config;
+}
+
 /// A setting that cannot take effect is an error, never ignored. Values are compared, not origins:
-/// a printed configuration names every key and must be accepted again.
-void check_effect(const RunConfig& config, const Place& place) {
+/// a printed configuration names every key and must be accepted again. But an option may make moot
+/// what stands in the file: a recipe that keeps two checkpoints runs with none saved.
+void check_effect(const RunConfig& config, const Origins& origins, const Place& place) {
+  const auto file = without_command_line(config, origins);
   for (const auto& section : sections()) {
     for (const auto& field : section.fields) {
       const auto needed = is_default(field, config) ? "" : needed_for_effect(field.key, config);
       if (needed.empty()) continue;
+      const auto origin = origins.find(field.key);
+      const bool in_file = origin != origins.end() && origin->second != kCommandLine;
+      if (in_file && needed_for_effect(field.key, file).empty()) continue;
       place.error(field.key, "has no effect here: it needs {}; remove one of them", needed);
     }
   }
@@ -265,7 +286,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_ranks(config, place);
   check_schedule(config, place);
   check_precision(config, place);
-  check_effect(config, place);
+  check_effect(config, origins, place);
 }
 
 }  // namespace tessera::config

@@ -362,5 +362,20 @@ TEST(CheckTest, NoKeyIsIgnoredInAnyContext) {
   }
 }
 
+// A recipe keeps two checkpoints; an option that saves none makes that moot, and is no mistake.
+TEST(Check, AnOptionMayMakeMootWhatStandsInTheFile) {
+  RunConfig config;
+  config.data.train = {"a.txt"};
+  config.parallel.num_ranks = 1;
+  config.checkpoint.keep_last = 2;
+  config.checkpoint.at_end = false;
+  Origins origins{{"checkpoint.keep_last", "job.yaml:3"}, {"checkpoint.at_end", kCommandLine}};
+  EXPECT_NO_THROW(check(config, origins));
+  origins["checkpoint.at_end"] = "job.yaml:4";
+  EXPECT_THROW(check(config, origins), UserError);
+  origins = {{"checkpoint.keep_last", kCommandLine}, {"checkpoint.at_end", kCommandLine}};
+  EXPECT_THROW(check(config, origins), UserError);
+}
+
 }  // namespace
 }  // namespace tessera::config
