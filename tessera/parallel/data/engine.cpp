@@ -215,8 +215,12 @@ void DataParallel::Engine::reopen(size_t index) {
 
 /// autograd is about to add to a parameter of the unit: in its modules' backward, or from elsewhere
 /// (a penalty on the weights), which may be after that.
-void DataParallel::Engine::gradient_arrives(size_t index) {
-  if (calls[index].launched) reopen(index);
+void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& parameter) {
+  if (calls[index].launched) {
+    reopen(index);
+  } else if (parameter.grad().defined() && !units[index].reduced()) {
+    return;  // the unit's gradient is there; asking all of its parameters each time would be dear
+  }
   units[index].begin_gradient();
 }
 
@@ -318,14 +322,18 @@ void DataParallel::Engine::attach() {
            .cast_input = casts.cast_input,
            .cast_output = casts.cast_output});
     }
-    for (const auto& buffer : units[i].buffers()) {
-      if (!buffer.trained()) continue;
-      for (const auto& entry : buffer.entries()) {
-        // The engine keeps the parameters.
-        entry.parameter.register_hook(
-            [engine = std::weak_ptr(engine), i](const torch::Tensor& gradient) -> torch::Tensor {
+    const auto& buffers = units[i].buffers();
+    for (size_t b = 0; b < buffers.size(); ++b) {
+      if (!buffers[b].trained()) continue;
+      for (size_t e = 0; e < buffers[b].entries().size(); ++e) {
+        // The engine keeps the parameters, so a hook of theirs keeps neither.
+        buffers[b].entries()[e].parameter.register_hook(
+            [engine = std::weak_ptr(engine), i, b,
+             e](const torch::Tensor& gradient) -> torch::Tensor {
               const auto here = engine.lock();
-              if (here && gradient.defined()) here->gradient_arrives(i);
+              if (here && gradient.defined()) {
+                here->gradient_arrives(i, here->units[i].buffers()[b].entries()[e].parameter);
+              }
               return gradient;
             });
       }

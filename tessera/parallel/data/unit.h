@@ -65,7 +65,8 @@ class Unit {
   void begin_gradient();
   void start_reduce();  ///< zeros if no backward reached the unit
   bool reducing() const { return reducing_; }
-  bool reduce_done() const;  ///< finish_reduce would not wait
+  bool reduced() const { return reduced_; }  ///< since begin_gradient
+  bool reduce_done() const;                  ///< finish_reduce would not wait
   void finish_reduce(double divide_factor);
   void start_replicate();
   void finish_replicate();
