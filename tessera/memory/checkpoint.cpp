@@ -69,8 +69,18 @@ variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> pr
   return tensors;
 }
 
+/// The tensors that a call gave: its result's, then what it left elsewhere.
+variable_list results(const nn::Call& call) {
+  variable_list tensors;
+  for (const auto* output : call.outputs) {
+    if (output->defined()) tensors.push_back(*output);
+  }
+  for (const auto& output : call.added_outputs) tensors.push_back(output);
+  return tensors;
+}
+
 /// The forward without a graph.
-Tensor first_forward(Record& record, at::TensorList inputs, Tape& tape) {
+variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
   std::vector<int64_t> versions;
   for (const auto& input : inputs) versions.push_back(input._version());
   auto random = RandomState::of(inputs.vec());
@@ -78,7 +88,7 @@ Tensor first_forward(Record& record, at::TensorList inputs, Tape& tape) {
   std::optional<TapeGuard> guard;
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::record);
   const nn::Recomputation recomputation(nn::Recomputation::Forward::first);
-  auto output = record.call->forward();
+  record.call->forward();
   record.num_calls = recomputation.num_calls();
   tape.check_unchanged();
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -88,11 +98,11 @@ Tensor first_forward(Record& record, at::TensorList inputs, Tape& tape) {
                       i);
   }
   if (RandomState::of(inputs.vec()) != random) record.random = std::move(random);
-  return output;
+  return results(*record.call);
 }
 
 /// The forward with a graph that begins at `leaves`, under the conditions of the first.
-Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
+variable_list second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   const at::AutoGradMode with_graph(true);
   const AutocastGuard autocast(record.autocast);
   std::optional<RandomGuard> random;
@@ -103,7 +113,9 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];
   const nn::Recomputation recomputation(nn::Recomputation::Forward::second);
-  auto output = record.call->forward();
+  record.call->forward();
+  auto outputs = results(*record.call);
+  record.call->drop_result();
   for (auto* input : record.inputs) *input = Tensor();
   TORCH_CHECK(recomputation.num_calls() == record.num_calls,
               "checkpoint: expected the recomputation to call the modules of the forward, ",
@@ -112,20 +124,20 @@ Tensor second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
   TORCH_CHECK(tape.is_used_up(),
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "fewer; a checkpointed module must do the same in both");
-  return output;
+  return outputs;
 }
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   /// `tensors`: the inputs of `record`, and perhaps one that only makes the output need a gradient.
-  static Tensor forward(AutogradContext* context, const std::shared_ptr<Record>& record,
-                        at::TensorList tensors) {
+  static variable_list forward(AutogradContext* context, const std::shared_ptr<Record>& record,
+                               at::TensorList tensors) {
     const auto inputs = tensors.slice(0, record->inputs.size());
     Tape tape;
-    auto output = first_forward(*record, inputs, tape);
+    auto outputs = first_forward(*record, inputs, tape);
     context->save_for_backward(kept(*record, inputs, tape.tensors()));
     kernels::hold(context, "record", record);
     context->set_materialize_grads(false);
-    return output;
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -138,7 +150,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     const Record& record = **kernels::held<std::shared_ptr<Record>>(context, "record");
     const auto num_inputs = record.inputs.size();
     variable_list out(num_inputs + 2);  // of `record`, the inputs, perhaps the tensor added
-    if (!gradients[0].defined()) return out;
+    const auto defined = [](const Tensor& gradient) { return gradient.defined(); };
+    if (std::ranges::none_of(gradients, defined)) return out;
 
     auto leaves = context->get_saved_variables();
     for (size_t i = 0; i < leaves.size(); ++i) {
@@ -147,9 +160,18 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     Tape tape({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
     leaves.resize(num_inputs);
-    const auto output = second_forward(record, leaves, tape);
+    const auto outputs = second_forward(record, leaves, tape);
+    TORCH_CHECK(outputs.size() == gradients.size(),
+                "checkpoint: expected the recomputation to give the tensors of the forward, ",
+                gradients.size(), ", got ", outputs.size(),
+                "; a checkpointed module must do the same in both");
+    variable_list roots, of_roots;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
+      roots.push_back(outputs[i]), of_roots.push_back(gradients[i]);
+    }
     // Not autograd::grad: operators add gradients of parameters straight to where they are kept.
-    if (output.requires_grad()) torch::autograd::backward({output}, {gradients[0]});
+    if (!roots.empty()) torch::autograd::backward(roots, of_roots);
     for (size_t i = 0; i < num_inputs; ++i) out[1 + i] = leaves[i].grad();
     return out;
   }
@@ -167,9 +189,12 @@ void check_offload(const variable_list& tensors) {
   }
 }
 
-Tensor call_checkpointed(const nn::Hookable& module, const CheckpointOptions& options,
-                         const std::shared_ptr<nn::Call>& call) {
+void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& options,
+                       const std::shared_ptr<nn::Call>& call) {
   if (!at::GradMode::is_enabled()) return call->forward();
+  TORCH_CHECK_VALUE(call->runs_again, module.name(),
+                    ": expected a forward that can run again; take the argument that only moves "
+                    "by reference, or leave out its checkpointing");
   auto record = std::make_shared<Record>();
   variable_list tensors;
   for (auto* input : call->inputs) {
@@ -186,9 +211,12 @@ Tensor call_checkpointed(const nn::Hookable& module, const CheckpointOptions& op
   record->call = call;
   record->options = options;
   record->autocast = AutocastState::of_this_thread().without_cache();
-  auto output = Checkpoint::apply(record, at::TensorList(tensors));
+  const auto outputs = Checkpoint::apply(record, at::TensorList(tensors));
+  auto output = outputs.begin();
+  for (auto* place : call->outputs) {
+    if (place->defined()) *place = *output++;
+  }
   for (auto* input : record->inputs) *input = Tensor();  // autograd holds what is needed
-  return output;
 }
 
 }  // namespace
@@ -208,7 +236,7 @@ void checkpoint(nn::Hookable& module, const CheckpointOptions& options) {
                     "backward computes its gradients, got ",
                     module.name(), "; leave it out");
   module.add_hooks({.around = [&module, options](const std::shared_ptr<nn::Call>& call) {
-    return call_checkpointed(module, options, call);
+    call_checkpointed(module, options, call);
   }});
 }
 

@@ -6,8 +6,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/linear.h"
@@ -327,6 +332,74 @@ TEST(CheckpointSelective, AMissingProductThatIsNeededShowsAsNaN) {
   const auto x = torch::ones({2, 3}, torch::requires_grad());
   module(x).sum().backward();
   EXPECT_TRUE(x.grad().isnan().all().item<bool>());
+}
+
+/// Takes and gives tensors in many forms, and leaves a part of the loss in a member.
+struct ManyImpl : nn::Hookable {
+  ManyImpl() { weight = register_parameter("weight", torch::linspace(0.5, 1.5, 4)); }
+  std::tuple<Tensor, std::vector<Tensor>> forward(const std::vector<Tensor>& x,
+                                                  const std::optional<Tensor>& shift) {
+    const auto scores = (x[0] * weight).softmax(-1);
+    auxiliary = nn::add_output(scores.square().sum() * weight.sum());
+    return {kernels::linear(scores, x[1] * weight, {}), {x[1] * scores, x[0] + *shift * weight}};
+  }
+  Tensor weight, auxiliary;
+};
+
+TEST(Checkpoint, OfAModuleWithTensorsInManyForms) {
+  for (const auto mode : {CheckpointMode::none, CheckpointMode::full, CheckpointMode::selective}) {
+    for (const bool all : {true, false}) {  // else the added output alone
+      std::vector<Tensor> expected;
+      for (const bool checkpointed : {false, true}) {
+        nn::Hooked<ManyImpl> module;
+        if (checkpointed) checkpoint(*module, {.mode = mode});
+        torch::manual_seed(3);
+        const auto x = torch::randn({2, 4}, torch::requires_grad());
+        const auto y = torch::randn({3, 4}, torch::requires_grad());
+        const auto shift = torch::randn({2, 4}, torch::requires_grad());
+        auto loss = [&] {
+          const auto [product, others] =
+              module(std::vector{x, y.slice(0, 0, 2)}, std::optional(shift));
+          const auto rest = product.sin().sum() + others[0].square().sum() + others[1].pow(3).sum();
+          return all ? rest + 0.5 * module->auxiliary : module->auxiliary;
+        }();
+        loss.backward();
+        const std::vector<Tensor> found{x.grad(), y.grad(), shift.grad(), module->weight.grad()};
+        if (checkpointed) {
+          expect_same_bits(found, expected);
+        } else {
+          expected = found;
+        }
+      }
+    }
+  }
+}
+
+struct MovesImpl : nn::Hookable {
+  MovesImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  Tensor forward(std::unique_ptr<Tensor> x) { return *x * weight; }
+  Tensor forward(const std::unique_ptr<Tensor>& x, bool) { return *x * weight; }
+  Tensor weight;
+};
+
+TEST(Checkpoint, RefusesAForwardThatTakesItsArgumentAway) {
+  nn::Hooked<MovesImpl> module;
+  checkpoint(*module);
+  EXPECT_THROW(module(std::make_unique<Tensor>(torch::ones({4}))), c10::ValueError);
+  module(std::make_unique<Tensor>(torch::ones({4})), true).sum().backward();
+  EXPECT_TRUE(torch::equal(module->weight.grad(), torch::ones({4})));
+}
+
+struct InPlaceImpl : nn::Hookable {
+  InPlaceImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  Tensor forward(Tensor x) { return x.relu_() * weight; }
+  Tensor weight;
+};
+
+TEST(Checkpoint, RefusesAChangeInPlaceOfAnArgument) {
+  nn::Hooked<InPlaceImpl> module;
+  checkpoint(*module);
+  EXPECT_THROW(module(torch::ones({4}, torch::requires_grad()) * 2), c10::ValueError);
 }
 
 /// Bytes that a forward of `count` blocks leaves behind, its result included, for each of kBatch *

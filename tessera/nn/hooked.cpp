@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "tessera/kernels/held.h"
 #include "tessera/nn/recomputation.h"
@@ -15,6 +17,50 @@ void Hookable::add_hooks(Hooks hooks) {
   TORCH_CHECK_VALUE(!hooks.around || std::ranges::none_of(hooks_, has_around), name(),
                     ": expected one hook around its forward at most; checkpoint a module once");
   hooks_.push_back(std::move(hooks));
+}
+
+namespace {
+
+/// A call under way on this thread, and those around it.
+struct Running {
+  explicit Running(Call& call) : call(call), outer(std::exchange(innermost, this)) {}
+  ~Running() { innermost = outer; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  Call& call;
+  Running* outer;
+  static thread_local Running* innermost;
+};
+thread_local Running* Running::innermost = nullptr;
+
+/// `tensor`, which others hold too, becomes a result of what computed `source`.
+void take_history(const torch::Tensor& tensor, const torch::Tensor& source) {
+  torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(source));
+}
+
+}  // namespace
+
+void Call::drop_result() {
+  reset();
+  outputs.clear();
+  added_outputs.clear();
+}
+
+void Call::forward() {
+  drop_result();
+  const Running running(*this);
+  compute();
+}
+
+torch::Tensor add_output(const torch::Tensor& tensor) {
+  if (Running::innermost == nullptr || !tensor.defined()) return tensor;
+  const auto added = tensor.detach();
+  if (tensor.requires_grad()) take_history(added, tensor);
+  for (auto* running = Running::innermost; running != nullptr; running = running->outer) {
+    running->call.added_outputs.push_back(added);
+  }
+  return added;
 }
 
 namespace detail {
@@ -55,6 +101,10 @@ void run_after_backward(const ModuleOfGraph& module) {
   }
 }
 
+/// The same values as another tensor, of which autograd knows nothing yet. Not a view, so that the
+/// module or its caller may change it in place; the version is that of `tensor`.
+torch::Tensor stand_in(const torch::Tensor& tensor) { return tensor.detach(); }
+
 // One node for all inputs: autograd runs it once, when the gradients of all of them are complete.
 // Nodes made later run earlier (sequence numbers) and the accumulation of parameter gradients runs
 // at once, so all of the module's own gradients are complete by then.
@@ -65,7 +115,7 @@ struct WatchInputs : torch::autograd::Function<WatchInputs> {
     context->set_materialize_grads(false);
     variable_list outputs;
     outputs.reserve(inputs.size());
-    for (const auto& input : inputs) outputs.push_back(input.view_as(input));
+    for (const auto& input : inputs) outputs.push_back(stand_in(input));
     return outputs;
   }
 
@@ -78,49 +128,123 @@ struct WatchInputs : torch::autograd::Function<WatchInputs> {
   }
 };
 
-/// Watches the arguments that need a gradient; whether there is one.
-bool watch_inputs(Hookable& module, std::vector<torch::Tensor*> inputs) {
-  if (!torch::GradMode::is_enabled()) return false;
-  std::erase_if(inputs,
-                [](const auto* input) { return !input->defined() || !input->requires_grad(); });
-  if (inputs.empty()) return false;
-  variable_list values;
-  for (const auto* input : inputs) values.push_back(*input);
-  values = WatchInputs::apply(ModuleOfGraph(module), at::TensorList(values));
-  for (size_t i = 0; i < inputs.size(); ++i) *inputs[i] = values[i];
+/// The arguments of a call that need a gradient, and what stands in for them.
+class WatchedInputs {
+ public:
+  WatchedInputs(Hookable& module, const TensorPointers& inputs) {
+    if (!torch::GradMode::is_enabled()) return;
+    TensorPointers places;
+    for (auto* input : inputs) {
+      if (!input->defined() || !input->requires_grad()) continue;
+      places.push_back(input);
+      originals_.push_back(*input);
+    }
+    if (originals_.empty()) return;
+    watched_ = WatchInputs::apply(ModuleOfGraph(module), at::TensorList(originals_));
+    node_ = watched_.front().grad_fn();
+    for (size_t i = 0; i < places.size(); ++i) *places[i] = watched_[i];
+  }
+
+  bool any() const { return !watched_.empty(); }
+
+  /// The module changed a stand-in in place (relu_ on an argument): the caller's tensor, which has
+  /// the same memory, becomes its result as if it had been changed itself.
+  void pass_on_changes() const {
+    for (size_t i = 0; i < watched_.size(); ++i) {
+      if (watched_[i].grad_fn() == node_) continue;
+      auto version = originals_[i].unsafeGetTensorImpl()->version_counter();
+      const auto before = version.current_version();
+      originals_[i].copy_(watched_[i]);  // moves no memory
+      version.set_version(before);       // what the module saved since is as it was
+    }
+  }
+
+ private:
+  variable_list originals_, watched_;
+  std::shared_ptr<torch::autograd::Node> node_;
+};
+
+/// The gradient of an output is known. Without a watched input the hooks after backward run at the
+/// end of the whole backward.
+void run_before_backward(const ModuleOfGraph& module, bool inputs_watched) {
+  for (const auto& hooks : (*module).hooks()) {
+    if (hooks.before_backward) hooks.before_backward();
+  }
+  if (!inputs_watched && reaches_all_leaves()) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [module] { run_after_backward(module); });
+  }
+}
+
+// One node for several outputs, run when the gradients of all of them are known.
+struct WatchOutputs : torch::autograd::Function<WatchOutputs> {
+  static variable_list forward(AutogradContext* context, const ModuleOfGraph& module,
+                               bool inputs_watched, at::TensorList outputs) {
+    kernels::hold(context, "module", module);
+    kernels::hold(context, "inputs_watched", inputs_watched);
+    context->set_materialize_grads(false);
+    variable_list watched;
+    watched.reserve(outputs.size());
+    for (const auto& output : outputs) {
+      // autograd refuses to change a view of several in place, as it did before
+      watched.push_back(output.is_view() ? output.view_as(output) : stand_in(output));
+    }
+    return watched;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    run_before_backward(*kernels::held<ModuleOfGraph>(context, "module"),
+                        *kernels::held<bool>(context, "inputs_watched"));
+    gradients.insert(gradients.begin(), 2, torch::Tensor());  // of `module`, `inputs_watched`
+    return gradients;
+  }
+};
+
+/// Watches the outputs that need a gradient; whether there is one.
+bool watch_outputs(Hookable& module, const Call& call, bool inputs_watched) {
+  const auto needs_gradient = [](const torch::Tensor& output) {
+    return output.defined() && output.requires_grad();
+  };
+  variable_list outputs;
+  for (const auto* output : call.outputs) {
+    if (needs_gradient(*output)) outputs.push_back(*output);
+  }
+  std::ranges::copy_if(call.added_outputs, std::back_inserter(outputs), needs_gradient);
+  if (outputs.empty()) return false;
+  const ModuleOfGraph of_graph(module);
+  if (outputs.size() == 1) {
+    outputs[0].register_hook([of_graph, inputs_watched](const torch::Tensor& gradient) {
+      run_before_backward(of_graph, inputs_watched);
+      return gradient;
+    });
+    return true;
+  }
+  const auto all = WatchOutputs::apply(of_graph, inputs_watched, at::TensorList(outputs));
+  auto watched = all.begin();
+  for (auto* output : call.outputs) {
+    if (needs_gradient(*output)) *output = *watched++;
+  }
+  for (const auto& output : call.added_outputs) {
+    if (needs_gradient(output)) take_history(output, *watched++);
+  }
   return true;
 }
 
-/// Without a watched input the hooks after backward run at the end of the whole backward.
-void watch_output(Hookable& module, const torch::Tensor& output, bool inputs_watched) {
-  output.register_hook(
-      [module = ModuleOfGraph(module), inputs_watched](const torch::Tensor& gradient) {
-        for (const auto& hooks : (*module).hooks()) {
-          if (hooks.before_backward) hooks.before_backward();
-        }
-        if (!inputs_watched && reaches_all_leaves()) {
-          torch::autograd::Engine::get_default_engine().queue_callback(
-              [module] { run_after_backward(module); });
-        }
-        return gradient;
-      });
-}
-
-torch::Tensor run_forward(const Hookable& module, const std::shared_ptr<Call>& call) {
+void run_forward(const Hookable& module, const std::shared_ptr<Call>& call) {
   for (const auto& hooks : module.hooks()) {
     if (hooks.around) return hooks.around(call);
   }
-  return call->forward();
+  call->forward();
 }
 
 }  // namespace
 
-torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
+void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
   Recomputation::count_call();
   for (const auto& hooks : module.hooks()) {
     if (hooks.before_forward) hooks.before_forward();
   }
-  const bool inputs_watched = watch_inputs(module, call->inputs);
+  const WatchedInputs inputs(module, call->inputs);
   for (const auto& hooks : module.hooks()) {
     if (hooks.replace_first_input) hooks.replace_first_input(*call->inputs.at(0));
     if (!hooks.cast_input) continue;
@@ -128,16 +252,18 @@ torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& cal
       if (input->defined()) hooks.cast_input(*input);
     }
   }
-  auto output = run_forward(module, call);
+  run_forward(module, call);
+  inputs.pass_on_changes();
   for (const auto& hooks : module.hooks()) {
-    if (hooks.cast_output) hooks.cast_output(output);
+    if (!hooks.cast_output) continue;
+    for (auto* output : call->outputs) {
+      if (output->defined()) hooks.cast_output(*output);
+    }
   }
-  const bool backward_follows = output.requires_grad();
-  if (backward_follows) watch_output(module, output, inputs_watched);
+  const bool backward_follows = watch_outputs(module, *call, inputs.any());
   for (const auto& hooks : module.hooks()) {
     if (hooks.after_forward) hooks.after_forward(backward_follows);
   }
-  return output;
 }
 
 }  // namespace detail

@@ -8,19 +8,44 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/tensors_in.h"
+
 namespace tessera::nn {
 
-/// One call of a module: its arguments and its forward. `forward` uses the tensors that `inputs`
-/// point to, which may be replaced before; it may run more than once. The arguments live as long as
-/// the Call.
-struct Call {
-  std::vector<torch::Tensor*> inputs;  ///< the tensor arguments in order, undefined ones included
-  std::function<torch::Tensor()> forward;
+/// One call of a module: its arguments, its forward and its result. All live as long as the Call.
+class Call {
+ public:
+  virtual ~Call() = default;
+
+  /// Computes the result from the tensors that `inputs` point to, which may be replaced before. May
+  /// run more than once, if `runs_again`.
+  void forward();
+
+  /// Frees the result; `outputs` and added_outputs are empty.
+  void drop_result();
+
+  TensorPointers inputs;   ///< the tensors of the arguments in order, undefined ones included
+  TensorPointers outputs;  ///< likewise of the result, after forward()
+  std::vector<torch::Tensor> added_outputs;  ///< by add_output, in the last forward()
+  bool runs_again = true;  ///< false: forward takes an argument's contents away (it only moves)
+
+ private:
+  virtual void compute() = 0;  // the result, and its `outputs`
+  virtual void reset() = 0;
 };
+
+/// For a tensor that a forward leaves somewhere for the loss instead of returning it (a router's
+/// auxiliary loss in a member): gives what to keep. To hooks and checkpointing it is then a further
+/// output of every call that is under way on this thread; without it they know nothing of it.
+///
+///     auxiliary_loss = nn::add_output(balance(scores));
+torch::Tensor add_output(const torch::Tensor& tensor);
 
 /// What runs around one call of a module. Every member may be empty. A call is one forward and, if
 /// its output took part in a loss, one backward; calls may be nested and repeated (micro-batches).
@@ -35,10 +60,10 @@ struct Hooks {
   std::function<void()> after_backward;
   std::function<void(torch::Tensor& first)> replace_first_input;  ///< of the tensor arguments
   std::function<void(torch::Tensor& input)> cast_input;  ///< may replace a defined tensor argument
-  std::function<void(torch::Tensor& output)> cast_output;  ///< may replace the result
-  /// Instead of `call->forward()`: what computes the output, now and perhaps once more during
-  /// backward (activation checkpointing). At most one of a module's hooks has it.
-  std::function<torch::Tensor(const std::shared_ptr<Call>& call)> around;
+  std::function<void(torch::Tensor& output)> cast_output;  ///< likewise one of the result
+  /// Instead of `call->forward()`: computes the outputs, now and perhaps once more during backward
+  /// (activation checkpointing). At most one of a module's hooks has it.
+  std::function<void(const std::shared_ptr<Call>& call)> around;
 };
 
 /// A module that hooks can be attached to. Derive the implementation from it and make the holder
@@ -66,13 +91,14 @@ class Hookable : public torch::nn::Module {
 };
 
 namespace detail {
-/// Runs the hooks of `module` around `call`.
-torch::Tensor call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call);
+/// Runs the hooks of `module` around `call`; what `outputs` point to is the result.
+void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call);
 }  // namespace detail
 
 /// The holder of a Hookable: as torch::nn::ModuleHolder, but calling it runs the hooks around
-/// `forward`. Tensor arguments are taken by value; the result is one tensor. Without hooks a call
-/// costs one comparison more than a plain call.
+/// `forward`. Arguments are taken by value and given to `forward` as they are; one that only moves
+/// is moved on where `forward` takes it by value. Hooks see the tensors in arguments and result
+/// (tensors_in.h). Without hooks a call costs one comparison more than a plain call.
 template <typename Impl>
 class Hooked : public torch::nn::ModuleHolder<Impl> {
  public:
@@ -80,27 +106,49 @@ class Hooked : public torch::nn::ModuleHolder<Impl> {
   using torch::nn::ModuleHolder<Impl>::get;
 
   template <typename... Args>
-  torch::Tensor operator()(Args... args) {
+  auto operator()(Args... args) {
     Impl& module = *get();
-    if (module.hooks().empty()) return module.forward(args...);
+    using Result = std::decay_t<decltype(run(module, args...))>;
+    static_assert(kTensorsAreSeen<Result>,
+                  "forward() of a tessera::nn::Hookable returns a tensor, or a pair, tuple, array, "
+                  "vector, optional or map of tensors and numbers, or a struct with a member "
+                  "template visit_tensors(visit) that calls visit(member) for each of those");
+    if (module.hooks().empty()) return Result(run(module, args...));
     struct Held : Call {
-      explicit Held(Args... args) : arguments(std::move(args)...) {}
+      Held(Impl& module, Args... args) : module(&module), arguments(std::move(args)...) {}
+      void compute() override {
+        result.emplace(
+            std::apply([this](auto&... args) { return run(*module, args...); }, arguments));
+        visit_tensors(*result, [this](torch::Tensor& tensor) { outputs.push_back(&tensor); });
+      }
+      void reset() override { result.reset(); }
+      Impl* module;
       std::tuple<Args...> arguments;
+      std::optional<Result> result;
     };
-    auto held = std::make_shared<Held>(std::move(args)...);
-    std::apply([&](auto&... argument) { (collect(held->inputs, argument), ...); }, held->arguments);
-    held->forward = [&module, arguments = &held->arguments] {
-      return std::apply([&](auto&... argument) { return module.forward(argument...); }, *arguments);
-    };
-    return detail::call_with_hooks(module, held);
+    auto held = std::make_shared<Held>(module, std::move(args)...);
+    held->runs_again = takes_lvalues<Args...>();
+    visit_tensors(held->arguments, [&](torch::Tensor& tensor) { held->inputs.push_back(&tensor); });
+    detail::call_with_hooks(module, held);
+    Result result = std::move(*held->result);
+    held->drop_result();
+    return result;
   }
 
  private:
-  static void collect(std::vector<torch::Tensor*>& inputs, torch::Tensor& tensor) {
-    inputs.push_back(&tensor);
+  template <typename... Args>
+  static constexpr bool takes_lvalues() {
+    return requires(Impl & module, Args & ... args) { module.forward(args...); };
   }
-  template <typename Other>
-  static void collect(std::vector<torch::Tensor*>&, const Other&) {}
+
+  template <typename... Args>
+  static decltype(auto) run(Impl& module, Args&... args) {
+    if constexpr (takes_lvalues<Args...>()) {
+      return module.forward(args...);
+    } else {
+      return module.forward(std::move(args)...);
+    }
+  }
 };
 
 }  // namespace tessera::nn

@@ -40,7 +40,7 @@ struct WrappedImpl : nn::Hookable {
     register_module("module", module);
   }
   template <typename... Args>
-  torch::Tensor forward(Args&... args) {
+  auto forward(Args&... args) {
     return module->forward(args...);
   }
   std::shared_ptr<Impl> module;
@@ -57,13 +57,18 @@ class PreparedModel {
       : core_(std::move(core)), root_(std::move(root)) {}
 
   template <typename... Args>
-  torch::Tensor operator()(Args... args) {
+  auto operator()(Args... args) {
     const auto autocast = core_->autocast();
     const nn::RandomScope random(random_context(args...));
-    (cast(args), ...);
-    const auto output = root_(std::move(args)...);
-    const auto type = output.scalar_type();
-    return type == torch::kBFloat16 || type == torch::kHalf ? output.to(torch::kFloat32) : output;
+    const auto cast_input = [&](torch::Tensor& input) { input = core_->cast_input(input); };
+    (nn::visit_tensors(args, cast_input), ...);
+    auto result = root_(std::move(args)...);
+    nn::visit_tensors(result, [](torch::Tensor& output) {
+      if (!output.defined()) return;
+      const auto type = output.scalar_type();
+      if (type == torch::kBFloat16 || type == torch::kHalf) output = output.to(torch::kFloat32);
+    });
+    return result;
   }
 
   std::shared_ptr<Impl> module() const {
@@ -76,11 +81,6 @@ class PreparedModel {
   Impl* operator->() const { return module().get(); }
 
  private:
-  template <typename Arg>
-  void cast(Arg& argument) const {
-    if constexpr (std::same_as<Arg, torch::Tensor>) argument = core_->cast_input(argument);
-  }
-
   template <typename First, typename... Rest>
   nn::RandomContext random_context(const First& first, const Rest&...) const {
     nn::RandomContext context{.seed = core_->options().seed, .step = core_->num_micro_batches()};
