@@ -6,7 +6,7 @@
 namespace tessera::kernels {
 
 at::Tensor gradient_sink(const at::Tensor& parameter) {
-  if (!parameter.defined() || !parameter.is_leaf()) return {};
+  if (!parameter.defined() || !parameter.is_leaf() || !parameter.requires_grad()) return {};
   // autograd::grad and backward(inputs) leave .grad() of what they do not name alone.
   if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) return {};
   const auto& grad = parameter.grad();
@@ -15,7 +15,9 @@ at::Tensor gradient_sink(const at::Tensor& parameter) {
       grad.device() == parameter.device() &&
       (grad.scalar_type() == parameter.scalar_type() ||
        (grad.scalar_type() == at::kFloat && at::isReducedFloatingType(parameter.scalar_type())));
-  return fits ? grad : at::Tensor();
+  if (!fits) return {};
+  grad.unsafeGetTensorImpl()->bump_version();  // as what adds to it in place does
+  return grad;
 }
 
 at::Tensor hand_over(at::Tensor sink, const at::Tensor& gradient, at::ScalarType dtype) {

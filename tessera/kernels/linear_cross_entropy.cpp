@@ -132,6 +132,9 @@ Result compute(const Problem& problem) {
     sum_of_weight = at::empty(weight.sizes(), weight.options().dtype(wide));
   }
   const bool into_sink = sum_of_weight.is_same(options.weight_gradient);
+  if (options.weight_gradient.defined() && want_weight) {
+    options.weight_gradient.unsafeGetTensorImpl()->bump_version();
+  }
 
   const auto all_logits = at::empty({chunk, vocab}, hidden.options().dtype(wide));
   const auto all_gradients = !want_gradient ? at::Tensor()

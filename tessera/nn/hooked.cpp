@@ -19,6 +19,10 @@ void Hookable::add_hooks(Hooks hooks) {
   hooks_.push_back(std::move(hooks));
 }
 
+void Hookable::remove_hooks(const std::function<bool(const Hooks& hooks)>& which) {
+  std::erase_if(hooks_, which);
+}
+
 namespace {
 
 /// A call under way on this thread, and those around it.

@@ -6,6 +6,7 @@
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
+#include <any>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -64,6 +65,7 @@ struct Hooks {
   /// Instead of `call->forward()`: computes the outputs, now and perhaps once more during backward
   /// (activation checkpointing). At most one of a module's hooks has it.
   std::function<void(const std::shared_ptr<Call>& call)> around;
+  std::any owner;  ///< whose they are, for those who take them off again
 };
 
 /// A module that hooks can be attached to. Derive the implementation from it and make the holder
@@ -78,6 +80,7 @@ class Hookable : public torch::nn::Module {
   using torch::nn::Module::Module;
 
   void add_hooks(Hooks hooks);
+  void remove_hooks(const std::function<bool(const Hooks& hooks)>& which);
   const std::vector<Hooks>& hooks() const { return hooks_; }
 
   /// True of a module whose forward already adds to its parameters' .grad() (head and loss in one).

@@ -83,12 +83,11 @@ class Accelerator {
   ///   parameters become views. Units: the classes of fsdp_transformer_layer_cls_to_wrap, a minimal
   ///   size, or the whole model; a model that is not nn::Hookable is one unit.
   /// - optimizers: any of torch::optim, over parameters of models prepared in the same call or
-  ///   before, in one or two groups; each model belongs to one optimizer.
+  ///   before, in any groups; each model belongs to one optimizer.
   /// - loaders: torch::data::make_data_loader's; batches see batch_rows.h.
   /// - schedulers: whatever has step(). ValueError for what cannot be.
   template <typename... Objects>
   auto prepare(Objects&... objects) {
-    core_->note_groups(optimizers_among(objects...));
     (prepare_model(objects), ...);
     if constexpr (sizeof...(objects) == 1) {
       return prepared(objects...);
@@ -230,19 +229,6 @@ class Accelerator {
     } else {
       return holder;
     }
-  }
-
-  template <typename... Objects>
-  static std::vector<torch::optim::Optimizer*> optimizers_among(Objects&... objects) {
-    std::vector<torch::optim::Optimizer*> found;
-    const auto add = [&](auto& object) {
-      if constexpr (std::derived_from<std::remove_reference_t<decltype(object)>,
-                                      torch::optim::Optimizer>) {
-        found.push_back(&object);
-      }
-    };
-    (add(objects), ...);
-    return found;
   }
 
   std::shared_ptr<AcceleratorCore> core_;

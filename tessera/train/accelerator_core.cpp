@@ -105,20 +105,6 @@ void AcceleratorCore::note_step_settings(const accelerate::Translation& translat
 
 // ---- preparing ---------------------------------------------------------------------------------
 
-void AcceleratorCore::note_groups(const std::vector<torch::optim::Optimizer*>& optimizers) {
-  for (auto* optimizer : optimizers) {
-    const auto& groups = optimizer->param_groups();
-    TORCH_CHECK_VALUE(groups.size() <= 2,
-                      "prepare: expected an optimizer of one or two parameter groups, got ",
-                      groups.size());
-    for (size_t group = 0; group < groups.size(); ++group) {
-      for (const auto& parameter : groups[group].params()) {
-        group_of_[parameter.unsafeGetTensorImpl()] = group;
-      }
-    }
-  }
-}
-
 parallel::UnitRule AcceleratorCore::unit_rule() const {
   const auto& section = config_.parallel;
   auto classes = split(settings_.text("fsdp_config.fsdp_transformer_layer_cls_to_wrap"));
@@ -138,11 +124,6 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   }
   inner.to(mesh_->device());
   const bool wrapped = static_cast<torch::nn::Module*>(root.get()) != &inner;
-  std::set<std::string> second_group;
-  for (const auto& item : root->named_parameters()) {
-    const auto found = group_of_.find(item.value().unsafeGetTensorImpl());
-    if (found != group_of_.end() && found->second == 1) second_group.insert(item.key());
-  }
   auto units = parallel::make_units(*root, unit_rule());
   if (config_.memory.checkpointing != "none") {
     std::vector<nn::Hookable*> blocks;
@@ -161,9 +142,6 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   }
   auto options = train::data_parallel_options(config_);
   options.sync_module_states = true;  // as DDP, FSDP and DeepSpeed do
-  options.decays = [&](const std::string& name, const torch::Tensor&) {
-    return !second_group.contains(name);
-  };
   const auto* inner_size = std::get_if<int>(&options.unit.reshard_after_forward);
   models_.push_back(
       {.inner = &inner,
@@ -189,27 +167,30 @@ OptimizerRecord& AcceleratorCore::add_optimizer(torch::optim::Optimizer& optimiz
   auto record = std::make_unique<OptimizerRecord>();
   record->base = &optimizer;
   auto& groups = optimizer.param_groups();
-  for (auto& group : groups) {
-    for (const auto& parameter : group.params()) {
+  std::unordered_map<const void*, size_t> group_of;  // by parameter
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& parameter : groups[i].params()) {
       const auto model = model_of_.find(parameter.unsafeGetTensorImpl());
       TORCH_CHECK_VALUE(model != model_of_.end(),
                         "prepare: the optimizer has a parameter of no prepared model; pass the "
                         "model to prepare() with it");
+      group_of[parameter.unsafeGetTensorImpl()] = i;
       if (std::ranges::count(record->models, model->second) == 0) {
         record->models.push_back(model->second);
       }
     }
-    group.params().clear();
+    groups[i].params().clear();
   }
   for (const auto index : record->models) {
     auto& model = models_[index];
     TORCH_CHECK_VALUE(model.optimizer == nullptr,
                       "prepare: expected one optimizer for each model, got two for one");
     model.optimizer = record.get();
-    model.leaves = model.parallel.parameters();
-    for (size_t i = 0; i < model.leaves.size(); ++i) {
-      const bool first = model.parallel.slices()[i].decayed || groups.size() == 1;
-      groups[first ? 0 : 1].params().push_back(model.leaves[i]);
+    const auto whole = model.root->named_parameters();
+    for (const auto& part : model.parallel.named_parameters()) {
+      // What no group has is not updated.
+      const auto group = group_of.find(whole[part.key()].unsafeGetTensorImpl());
+      if (group != group_of.end()) groups[group->second].params().push_back(part.value());
     }
   }
   optimizer.state().clear();
@@ -255,13 +236,7 @@ double AcceleratorCore::gradient_norm() const {
 }
 
 void AcceleratorCore::scale_gradients(const OptimizerRecord& optimizer, double factor) {
-  for (const auto index : optimizer.models) {
-    for (const auto& slice : models_[index].parallel.slices()) {
-      const torch::NoGradGuard no_grad;
-      torch::Tensor gradient = slice.gradient;
-      gradient.mul_(factor);
-    }
-  }
+  for (const auto index : optimizer.models) models_[index].parallel.scale_gradients(factor);
 }
 
 void AcceleratorCore::unscale(OptimizerRecord& optimizer) {

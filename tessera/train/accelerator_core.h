@@ -26,6 +26,7 @@
 #include "tessera/parallel/data/data_parallel.h"
 #include "tessera/precision/autocast.h"
 #include "tessera/precision/loss_scaler.h"
+#include "tessera/train/save_state.h"
 
 namespace tessera {
 
@@ -75,16 +76,13 @@ class AcceleratorCore {
 
   // ---- preparing ----
 
-  /// Notes which parameter is in which group of which optimizer, before models change them.
-  void note_groups(const std::vector<torch::optim::Optimizer*>& optimizers);
-
   /// `inner`: the user's module; `root`: itself, or what wraps it. Collective. Does nothing for one
   /// that is prepared already.
   void add_model(torch::nn::Module& inner, const std::shared_ptr<nn::Hookable>& root);
   const std::shared_ptr<nn::Hookable>& root_of(const torch::nn::Module& inner) const;
 
-  /// Its parameters become this rank's slices. ValueError: parameters of no prepared model, more
-  /// than two groups, a model that has an optimizer already.
+  /// Its parameters become this rank's parts of them, in the same groups. ValueError: parameters of
+  /// no prepared model, a model that has an optimizer already.
   OptimizerRecord& add_optimizer(torch::optim::Optimizer& optimizer);
   void add_scheduler(SchedulerRecord scheduler) { schedulers_.push_back(std::move(scheduler)); }
 
@@ -134,14 +132,15 @@ class AcceleratorCore {
     bool wrapped = false;  // root is not the user's module: names begin with "module."
     parallel::DataParallel parallel;
     OptimizerRecord* optimizer = nullptr;
-    bool has_gradients = false;         // a backward since the last update
-    std::vector<torch::Tensor> leaves;  // of parallel.slices(), in the optimizer's groups
+    bool has_gradients = false;  // a backward since the last update
   };
 
   void note_step_settings(const config::accelerate::Translation& translation);
   parallel::UnitRule unit_rule() const;
   /// `all_states`: of the optimizers, those not used yet included.
-  std::vector<checkpoint::Part> held_state(bool all_states);
+  std::vector<checkpoint::Part> held_state(bool all_states, bool buffers) const;
+  train::SavedModel saved(size_t model) const;
+  std::vector<train::SavedModel> saved(const OptimizerRecord& optimizer) const;
   nlohmann::json counts() const;  ///< collective
   void set_counts(const nlohmann::json& state);
   /// Of all models, divided by the loss scale; infinite or NaN where any gradient is.
@@ -161,7 +160,7 @@ class AcceleratorCore {
   std::optional<precision::LossScaler> scaler_;
   int64_t accumulation_steps_ = 1;
 
-  std::unordered_map<const void*, size_t> group_of_, model_of_;  // by parameter
+  std::unordered_map<const void*, size_t> model_of_;  // by parameter
   std::vector<Model> models_;
   std::vector<std::unique_ptr<OptimizerRecord>> optimizers_;
   std::vector<SchedulerRecord> schedulers_;

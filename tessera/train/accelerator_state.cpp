@@ -9,11 +9,9 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/open_source.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/accelerator_core.h"
-#include "tessera/train/checkpointing.h"
-#include "tessera/train/torch_states.h"
+#include "tessera/train/save_state.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -40,44 +38,28 @@ void set_generator_state(const std::string& text) {
   generator.set_state(state);
 }
 
-/// The checkpoint at `path`, or the newest complete one below it.
-fs::path newest(const fs::path& path) {
-  if (checkpoint::is_checkpoint(path)) return path;
-  auto folders = checkpoint::step_folders(path);
-  while (!folders.empty() && !fs::exists(folders.back().path / checkpoint::kMarkerFile)) {
-    folders.pop_back();
-  }
-  if (folders.empty()) {
-    user_error("load_state: expected a checkpoint or a folder of them, got '{}'", path.string());
-  }
-  return folders.back().path;
-}
-
-std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
-  std::vector<double> rates;
-  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
-  return rates;
-}
-
 }  // namespace
 
-std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states) {
+train::SavedModel AcceleratorCore::saved(size_t index) const {
+  const auto& model = models_[index];
+  return {.model = &model.parallel,
+          .optimizer = model.optimizer == nullptr ? nullptr : model.optimizer->base,
+          .named = [wrapped = model.wrapped, index](std::string name) {
+            if (wrapped) name.erase(0, std::string_view("module.").size());
+            return index == 0 ? name : fmt::format("model_{}.{}", index, name);
+          }};
+}
+
+std::vector<train::SavedModel> AcceleratorCore::saved(const OptimizerRecord& optimizer) const {
+  std::vector<train::SavedModel> models;
+  for (const auto index : optimizer.models) models.push_back(saved(index));
+  return models;
+}
+
+std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states, bool buffers) const {
   std::vector<checkpoint::Part> held;
   for (size_t i = 0; i < models_.size(); ++i) {
-    auto& model = models_[i];
-    const auto named = [&](std::string name) {
-      if (model.wrapped) name.erase(0, std::string_view("module.").size());
-      return i == 0 ? name : fmt::format("model_{}.{}", i, name);
-    };
-    const auto states = [&](size_t slice) -> std::vector<std::pair<std::string, torch::Tensor>> {
-      if (model.optimizer == nullptr) return {};
-      auto& groups = model.optimizer->base->param_groups();
-      const bool first = groups.size() == 1 || model.parallel.slices()[slice].decayed;
-      return train::torch_states(*model.optimizer->base, groups[first ? 0 : 1], model.leaves[slice],
-                                 all_states);
-    };
-    auto parts = train::held_parts(model.parallel, states, named);
-    std::ranges::move(parts, std::back_inserter(held));
+    std::ranges::move(train::held_parts(saved(i), all_states, buffers), std::back_inserter(held));
   }
   return held;
 }
@@ -85,13 +67,7 @@ std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states) {
 json AcceleratorCore::counts() const {
   json optimizers = json::array(), schedulers = json::array();
   for (const auto& record : optimizers_) {
-    int64_t step = 0;
-    for (const auto index : record->models) {
-      for (const auto& leaf : models_[index].leaves) {
-        step = std::max(step, train::torch_step(*record->base, leaf));
-      }
-    }
-    optimizers.push_back({{"step", step}, {"learning_rates", learning_rates(*record->base)}});
+    optimizers.push_back(train::counts_of(*record->base, saved(*record), axis_));
   }
   for (const auto& scheduler : schedulers_) schedulers.push_back(scheduler.count());
   json state{{"step", num_steps_},
@@ -112,16 +88,7 @@ void AcceleratorCore::set_counts(const json& state) {
   num_micro_batches_ = state.at("micro_batches");
   const auto& optimizers = state.at("optimizers");
   for (size_t i = 0; i < std::min(optimizers_.size(), optimizers.size()); ++i) {
-    auto& record = *optimizers_[i];
-    auto& groups = record.base->param_groups();
-    for (size_t g = 0; g < groups.size(); ++g) {
-      groups[g].options().set_lr(optimizers[i].at("learning_rates").at(g));
-    }
-    for (const auto index : record.models) {
-      for (const auto& leaf : models_[index].leaves) {
-        train::set_torch_step(*record.base, leaf, optimizers[i].at("step"));
-      }
-    }
+    train::set_counts(*optimizers_[i]->base, saved(*optimizers_[i]), optimizers[i]);
   }
   const auto& schedulers = state.at("schedulers");
   for (size_t i = 0; i < std::min(schedulers_.size(), schedulers.size()); ++i) {
@@ -142,7 +109,8 @@ void AcceleratorCore::set_counts(const json& state) {
 
 void AcceleratorCore::save_state(const fs::path& directory) {
   const auto& axis = mesh_->axis({"dp_replicate", "dp_shard"}, {.channel = "save"});
-  checkpoint::Saver saver(axis, held_state(/*all_states=*/num_steps_ > 0),
+  checkpoint::Saver saver(axis,
+                          held_state(/*all_states=*/num_steps_ > 0, /*buffers=*/axis.rank() == 0),
                           {.directory = directory,
                            .async = false,
                            .layout = {{"num_ranks", axis_.size()},
@@ -159,15 +127,9 @@ void AcceleratorCore::save_state(const fs::path& directory) {
 
 void AcceleratorCore::load_state(const fs::path& directory) {
   checkpoint::agree(axis_, [&] {
-    const checkpoint::Checkpoint found(newest(directory));
+    const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     const auto& state = found.index().state;
-    auto held = held_state(/*all_states=*/found.index().step > 0);
-    for (const auto& part : held) {
-      if (found.contains(part.piece.name)) continue;
-      user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
-                 found.path().string(), part.piece.name);
-    }
-    checkpoint::load_parts(found, held);
+    train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true));
     for (auto& model : models_) model.parallel.values_changed();
     try {
       set_counts(state);

@@ -209,11 +209,13 @@ void make_room(const config::RunConfig& config, const Resumed& resumed) {
 }  // namespace
 
 std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
-                                         const SliceStates& states,
+                                         const PartStates& states,
                                          const std::function<std::string(std::string)>& named,
                                          const parallel::TensorParts& divided) {
   std::vector<checkpoint::Part> parameters, kept;
-  for (const auto& part : parallel.parts()) {
+  const auto parts = parallel.parts();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& part = parts[i];
     const auto& piece = part.piece;
     const auto own = named(piece.name);
     const auto found = divided.find(piece.name);
@@ -227,9 +229,8 @@ std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
       list.back().sharers = part.sharers;
     };
     add(parameters, own, piece.part);
-    if (!part.slice) continue;
-    for (const auto& [state, tensor] : states(*part.slice)) {
-      add(kept, state_name(state, own), tensor.narrow(0, part.offset, piece.part.numel()));
+    for (const auto& [state, tensor] : states(i, part)) {
+      add(kept, state_name(state, own), tensor);
     }
   }
   parameters.insert(parameters.end(), kept.begin(), kept.end());
@@ -237,9 +238,16 @@ std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
 }
 
 std::vector<checkpoint::Part> held_state(Run& run) {
-  return held_parts(
-      run.parallel, [&](size_t slice) { return run.optimizer.states(slice); }, std::identity{},
-      run.tensor_parts);
+  const auto states = [&](size_t, const parallel::DataParallel::Part& part) {
+    std::vector<std::pair<std::string, torch::Tensor>> found;
+    if (!part.slice) return found;
+    found = run.optimizer.states(*part.slice);
+    for (auto& [name, state] : found) {
+      state = state.narrow(0, part.offset, part.piece.part.numel());
+    }
+    return found;
+  };
+  return held_parts(run.parallel, states, std::identity{}, run.tensor_parts);
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

@@ -26,13 +26,14 @@ struct Counts {
   int64_t samples_seen = 0, tokens_seen = 0;
 };
 
-/// What an optimizer keeps for slice `slice` of a data-parallel model, by name.
-using SliceStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(size_t slice)>;
+/// What an optimizer keeps for parts()[part] of a data-parallel model, by name: [n] as the part.
+using PartStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(
+    size_t part, const parallel::DataParallel::Part& which)>;
 
 /// The parameters and optimizer states that this rank holds of a model, under the names that
 /// `named` makes of the model's own. `divided`: parameters of which it has a part only.
 std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
-                                         const SliceStates& states,
+                                         const PartStates& states,
                                          const std::function<std::string(std::string)>& named,
                                          const parallel::TensorParts& divided = {});
 std::vector<checkpoint::Part> held_state(Run& run);

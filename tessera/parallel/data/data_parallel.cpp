@@ -11,51 +11,60 @@
 
 namespace tessera::parallel {
 
+DataParallel::Engine& DataParallel::engine() const {
+  TORCH_CHECK_VALUE(!engine_->absorbed,
+                    "expected the handle of the whole model: this part was sharded into it since");
+  return *engine_;
+}
+
 void DataParallel::watch_outputs(bool on) {
-  if (on) engine_->nonfinite_output.reset();
-  engine_->watching = on;
+  if (on) engine().nonfinite_output.reset();
+  engine().watching = on;
 }
 
 std::string DataParallel::first_nonfinite_output() const {
-  const auto& order = engine_->order;
+  const auto& order = engine().order;
   auto first = static_cast<int64_t>(order.size());
-  if (engine_->nonfinite_output) {
-    first = std::ranges::find(order, *engine_->nonfinite_output) - order.begin();
+  if (engine().nonfinite_output) {
+    first = std::ranges::find(order, *engine().nonfinite_output) - order.begin();
   }
   const auto tensor = torch::tensor({first});
-  engine_->axes.all.all_reduce(tensor, comm::ReduceOp::min).wait();
-  engine_->axes.model.all_reduce(tensor, comm::ReduceOp::min).wait();
+  engine().axes.all.all_reduce(tensor, comm::ReduceOp::min).wait();
+  engine().axes.model.all_reduce(tensor, comm::ReduceOp::min).wait();
   const auto index = static_cast<size_t>(tensor.item<int64_t>());
-  const auto found = index == order.size() ? "" : engine_->units[order[index]].name();
-  for (const auto& unit : engine_->axes.stages.all_gather_bytes(found)) {
+  const auto found = index == order.size() ? "" : engine().units[order[index]].name();
+  for (const auto& unit : engine().axes.stages.all_gather_bytes(found)) {
     if (!unit.empty()) return unit;
   }
   return "";
 }
 
 void DataParallel::begin_pass(int stage, int micro_batch) {
-  engine_->begin_pass({stage, micro_batch});
+  engine().begin_pass({stage, micro_batch});
 }
 
-void DataParallel::set_requires_gradient_sync(bool required) { engine_->requires_sync = required; }
-void DataParallel::set_is_last_backward(bool last) { engine_->is_last = last; }
-void DataParallel::set_gradient_divide_factor(double factor) { engine_->divide_factor = factor; }
-void DataParallel::finish_backward() { engine_->finish_backward(); }
-void DataParallel::finish_step() { engine_->finish_step(); }
+void DataParallel::set_requires_gradient_sync(bool required) { engine().requires_sync = required; }
+void DataParallel::set_is_last_backward(bool last) { engine().is_last = last; }
+void DataParallel::set_gradient_divide_factor(double factor) { engine().divide_factor = factor; }
+void DataParallel::finish_backward() { engine().finish_backward(); }
+void DataParallel::finish_step() { engine().finish_step(); }
 
 void DataParallel::unshard() {
-  engine_->unsharded = true;
-  for (auto& unit : engine_->units) unit.start_gather();
-  for (auto& unit : engine_->units) unit.finish_gather();
+  engine().unsharded = true;
+  for (auto& unit : engine().units) unit.start_gather();
+  for (auto& unit : engine().units) unit.finish_gather();
 }
 
 void DataParallel::reshard() {
-  engine_->unsharded = false;
-  for (auto& unit : engine_->units) unit.reshard();
+  for (auto& unit : engine().units) {
+    if (engine().unsharded) unit.keep_written();
+    unit.reshard();
+  }
+  engine().unsharded = false;
 }
 
 GradientNorm DataParallel::gradient_norm() const {
-  const auto& engine = *engine_;
+  const auto& engine = this->engine();
   std::vector<double> squares;  // of this rank's part of each unit
   for (const auto& unit : engine.units) {
     std::vector<torch::Tensor> gradients;
@@ -86,23 +95,50 @@ GradientNorm DataParallel::gradient_norm() const {
   return result;
 }
 
-const std::vector<DataParallel::Slice>& DataParallel::slices() const { return engine_->slices; }
+double DataParallel::clip_grad_norm(double max_norm) {
+  TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm: expected a norm above 0, got ", max_norm);
+  const double norm = gradient_norm().norm;
+  const double factor = max_norm / (norm + 1e-6);  // as torch's
+  if (!(factor >= 1)) scale_gradients(factor);
+  return norm;
+}
+
+void DataParallel::scale_gradients(double factor) {
+  const torch::NoGradGuard no_grad;
+  for (auto& unit : engine().units) {
+    for (const auto& buffer : unit.buffers()) {
+      if (buffer.trained()) buffer.gradient_of_slice().mul_(factor);
+    }
+  }
+}
+
+const std::vector<DataParallel::Slice>& DataParallel::slices() const {
+  engine().slices_taken = true;
+  return engine().slices;
+}
 
 std::vector<torch::Tensor> DataParallel::parameters() const {
-  auto& leaves = engine_->leaves;
-  if (leaves.empty()) {
-    for (const auto& slice : slices()) {
-      leaves.push_back(slice.parameter.detach().requires_grad_());
-    }
-    engine_->give_leaves_gradients();
-  }
-  return leaves;
+  engine().take_leaves();
+  std::vector<torch::Tensor> tensors;
+  for (const auto& leaf : engine().leaves) tensors.push_back(leaf.tensor);
+  return tensors;
+}
+
+torch::OrderedDict<std::string, torch::Tensor> DataParallel::named_parameters() const {
+  engine().take_leaves();
+  torch::OrderedDict<std::string, torch::Tensor> named;
+  for (const auto& leaf : engine().leaves) named.insert(leaf.name, leaf.tensor);
+  return named;
+}
+
+const std::vector<std::pair<std::string, torch::Tensor>>& DataParallel::named_buffers() const {
+  return engine().module_buffers;
 }
 
 std::vector<DataParallel::Part> DataParallel::parts() const {
-  const auto& axes = engine_->axes;
+  const auto& axes = engine().axes;
   std::vector<Part> parts;
-  for (const auto& unit : engine_->units) {
+  for (const auto& unit : engine().units) {
     const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
     for (const auto& buffer : unit.buffers()) {
       const auto& sharing = buffer.options().sharing;
@@ -113,8 +149,8 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
         part.replica = replicas.rank() * holders.size() + holders.rank();
         if (holders.size() > 1) part.sharers = holders.name();
         const auto* data = piece.part.const_data_ptr();
-        for (size_t i = 0; i < slices().size(); ++i) {
-          const auto& slice = slices()[i].parameter;
+        for (size_t i = 0; i < engine().slices.size(); ++i) {
+          const auto& slice = engine().slices[i].parameter;
           const auto* begin = static_cast<const std::byte*>(slice.const_data_ptr());
           if (data < begin || data >= begin + slice.nbytes()) continue;
           part.slice = i;
@@ -129,18 +165,18 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
 }
 
 void DataParallel::values_changed() {
-  for (auto& unit : engine_->units) unit.parameters_changed();
+  for (auto& unit : engine().units) unit.parameters_changed();
 }
 
 void DataParallel::fill(const FlatBuffer::Fill& set) {
-  for (auto& unit : engine_->units) {
+  for (auto& unit : engine().units) {
     for (auto& buffer : unit.buffers()) buffer.fill(set);
   }
   values_changed();
-  if (!engine_->options.check_parameters) return;
+  if (!engine().options.check_parameters) return;
   // Ranks that hold the same slices must hold the same values.
   std::vector<CheckedUnit> sliced, whole;
-  for (auto& unit : engine_->units) {
+  for (auto& unit : engine().units) {
     auto& checked = (unit.sharded() ? sliced : whole).emplace_back(unit.name());
     for (auto& buffer : unit.buffers()) {
       for (const auto& piece : buffer.pieces()) {
@@ -148,7 +184,7 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
       }
     }
   }
-  const auto& axes = engine_->axes;
+  const auto& axes = engine().axes;
   check_same_model(sliced, /*values=*/true, axes.all, /*slice=*/axes.gather.rank());
   check_same_model(whole, /*values=*/true, axes.all);
 }
@@ -157,7 +193,7 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
   // Every entry: does this rank's part of it hold anything but zero?
   std::vector<std::string> names;
   std::vector<double> used;
-  for (const auto& unit : engine_->units) {
+  for (const auto& unit : engine().units) {
     for (const auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
       const auto gradient = buffer.gradient_of_slice();
@@ -172,28 +208,28 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
     }
   }
   const auto anywhere = torch::tensor(used, torch::kFloat64);
-  engine_->axes.model.all_reduce(anywhere).wait();
+  engine().axes.model.all_reduce(anywhere).wait();
   std::string lines;
   for (size_t i = 0; i < names.size(); ++i) {
     if (anywhere.const_data_ptr<double>()[i] == 0) lines += names[i] + '\n';
   }
   std::vector<std::string> unused;
-  for (const auto& of_stage : engine_->axes.stages.all_gather_bytes(lines)) {
+  for (const auto& of_stage : engine().axes.stages.all_gather_bytes(lines)) {
     for (std::istringstream stream(of_stage); std::getline(stream, lines);) unused.push_back(lines);
   }
   return unused;
 }
 
-const std::vector<Unit>& DataParallel::units() const { return engine_->units; }
+const std::vector<Unit>& DataParallel::units() const { return engine().units; }
 
 DataParallelMemory DataParallel::memory() const {
-  engine_->note_memory();
-  return engine_->memory;
+  engine().note_memory();
+  return engine().memory;
 }
 
 std::vector<UnitWaits> DataParallel::waits() const {
   std::vector<UnitWaits> result;
-  for (const auto& unit : engine_->units) result.push_back({unit.name(), unit.times()});
+  for (const auto& unit : engine().units) result.push_back({unit.name(), unit.times()});
   return result;
 }
 

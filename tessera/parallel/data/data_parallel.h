@@ -3,6 +3,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/ordered_dict.h>
 
 #include <cstdint>
 #include <memory>
@@ -44,8 +45,14 @@ struct UnitWaits {
 ///     model.set_requires_gradient_sync(last);  // per micro-batch, if only the last is to reduce
 ///     loss.backward();
 ///     model.finish_backward();
-///     optimizer.step();                        // over slices(), or torch::optim over parameters()
+///     model.clip_grad_norm(1.0);
+///     optimizer.step();                        // of torch::optim, over model.parameters()
 ///     model.finish_step();
+///
+/// Parameters may be frozen and unfrozen (requires_grad_) between steps, and written between
+/// unshard() and reshard(). ValueError, at the next forward or finish_step, if the module was moved or
+/// cast after sharding, if a parameter was written where that is lost, and after a step of the
+/// optimizer without finish_step().
 class DataParallel {
  public:
   /// While false, backward only accumulates (whole gradients stay in memory); set it to true before
@@ -71,19 +78,29 @@ class DataParallel {
   void finish_backward();
 
   /// Call after the optimizer's step: gradients are zero or freed, whole parameters out of date.
-  /// ValueError after a backward that reduces without its finish_backward.
+  /// ValueError after a backward that reduces without its finish_backward. Collective where buffers
+  /// are synchronised (DataParallelOptions::buffers).
   void finish_step();
 
   /// Gathers the whole model, which stays so until reshard() or finish_step(); for using parameters
   /// outside of the modules' forward, and for many forwards without a step. Collective.
   void unshard();
+  /// Ends unshard(). Values that were written to parameters in between are kept, if all ranks wrote
+  /// the same. Cost: one pass over this rank's slices.
   void reshard();
 
   /// Collective; one pass over this rank's gradients. After finish_backward.
   GradientNorm gradient_norm() const;
 
+  /// Scales the gradients so that the norm of the whole model's gradient is at most `max_norm`; gives
+  /// the norm before. Collective. Not torch::nn::utils::clip_grad_norm_ over parameters(), which takes
+  /// this rank's parts for all, and cannot be told from an intended change.
+  double clip_grad_norm(double max_norm);
+  void scale_gradients(double factor);  ///< this rank's; the same on all
+
   /// What this rank's optimizer updates: one slice per unit, kind and decay group; `decayed` says
-  /// which. Valid for life; gradients have memory between finish_backward and finish_step.
+  /// which. Valid for life; gradients have memory between finish_backward and finish_step. For fused
+  /// optimizers: who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
     bool decayed = true;
@@ -91,9 +108,16 @@ class DataParallel {
   };
   const std::vector<Slice>& slices() const;
 
-  /// The same as leaf tensors, for optimizers of LibTorch's; the same ones at each call. grad() is
-  /// there between finish_backward and finish_step; zero_grad() of the optimizer does no harm.
+  /// This rank's part of each parameter of which it has one, as leaf tensors [n] in the order of
+  /// parts(), frozen ones included, for optimizers of LibTorch's that treat elements alike (not
+  /// LBFGS); the same ones at each call. Of those that are trained grad() is there between
+  /// finish_backward and finish_step; zero_grad() of the optimizer does no harm.
   std::vector<torch::Tensor> parameters() const;
+  /// The same by name, for groups of parameters with options of their own.
+  torch::OrderedDict<std::string, torch::Tensor> named_parameters() const;
+
+  /// The model's, as they are on this rank.
+  const std::vector<std::pair<std::string, torch::Tensor>>& named_buffers() const;
 
   /// What this rank holds of a parameter, frozen ones included.
   struct Part {
@@ -131,6 +155,7 @@ class DataParallel {
 
  private:
   struct Engine;
+  Engine& engine() const;  // ValueError if a larger model's took its units
   friend DataParallel parallelise(torch::nn::Module&, std::vector<UnitModules>, const DataAxes&,
                                   const DataParallelOptions&);
   std::shared_ptr<Engine> engine_;
@@ -142,8 +167,11 @@ class DataParallel {
 /// goes on, all ranks in one order. Modules of a unit must be Hookable and called through their
 /// holder.
 ///
+/// What was sharded inside of `model` before (FSDP2's way: blocks first, then the root) keeps its
+/// units and their options, and belongs to the new handle; the old ones are of no use then.
+///
 /// ValueError: a parameter of `model` in no unit; an override that matches no unit; an option that
-/// cannot take effect. Collective if check_parameters: ValueError names the first parameter or unit
+/// cannot take effect; a model that is sharded already. Collective if check_parameters: ValueError names the first parameter or unit
 /// that differs from rank 0's.
 DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
                          const DataAxes& axes, const DataParallelOptions& options = {});

@@ -189,6 +189,7 @@ TEST(FullShard, CollectivesPerStep) {
       auto units = net.units();
       auto model = parallelise(net, units, DataAxes::of(mesh),
                                {.unit = {.reshard_after_forward = reshards}});
+      model.slices();  // as for an optimizer
       const auto& gather = mesh.axis("dp_shard");
       const auto& reduce = mesh.axis("dp_shard", {.channel = "reduce"});
       const auto step = [&] {
@@ -372,6 +373,7 @@ TEST(Gradients, NormUnusedParametersAndNonFiniteUnits) {
       Net net;
       auto model = parallelise(net, net.units(), DataAxes::of(mesh),
                                {.unit = unit, .gradient_divide_factor = 1});
+      model.slices();  // as for an optimizer
       (net.forward(rows.mine).sum() / rows.all.size(0)).backward();
       model.finish_backward();
       EXPECT_NEAR(model.gradient_norm().norm / std::sqrt(squares), 1, 1e-5) << name;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "tessera/nn/recomputation.h"
@@ -60,14 +61,49 @@ void DataParallel::Engine::list_slices() {
   }
 }
 
-// No views: an optimizer's zero_grad() detaches them in place.
-void DataParallel::Engine::give_leaves_gradients() const {
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& gradient = slices[i].gradient;
-    if (gradient.storage().data() == nullptr) continue;
-    auto own = torch::empty({0}, gradient.options());
-    own.set_(gradient.storage(), gradient.storage_offset(), gradient.sizes(), gradient.strides());
-    leaves[i].mutable_grad() = std::move(own);
+void DataParallel::Engine::list_leaves() {
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t b = 0; b < units[u].buffers().size(); ++b) {
+      const auto& buffer = units[u].buffers()[b];
+      for (const auto& piece : buffer.pieces()) {
+        leaves.push_back({.name = piece.name,
+                          .tensor = piece.part.detach().requires_grad_(buffer.trained()),
+                          .unit = u,
+                          .buffer = b,
+                          .entry = piece.entry,
+                          .offset = piece.part.storage_offset() - buffer.slice().storage_offset()});
+      }
+    }
+  }
+}
+
+void DataParallel::Engine::take_leaves() {
+  if (std::exchange(leaves_taken, true)) return;
+  // After a backward whose arrivals no rank was asked for: as if all took part.
+  for (auto& unit : units) {
+    for (auto& buffer : unit.buffers()) {
+      for (size_t i = 0; buffer.trained() && i < buffer.entries().size(); ++i) {
+        buffer.set_arrived(i, true);
+      }
+    }
+  }
+  give_leaves_gradients();
+}
+
+void DataParallel::Engine::give_leaves_gradients() {
+  for (auto& leaf : leaves) {
+    const auto& buffer = units[leaf.unit].buffers()[leaf.buffer];
+    const bool trained = buffer.trained() && buffer.entries()[leaf.entry].parameter.requires_grad();
+    leaf.tensor.requires_grad_(trained);
+    if (!trained || !buffer.arrived(leaf.entry)) {
+      leaf.tensor.mutable_grad().reset();
+      continue;
+    }
+    const bool in_whole = buffer.gradient_slice_in_gradient();
+    const auto& gradient = in_whole ? buffer.gradient : buffer.gradient_slice;
+    if (!gradient.allocated()) continue;
+    leaf.tensor.mutable_grad() =
+        gradient.part((in_whole ? buffer.slice_begin() : 0) + leaf.offset, leaf.tensor.sizes());
   }
 }
 
@@ -89,6 +125,9 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
 
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
+  unit.check_parameters();
+  if (!unsharded && !unit.full_shard()) unit.check_written(/*reduced=*/false);
+  train_unfrozen(index);
   calls[index].stage = pass.stage;
   calls[index].ran = true;
   ++calls[index].running;
@@ -98,6 +137,16 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   if (options.forward_prefetch) prefetch(index, 1);
   note_memory();
+}
+
+void DataParallel::Engine::train_unfrozen(size_t index) {
+  for (const size_t buffer : units[index].start_training()) {
+    TORCH_CHECK_VALUE(
+        !slices_taken, units[index].buffers()[buffer].entries().front().name,
+        ": expected an optimizer over parameters(), as slices() do not change; unfreeze "
+        "it before sharding");
+    watch_gradients(index, buffer);
+  }
 }
 
 // Note [Backwards to come]. A unit is reduced once no backward of any call of its modules is to
@@ -120,6 +169,7 @@ void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& modul
   if (state.running > 0 || state.forward.size() < modules[index].modules.size()) return;
   state.forward.clear();
   if (unsharded) return;
+  units[index].check_written(/*reduced=*/false);
   // The last unit's backward is next: it keeps what it would gather again at once.
   if (backward_follows && index == order.back()) return;
   if (torch::GradMode::is_enabled() || runs_again) {
@@ -255,7 +305,40 @@ void DataParallel::Engine::finish_backward() {
   }
   if (!order_known) agree_on_order();
   forwarded.clear();
-  give_leaves_gradients();
+  if (slices_taken) check_frozen();
+  if (leaves_taken) {
+    agree_on_arrivals();
+    give_leaves_gradients();
+  }
+}
+
+/// As in a plain model, the optimizer leaves a parameter alone that took no part in the loss: on no
+/// rank.
+void DataParallel::Engine::agree_on_arrivals() {
+  std::vector<int64_t> arrived;
+  const auto for_each = [&](const auto& visit) {
+    for (auto& unit : units) {
+      for (auto& buffer : unit.buffers()) {
+        for (size_t i = 0; buffer.trained() && i < buffer.entries().size(); ++i) visit(buffer, i);
+      }
+    }
+  };
+  for_each([&](const auto& buffer, size_t i) { arrived.push_back(buffer.arrived(i)); });
+  const auto anywhere = torch::tensor(arrived);
+  axes.all.all_reduce(anywhere, comm::ReduceOp::max).wait();
+  const auto* found = anywhere.const_data_ptr<int64_t>();
+  for_each([&](auto& buffer, size_t i) { buffer.set_arrived(i, *found++ != 0); });
+}
+
+/// An optimizer over slices() would move what was frozen after the sharding.
+void DataParallel::Engine::check_frozen() const {
+  for (const auto& leaf : leaves) {
+    const auto& buffer = units[leaf.unit].buffers()[leaf.buffer];
+    TORCH_CHECK_VALUE(!buffer.trained() || buffer.entries()[leaf.entry].parameter.requires_grad(),
+                      leaf.name,
+                      ": expected an optimizer over parameters(), as slices() do not "
+                      "change; freeze it before sharding");
+  }
 }
 
 /// Hooks see calls through a module's holder alone. A unit whose gradients came without would be out
@@ -290,17 +373,83 @@ void DataParallel::Engine::agree_on_order() {
   order_known = true;
 }
 
+/// Nobody ever asked for what an optimizer would update: it was made of the module's parameters,
+/// which have no gradients where these are sharded.
+void DataParallel::Engine::check_has_optimizer() {
+  if (slices_taken || leaves_taken) return;
+  const auto was_reduced = [](const auto& unit) { return unit.sharded() && unit.reduced(); };
+  if (std::ranges::none_of(units, was_reduced)) return;
+  TORCH_CHECK_VALUE(++steps_without_optimizer < 2,
+                    "finish_step: no parameter was updated in two steps; make the optimizer of the "
+                    "sharded model's parameters()");
+}
+
 void DataParallel::Engine::finish_step() {
   TORCH_CHECK_VALUE(launched == 0,
                     "finish_step: expected finish_backward() after a backward, even if its "
                     "gradients are dropped");
+  for (const auto& unit : units) unit.check_written(/*reduced=*/true);
+  check_has_optimizer();
   unsharded = false;
-  for (auto& leaf : leaves) leaf.mutable_grad().reset();
+  for (auto& leaf : leaves) leaf.tensor.mutable_grad().reset();
   for (auto& state : calls) state = {};
   for (auto& unit : units) {
     unit.forget_gradients();
     unit.parameters_changed();
   }
+  synchronise(module_buffers, options.buffers, axes.all);
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<DataParallel::Engine>>>
+DataParallel::Engine::inside(torch::nn::Module& model) {
+  std::vector<std::pair<std::string, std::shared_ptr<Engine>>> engines;
+  std::unordered_map<const torch::nn::Module*, std::string> paths;
+  const auto look = [&](const std::string& path, torch::nn::Module& module) {
+    paths.emplace(&module, path);
+    const auto* hookable = dynamic_cast<nn::Hookable*>(&module);
+    if (hookable == nullptr) return;
+    for (const auto& hooks : hookable->hooks()) {
+      const auto* engine = std::any_cast<std::shared_ptr<Engine>>(&hooks.owner);
+      if (engine == nullptr) continue;
+      const auto same = [&](const auto& other) { return other.second == *engine; };
+      if (std::ranges::any_of(engines, same)) continue;
+      const auto root = paths.find((*engine)->model);
+      TORCH_CHECK_VALUE(root != paths.end() && (*engine)->model != &model,
+                        path.empty() ? "the model" : path,
+                        ": expected a module that is not sharded yet; shard each once, inner ones "
+                        "before those that contain them");
+      engines.emplace_back(root->second, *engine);
+    }
+  };
+  look("", model);
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    look(item.key(), *item.value());
+  }
+  return engines;
+}
+
+void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
+  TORCH_CHECK_VALUE(inner.axes.all.name() == axes.all.name() &&
+                        inner.axes.gather.name() == axes.gather.name() &&
+                        inner.axes.inner.size() == axes.inner.size(),
+                    path,
+                    ": expected it to be sharded over the ranks of the whole model; pass the "
+                    "same mesh and reshard_after_forward");
+  TORCH_CHECK_VALUE(!inner.leaves_taken && !inner.slices_taken, path,
+                    ": expected optimizers of the whole sharded model; make them after the last "
+                    "fully_shard()");
+  for (size_t i = 0; i < inner.units.size(); ++i) {
+    for (auto* module : inner.modules[i].modules) {
+      module->remove_hooks([&](const nn::Hooks& hooks) {
+        const auto* owner = std::any_cast<std::shared_ptr<Engine>>(&hooks.owner);
+        return owner != nullptr && owner->get() == &inner;
+      });
+    }
+    units.push_back(std::move(inner.units[i]));
+    units.back().move_below(path);
+    modules.push_back(std::move(inner.modules[i]));
+  }
+  inner.absorbed = true;
 }
 
 // The model keeps the engine alive through its hooks.
@@ -309,10 +458,12 @@ void DataParallel::Engine::attach() {
   for (size_t i = 0; i < modules.size(); ++i) {
     const auto casts = policy_hooks(units[i].options().mixed_precision);
     for (auto* module : modules[i].modules) {
-      module->add_hooks({.cast_output = [engine, i](torch::Tensor& output) {
-        engine->watch_output(i, output);
-        engine->keep_beyond(i, output);
-      }});
+      module->add_hooks({.cast_output =
+                             [engine, i](torch::Tensor& output) {
+                               engine->watch_output(i, output);
+                               engine->keep_beyond(i, output);
+                             },
+                         .owner = engine});
       module->add_hooks(
           {.before_forward = [engine, i, module] { engine->before_forward(i, *module); },
            .after_forward = [engine, i,
@@ -320,24 +471,28 @@ void DataParallel::Engine::attach() {
            .before_backward = [engine, i] { engine->before_backward(i); },
            .after_backward = [engine, i] { engine->after_backward(i); },
            .cast_input = casts.cast_input,
-           .cast_output = casts.cast_output});
+           .cast_output = casts.cast_output,
+           .owner = engine});
     }
-    const auto& buffers = units[i].buffers();
-    for (size_t b = 0; b < buffers.size(); ++b) {
-      if (!buffers[b].trained()) continue;
-      for (size_t e = 0; e < buffers[b].entries().size(); ++e) {
-        // The engine keeps the parameters, so a hook of theirs keeps neither.
-        buffers[b].entries()[e].parameter.register_hook(
-            [engine = std::weak_ptr(engine), i, b,
-             e](const torch::Tensor& gradient) -> torch::Tensor {
-              const auto here = engine.lock();
-              if (here && gradient.defined()) {
-                here->gradient_arrives(i, here->units[i].buffers()[b].entries()[e].parameter);
-              }
-              return gradient;
-            });
+    for (size_t b = 0; b < units[i].buffers().size(); ++b) {
+      if (units[i].buffers()[b].trained()) watch_gradients(i, b);
+    }
+  }
+}
+
+// The engine keeps the parameters, so a hook of theirs keeps neither.
+void DataParallel::Engine::watch_gradients(size_t unit, size_t buffer) {
+  const auto& entries = units[unit].buffers()[buffer].entries();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].parameter.requires_grad()) continue;
+    entries[i].parameter.register_hook([engine = weak_from_this(), unit, buffer,
+                                        i](const torch::Tensor& gradient) -> torch::Tensor {
+      const auto here = engine.lock();
+      if (here && !here->absorbed && gradient.defined()) {
+        here->gradient_arrives(unit, here->units[unit].buffers()[buffer].entries()[i].parameter);
       }
-    }
+      return gradient;
+    });
   }
 }
 

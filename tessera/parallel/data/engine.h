@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "tessera/parallel/data/buffer_sync.h"
 #include "tessera/parallel/data/data_parallel.h"
 
 namespace tessera::parallel {
@@ -27,18 +28,29 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     int running = 0;                        // of its modules, the outer ones of nested calls too
   };
 
+  const torch::nn::Module* model = nullptr;  // as it was sharded; may be gone
+  bool absorbed = false;                     // by the engine of a larger model
   DataParallelOptions options;
   DataAxes axes;
   std::vector<Unit> units;
   std::vector<UnitModules> modules;
   std::vector<Calls> calls;
   std::vector<Slice> slices;
-  mutable std::vector<torch::Tensor> leaves;  // of slices, once they were asked for
+  bool slices_taken = false, leaves_taken = false;  // by an optimizer of the user's
+  struct Leaf {
+    std::string name;
+    torch::Tensor tensor;
+    size_t unit = 0, buffer = 0, entry = 0;
+    int64_t offset = 0;  // in the gradient of the slice
+  };
+  std::vector<Leaf> leaves;
+  NamedBuffers module_buffers;
   std::vector<size_t> order;      // units in the order of the forward; at first as given
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
   size_t launched = 0;            // units whose reduction was started, from the end of `order`
   Pass pass;
+  int steps_without_optimizer = 0;
   bool order_known = false, requires_sync = true, is_last = true;
   bool unsharded = false;  // by the user: hooks free nothing
   double divide_factor = 1;
@@ -47,17 +59,27 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   bool watching = false;
   std::optional<size_t> nonfinite_output;
 
+  /// The engines of what was sharded inside of `model` before, with the paths of those parts.
+  static std::vector<std::pair<std::string, std::shared_ptr<Engine>>> inside(
+      torch::nn::Module& model);
+  /// Takes over the units of one of them.
+  void absorb(const std::string& path, Engine& inner);
+
   void attach();
   void watch_output(size_t unit, const torch::Tensor& output);
   void keep_beyond(size_t unit, torch::Tensor& output) const;
   void list_slices();
-  void give_leaves_gradients() const;
+  void list_leaves();
+  void take_leaves();
+  void give_leaves_gradients();
+  void watch_gradients(size_t unit, size_t buffer);
 
   void begin_pass(const Pass& next);
   bool keeps_whole(size_t unit) const;
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
+  void train_unfrozen(size_t unit);
   void after_forward(size_t unit, const nn::Hookable& module, bool backward_follows);
   void before_backward(size_t unit);
   void after_backward(size_t unit);
@@ -76,7 +98,10 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void check_all_ran() const;
   void settle(size_t at_most);
   void finish_backward();
+  void check_frozen() const;
+  void agree_on_arrivals();
   void agree_on_order();
+  void check_has_optimizer();
   void finish_step();
 };
 

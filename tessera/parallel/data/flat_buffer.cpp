@@ -40,7 +40,6 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   const auto& first = parameters.front().second;
   const auto compute_dtype = options_.compute_dtype.value_or(first.scalar_type());
   const auto slice_dtype = options_.slice_dtype.value_or(first.scalar_type());
-  const auto gradient_dtype = options_.gradient_dtype.value_or(compute_dtype);
   const bool one_device = options_.device == options_.slice_device && !options_.offloaded;
   trained_ = first.requires_grad();
 
@@ -54,23 +53,44 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   for (auto& entry : entries_) adopt(entry);
   if (options_.keeps_copy) {
     copy_ = torch::empty({slice_size()}, torch::dtype(compute_dtype).device(options_.device));
-    slice_changed();
   }
+  note_slice();
+  note_versions();
   options_.values = nullptr;
   if (!options_.keeps_whole) {
     unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
     point_parameters_to(unreadable_);
   }
-  if (!trained_) return;
+  if (trained_) make_gradient();
+}
 
+void FlatBuffer::make_gradient() {
+  arrivals_.resize(entries_.size());
+  const auto gradient_dtype = options_.gradient_dtype.value_or(whole.tensor().scalar_type());
   gradient = Transient(size_, gradient_dtype, options_.device);
-  const auto sum_dtype = torch::promote_types(slice_dtype, gradient_dtype);
+  const auto sum_dtype = torch::promote_types(slice_.scalar_type(), gradient_dtype);
+  const bool one_device = options_.device == options_.slice_device && !options_.offloaded;
   gradient_slice_in_gradient_ =
       options_.keeps_gradient && gradient_dtype == sum_dtype && one_device;
   if (!gradient_slice_in_gradient_) {
     gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device);
   }
   if (options_.keeps_gradient) begin_gradient();
+}
+
+void FlatBuffer::prefix_names(const std::string& prefix) {
+  for (auto& entry : entries_) entry.name = prefix + entry.name;
+}
+
+void FlatBuffer::start_training() {
+  const auto& name = entries_.front().name;
+  TORCH_CHECK_VALUE(!options_.compute_dtype || slice_.scalar_type() != *options_.compute_dtype ||
+                        slice_.element_size() >= 4,
+                    name,
+                    ": expected it to need a gradient when it was sharded (its values are kept in ",
+                    slice_.scalar_type(), " alone); freeze it afterwards");
+  trained_ = true;
+  make_gradient();
 }
 
 void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
@@ -93,7 +113,9 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
 
 void FlatBuffer::adopt(FlatEntry& entry) {
   const auto parameter = entry.parameter;
-  if (options_.values || !parameter.is_meta()) {
+  if (!options_.values && parameter.is_meta()) {
+    if (!unfilled_) unfilled_ = entry.name;
+  } else {
     const auto values =
         (options_.values ? options_.values(parameter) : parameter).detach().reshape({-1});
     const int64_t begin = std::max(slice_begin(), entry.offset);
@@ -109,20 +131,21 @@ void FlatBuffer::adopt(FlatEntry& entry) {
 
 std::vector<FlatBuffer::Piece> FlatBuffer::pieces() const {
   std::vector<Piece> pieces;
-  for (const auto& entry : entries_) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& entry = entries_[i];
     const int64_t begin = std::max(slice_begin(), entry.offset);
     const int64_t end =
         std::min(slice_begin() + slice_size(), entry.offset + entry.parameter.numel());
     if (begin >= end) continue;
     pieces.push_back({entry.name, entry.parameter.sizes().vec(), begin - entry.offset,
-                      slice_.narrow(0, begin - slice_begin(), end - begin)});
+                      slice_.narrow(0, begin - slice_begin(), end - begin), i});
   }
   return pieces;
 }
 
 void FlatBuffer::fill(const Fill& set) {
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, shape, begin, part] : pieces()) {
+  for (const auto& [name, shape, begin, part, entry] : pieces()) {
     if (part.is_cpu()) {
       set(name, begin, part);
     } else {
@@ -133,23 +156,79 @@ void FlatBuffer::fill(const Fill& set) {
   }
 }
 
-void FlatBuffer::slice_changed() {
+void FlatBuffer::note_slice() {
   const torch::NoGradGuard no_grad;
   if (copy_.defined()) copy_.copy_(slice_, /*non_blocking=*/true);
+  slice_version_ = slice_._version();
+}
+
+void FlatBuffer::slice_changed() {
+  note_slice();
+  unfilled_.reset();
+}
+
+void FlatBuffer::whole_changed() {
+  const torch::NoGradGuard no_grad;
+  if (!slice_in_whole_) {
+    // What was not written keeps the precision of the slice.
+    const auto own = own_part(whole).to(slice_.device());
+    const auto written = own != slice_.to(own.scalar_type());
+    slice_.copy_(torch::where(written, own.to(slice_.scalar_type()), slice_));
+  }
+  slice_changed();
+  note_versions();
+}
+
+std::optional<std::string> FlatBuffer::stray_parameter() const {
+  const auto* there = whole.tensor().storage().unsafeGetStorageImpl();
+  const auto* away = unreadable_ ? unreadable_.unsafeGetStorageImpl() : nullptr;
+  for (const auto& entry : entries_) {
+    const auto* storage = entry.parameter.storage().unsafeGetStorageImpl();
+    if (storage != there && storage != away) return entry.name;
+  }
+  return {};
+}
+
+std::optional<std::string> FlatBuffer::written_parameter() const {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].parameter._version() != versions_[i]) return entries_[i].name;
+  }
+  return {};
+}
+
+void FlatBuffer::note_versions() {
+  versions_.clear();
+  for (const auto& entry : entries_) versions_.push_back(entry.parameter._version());
 }
 
 void FlatBuffer::begin_gradient() {
   if (!trained_) return;
   const bool was_there = gradient.allocated();
   if (!was_there) gradient.allocate_zero();
-  for (auto& entry : entries_) {
-    if (entry.parameter.grad().defined()) continue;
-    auto view = gradient.tensor()
-                    .narrow(0, entry.offset, entry.parameter.numel())
-                    .view(entry.parameter.sizes());
-    if (was_there) view.detach().zero_();
-    entry.parameter.mutable_grad() = std::move(view);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& parameter = entries_[i].parameter;
+    if (parameter.grad().defined() || !parameter.requires_grad()) continue;
+    auto part = gradient.part(entries_[i].offset, parameter.sizes());
+    if (was_there) part.zero_();
+    arrivals_[i].version = part._version();
+    parameter.mutable_grad() = std::move(part);
   }
+}
+
+void FlatBuffer::note_arrivals() {
+  if (!trained_) return;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& grad = entries_[i].parameter.grad();
+    if (!grad.defined()) continue;
+    auto& arrival = arrivals_[i];
+    if (grad._version() != arrival.version) arrival.arrived = true;
+    arrival.version = grad._version();
+  }
+}
+
+void FlatBuffer::reset_arrivals() {
+  note_arrivals();  // whoever changed gradients since did not add to them
+  for (auto& arrival : arrivals_) arrival.arrived = false;
 }
 
 std::optional<std::string> FlatBuffer::stray_gradient() const {

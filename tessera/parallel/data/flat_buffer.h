@@ -77,6 +77,7 @@ class FlatBuffer {
     std::vector<int64_t> shape;  ///< of the whole parameter
     int64_t begin = 0;           ///< its first element in the parameter, row-major
     torch::Tensor part;          ///< [n], of the slice
+    size_t entry = 0;            ///< of entries()
   };
   std::vector<Piece> pieces() const;
 
@@ -90,7 +91,23 @@ class FlatBuffer {
   const torch::Tensor& slice() const { return slice_; }
   /// [P/N] the same as gathers take them: the slice, or its copy.
   const torch::Tensor& gather_source() const { return copy_.defined() ? copy_ : slice_; }
-  void slice_changed();  ///< brings the copy up to date
+  void slice_changed();  ///< the slice has new values: brings the copy up to date
+  void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
+  /// Was the slice changed since slice_changed() last was told?
+  bool slice_is_ahead() const { return slice_._version() != slice_version_; }
+  /// Name of a parameter that has no values: it was on the meta device, and nothing was filled in.
+  const std::optional<std::string>& unfilled() const { return unfilled_; }
+
+  /// Name of a parameter that no longer lies in the buffer (Module::to(), set_data), if there is one.
+  std::optional<std::string> stray_parameter() const;
+  /// Name of a parameter that was written in place since note_versions().
+  std::optional<std::string> written_parameter() const;
+  void note_versions();
+
+  void prefix_names(const std::string& prefix);  ///< of its parameters
+
+  /// Makes a frozen buffer a trained one. ValueError if its values are kept in 16 bits alone.
+  void start_training();
 
   Transient whole;     ///< [P] parameters, in the compute dtype
   Transient gradient;  ///< [P]; frozen parameters have none
@@ -115,6 +132,11 @@ class FlatBuffer {
   /// Zero if there was none; every grad() is a view of it. What a user dropped (zero_grad) is zero.
   void begin_gradient();
   void free_gradient();  ///< unless it is kept; every grad() is undefined then
+  /// Did a backward add to the gradient of entries()[i] since reset_arrivals()? After note_arrivals().
+  bool arrived(size_t i) const { return arrivals_[i].arrived; }
+  void set_arrived(size_t i, bool arrived) { arrivals_[i].arrived = arrived; }
+  void note_arrivals();
+  void reset_arrivals();
   /// Name of a parameter whose grad() is no view of the whole gradient, if there is one.
   std::optional<std::string> stray_gradient() const;
   /// Is the storage of `tensor` that of the whole parameters?
@@ -124,6 +146,8 @@ class FlatBuffer {
 
  private:
   void lay_out(const std::vector<Named>& parameters);
+  void make_gradient();
+  void note_slice();
   void adopt(FlatEntry& entry);
   void point_parameters_to(const c10::Storage& storage);
 
@@ -133,6 +157,14 @@ class FlatBuffer {
   bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
   torch::Tensor slice_, copy_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
+  std::optional<std::string> unfilled_;
+  int64_t slice_version_ = 0;
+  std::vector<int64_t> versions_;  // of the entries
+  struct Arrival {
+    int64_t version = 0;  // of grad(), before
+    bool arrived = false;
+  };
+  std::vector<Arrival> arrivals_;  // by entry
 };
 
 }  // namespace tessera::parallel

@@ -66,6 +66,10 @@ struct UnitOverride {
   UnitOptions options;
 };
 
+/// What becomes of the model's buffers (running means) at finish_step. Averages are of those of
+/// floating type; the others are rank 0's.
+enum class BufferSync { per_rank, broadcast, average };
+
 struct DataParallelOptions {
   UnitOptions unit;                     ///< of every unit
   std::vector<UnitOverride> overrides;  ///< the last that matches counts
@@ -87,6 +91,8 @@ struct DataParallelOptions {
   bool check_parameters = true;
   /// The values of rank 0 count: others receive their slices.
   bool sync_module_states = false;
+  /// per_rank: each keeps its own (FSDP); broadcast: rank 0's (DDP); average: the mean over ranks.
+  BufferSync buffers = BufferSync::per_rank;
 };
 
 }  // namespace tessera::parallel

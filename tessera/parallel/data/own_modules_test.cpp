@@ -273,6 +273,7 @@ TEST(OwnModules, AWeightInTheLoss) {
           Net net;
           auto model = fully_shard(
               net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
+          model.slices();  // as for an optimizer
           for (int step = 0; step < 2; ++step) {
             for (const int times : {1, 2}) {  // reduced each time
               model.set_is_last_backward(times == 2);

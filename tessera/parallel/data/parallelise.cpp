@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
@@ -14,19 +15,29 @@
 namespace tessera::parallel {
 namespace {
 
+using Keys = std::unordered_set<const void*>;  // of parameters
+
+/// The units by name, without what is `sharded` already; those that have nothing else go.
 std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
-                                     const std::vector<UnitModules>& units) {
+                                     std::vector<UnitModules>& units, const Keys& sharded) {
   std::unordered_map<const void*, std::string> names;
   std::vector<std::pair<std::string, const void*>> all;
   for (const auto& item : model.named_parameters()) {
     const auto* key = item.value().unsafeGetTensorImpl();
     if (names.emplace(key, item.key()).second) all.emplace_back(item.key(), key);
   }
-  std::unordered_set<const void*> taken;
+  auto taken = sharded;
   std::vector<CheckedUnit> result;
+  std::vector<UnitModules> kept;
   for (size_t i = 0; i < units.size(); ++i) {
+    const auto parameters = parameters_of(units, i);
+    const auto is_sharded = [&](const torch::Tensor& parameter) {
+      return sharded.contains(parameter.unsafeGetTensorImpl());
+    };
+    if (!parameters.empty() && std::ranges::all_of(parameters, is_sharded)) continue;
+    kept.push_back(units[i]);
     result.push_back({units[i].name, {}});
-    for (const auto& parameter : parameters_of(units, i)) {
+    for (const auto& parameter : parameters) {
       const auto* key = parameter.unsafeGetTensorImpl();
       if (taken.insert(key).second) {
         result.back().parameters.emplace_back(names.at(key), parameter);
@@ -39,6 +50,7 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
     TORCH_CHECK_VALUE(taken.contains(key), name,
                       ": expected every parameter in a unit; add its module to one");
   }
+  units = std::move(kept);
   return result;
 }
 
@@ -88,6 +100,24 @@ std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units
   return result;
 }
 
+/// Units in the order in which the model's modules are registered, which is most often that of the
+/// first forward.
+std::vector<size_t> in_order(const torch::nn::Module& model,
+                             const std::vector<UnitModules>& units) {
+  std::unordered_map<const torch::nn::Module*, size_t> places{{&model, 0}};
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    places.emplace(module.get(), places.size());
+  }
+  std::vector<std::pair<size_t, size_t>> order;  // place, unit
+  for (size_t i = 0; i < units.size(); ++i) {
+    order.emplace_back(places[units[i].modules.front()], i);
+  }
+  std::ranges::stable_sort(order, {}, [](const auto& entry) { return entry.first; });
+  std::vector<size_t> result;
+  for (const auto& [place, unit] : order) result.push_back(unit);
+  return result;
+}
+
 void check_options(const std::vector<UnitModules>& units, const std::vector<UnitOptions>& options,
                    const DataAxes& axes) {
   for (size_t i = 0; i < units.size(); ++i) {
@@ -111,13 +141,25 @@ void check_options(const std::vector<UnitModules>& units, const std::vector<Unit
 
 DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
                          const DataAxes& axes, const DataParallelOptions& options) {
-  const auto checked = named_units(model, units);
+  const auto inside = DataParallel::Engine::inside(model);
+  Keys sharded;
+  for (const auto& [path, inner] : inside) {
+    for (const auto& unit : inner->units) {
+      for (const auto& buffer : unit.buffers()) {
+        for (const auto& entry : buffer.entries()) {
+          sharded.insert(entry.parameter.unsafeGetTensorImpl());
+        }
+      }
+    }
+  }
+  const auto checked = named_units(model, units, sharded);
   const auto unit_options = options_by_unit(units, options);
   check_options(units, unit_options, axes);
   if (options.check_parameters) {
     check_same_model(checked, /*values=*/!options.sync_module_states, axes.all);
   }
   auto engine = std::make_shared<DataParallel::Engine>();
+  engine->model = &model;
   engine->options = options;
   engine->axes = axes;
   engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
@@ -127,11 +169,16 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
     of_unit.offload = offload[i];
     engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], of_unit,
                                axes);
-    engine->order.push_back(i);
   }
   engine->modules = std::move(units);
+  for (const auto& [path, inner] : inside) engine->absorb(path, *inner);
   engine->calls.resize(engine->units.size());
+  engine->order = in_order(model, engine->modules);
   engine->list_slices();
+  engine->list_leaves();
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) engine->module_buffers.emplace_back(item.key(), item.value());
+  }
   engine->attach();
   DataParallel handle;
   handle.engine_ = std::move(engine);

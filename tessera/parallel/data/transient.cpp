@@ -1,6 +1,7 @@
 #include "tessera/parallel/data/transient.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/util/strides.h>
 
 namespace tessera::parallel {
 
@@ -11,6 +12,13 @@ Transient::Transient(int64_t size, torch::Dtype dtype, torch::Device device) {
       c10::GetAllocator(device.type()), /*resizable=*/false);
   tensor_ = torch::empty({0}, torch::dtype(dtype).device(device));
   tensor_.set_(c10::Storage(std::move(storage)), 0, {size}, {1});
+}
+
+torch::Tensor Transient::part(int64_t offset, torch::IntArrayRef sizes) const {
+  auto part = torch::empty({0}, tensor_.options());
+  part.set_(tensor_.storage(), tensor_.storage_offset() + offset, sizes,
+            c10::contiguous_strides(sizes));
+  return part;
 }
 
 void Transient::allocate() {

@@ -21,6 +21,10 @@ class Transient {
   bool allocated() const { return tensor_.defined() && storage()->data() != nullptr; }
   int64_t bytes() const { return allocated() ? static_cast<int64_t>(storage()->nbytes()) : 0; }
 
+  /// Elements from `offset` as a tensor of its own that is no view: autograd may detach it, and its
+  /// version tells of changes to itself alone.
+  torch::Tensor part(int64_t offset, torch::IntArrayRef sizes) const;
+
   void allocate();       ///< contents undefined; nothing if there is memory
   void allocate_zero();  ///< zero in any case
   void free();           ///< nothing if there is no memory

@@ -98,6 +98,12 @@ Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOpt
   if (!gathers()) state_ = State::gathered;
 }
 
+void Unit::move_below(const std::string& path) {
+  const bool whole = name_ == "root" || name_ == "model";
+  name_ = whole ? path : path + "." + name_;
+  for (auto& buffer : buffers_) buffer.prefix_names(path + ".");
+}
+
 bool Unit::frees_gradient() const {
   return std::ranges::any_of(buffers_,
                              [](const auto& buffer) { return !buffer.options().keeps_gradient; });
@@ -169,12 +175,57 @@ void Unit::reshard_after_forward() {
 }
 
 void Unit::parameters_changed() {
-  if (!gathers()) return;
   for (auto& buffer : buffers_) buffer.slice_changed();
+  if (!gathers()) return;
   if (state_ == State::gathering) finish_gather();
   reshard();
   inner_parts_.clear();
   state_ = State::sliced;
+}
+
+void Unit::keep_written() {
+  finish_gather();
+  for (auto& buffer : buffers_) buffer.whole_changed();
+}
+
+void Unit::check_parameters() const {
+  for (const auto& buffer : buffers_) {
+    TORCH_CHECK_VALUE(
+        !buffer.unfilled(), *buffer.unfilled(),
+        ": was on the meta device and has no values; call fill() of the sharded model");
+    const auto stray = buffer.stray_parameter();
+    TORCH_CHECK_VALUE(!stray, *stray, ": was moved or cast after it was sharded; call to() before");
+    TORCH_CHECK_VALUE(
+        !buffer.slice_is_ahead(), "unit ", name_,
+        ": its slices were written; expected finish_step() after the optimizer's step "
+        "(or values_changed() after other writing) before the next forward");
+  }
+}
+
+void Unit::check_written(bool reduced) const {
+  for (const auto& buffer : buffers_) {
+    // Where the slice is part of the whole parameters, writing these is writing it.
+    if (buffer.slice_in_whole() && !(reduced && sharded())) continue;
+    const auto written = buffer.written_parameter();
+    TORCH_CHECK_VALUE(!written, *written, ": was written where that is lost; ",
+                      reduced ? "make the optimizer of the sharded model's parameters()"
+                              : "write parameters between unshard() and reshard()");
+  }
+}
+
+std::vector<size_t> Unit::start_training() {
+  std::vector<size_t> started;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const auto needs_gradient = [](const FlatEntry& entry) {
+      return entry.parameter.requires_grad();
+    };
+    if (buffers_[i].trained() || std::ranges::none_of(buffers_[i].entries(), needs_gradient)) {
+      continue;
+    }
+    buffers_[i].start_training();
+    started.push_back(i);
+  }
+  return started;
 }
 
 void Unit::begin_gradient() {
@@ -198,6 +249,7 @@ void Unit::start_reduce() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
     if (!buffer.trained()) continue;
+    buffer.note_arrivals();
     const auto& whole = buffer.gradient.tensor();
     if (!sharded()) {
       reduces_.push_back(axes_.all.all_reduce(whole));
@@ -280,6 +332,7 @@ void Unit::forget_gradients() {
     if (buffer.gradient.allocated()) buffer.gradient.allocate_zero();
     buffer.free_gradient();
     buffer.gradient_slice.free();
+    buffer.reset_arrivals();
   }
   for (auto& tensor : earlier_) tensor.reset();
   reduced_ = replicated_ = false;

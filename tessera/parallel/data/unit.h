@@ -44,6 +44,7 @@ class Unit {
        const DataParallelOptions& all, const DataAxes& axes);
 
   const std::string& name() const { return name_; }
+  void move_below(const std::string& path);  ///< of its model in a larger one: names change
   const UnitOptions& options() const { return options_; }
   std::vector<FlatBuffer>& buffers() { return buffers_; }
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
@@ -58,6 +59,14 @@ class Unit {
   void reshard();                ///< full_shard: frees the whole parameters; others: nothing
   void reshard_after_forward();  ///< as the option says
   void parameters_changed();     ///< the slices did: what was gathered is out of date
+  void keep_written();           ///< the whole parameters did, between unshard and reshard
+  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap.
+  void check_parameters() const;
+  /// The same for what is about to be freed, or at the end of a step. `reduced`: gradients are
+  /// sums already, of which other ranks have other parts.
+  void check_written(bool reduced) const;
+  /// Frozen buffers of which a parameter needs a gradient now become trained; gives them.
+  std::vector<size_t> start_training();
 
   // Gradients of a step: begin, backward, start_reduce, finish_reduce, once per micro-batch or once
   // for all; then start_replicate and finish_replicate (sums over replicas, and over the ranks of

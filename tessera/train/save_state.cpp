@@ -1,0 +1,170 @@
+#include "tessera/train/save_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/agree.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/open_source.h"
+#include "tessera/checkpoint/saver.h"
+#include "tessera/train/checkpointing.h"
+#include "tessera/train/torch_states.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+using nlohmann::json;
+using parallel::DataParallel;
+
+namespace train {
+
+std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers) {
+  const auto leaves = saved.model->parameters();
+  std::unordered_map<const void*, const torch::optim::OptimizerParamGroup*> group_of;
+  if (saved.optimizer != nullptr) {
+    for (const auto& group : saved.optimizer->param_groups()) {
+      for (const auto& leaf : group.params()) group_of[leaf.unsafeGetTensorImpl()] = &group;
+    }
+  }
+  const auto states = [&](size_t part, const DataParallel::Part&) {
+    const auto& leaf = leaves[part];
+    const auto group = group_of.find(leaf.unsafeGetTensorImpl());
+    if (group == group_of.end()) return std::vector<std::pair<std::string, torch::Tensor>>();
+    return torch_states(*saved.optimizer, *group->second, leaf, all_states && leaf.requires_grad());
+  };
+  auto held = held_parts(*saved.model, states, saved.named);
+  if (!buffers) return held;
+  for (const auto& [name, buffer] : saved.model->named_buffers()) {
+    held.push_back(checkpoint::make_part(saved.named(name), buffer.sizes().vec(), 0,
+                                         buffer.detach().view({-1})));
+  }
+  return held;
+}
+
+json counts_of(const torch::optim::Optimizer& optimizer, const std::vector<SavedModel>& models,
+               const mesh::Axis& axis) {
+  // A parameter that took no part in some losses had fewer updates than others.
+  json own = json::object();
+  for (const auto& saved : models) {
+    for (const auto& item : saved.model->named_parameters()) {
+      own[saved.named(item.key())] = torch_step(optimizer, item.value());
+    }
+  }
+  json steps = json::object(), rates = json::array();
+  for (const auto& text : axis.all_gather_bytes(own.dump())) steps.update(json::parse(text));
+  int64_t most = 0;
+  for (const auto& [name, step] : steps.items()) most = std::max(most, step.get<int64_t>());
+  for (auto item = steps.begin(); item != steps.end();) {
+    item = *item == most ? steps.erase(item) : std::next(item);
+  }
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return {{"step", most}, {"fewer_steps", steps}, {"learning_rates", rates}};
+}
+
+void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel>& models,
+                const json& counts) {
+  auto& groups = optimizer.param_groups();
+  const auto& rates = counts.at("learning_rates");
+  if (rates.size() != groups.size()) {
+    user_error("load_state: expected an optimizer of {} parameter groups as the one saved, got {}",
+               rates.size(), groups.size());
+  }
+  for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates[i]);
+  const auto fewer = counts.value("fewer_steps", json::object());
+  for (const auto& saved : models) {
+    for (const auto& item : saved.model->named_parameters()) {
+      const int64_t step = fewer.value(saved.named(item.key()), counts.at("step").get<int64_t>());
+      set_torch_step(optimizer, item.value(), step);
+    }
+  }
+}
+
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held) {
+  for (const auto& part : held) {
+    if (found.contains(part.piece.name)) continue;
+    user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
+               found.path().string(), part.piece.name);
+  }
+  checkpoint::load_parts(found, held);
+}
+
+fs::path newest_checkpoint(const fs::path& path) {
+  if (checkpoint::is_checkpoint(path)) return path;
+  auto folders = checkpoint::step_folders(path);
+  while (!folders.empty() && !fs::exists(folders.back().path / checkpoint::kMarkerFile)) {
+    folders.pop_back();
+  }
+  if (folders.empty()) {
+    user_error("load_state: expected a checkpoint or a folder of them, got '{}'", path.string());
+  }
+  return folders.back().path;
+}
+
+}  // namespace train
+
+namespace {
+
+/// The ranks that hold the model together, on a channel that nobody else uses.
+const mesh::Axis& saving_axis(const mesh::DeviceMesh& mesh) {
+  return mesh.axis({"dp_replicate", "dp_shard"}, {.channel = "save"});
+}
+
+/// Every parameter of the model that is here must be one of the optimizer's.
+void check_optimizer(const DataParallel& model, const torch::optim::Optimizer& optimizer) {
+  const auto leaves = model.named_parameters();
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto same = [&](const auto& item) { return item.value().is_same(parameter); };
+      TORCH_CHECK_VALUE(std::ranges::any_of(leaves, same),
+                        "expected an optimizer over the sharded model's parameters()");
+    }
+  }
+}
+
+}  // namespace
+
+void save_state(const fs::path& directory, const DataParallel& model,
+                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step) {
+  check_optimizer(model, optimizer);
+  const auto& axis = saving_axis(mesh);
+  const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
+  checkpoint::Saver saver(
+      axis, train::held_parts(saved, /*all_states=*/true, /*buffers=*/axis.rank() == 0),
+      {.directory = directory,
+       .async = false,
+       .layout = {{"num_ranks", axis.size()}},
+       .model = json::object(),
+       .config = {}});
+  saver.save({.step = step, .state = {{"optimizer", train::counts_of(optimizer, {saved}, axis)}}});
+  saver.finish();
+  for (const auto& report : saver.take_reports()) {
+    if (!report.error.empty()) throw SystemError(report.error);
+  }
+}
+
+int64_t load_state(const fs::path& directory, DataParallel& model,
+                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh) {
+  check_optimizer(model, optimizer);
+  const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
+  int64_t step = 0;
+  checkpoint::agree(saving_axis(mesh), [&] {
+    const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
+    train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true));
+    model.values_changed();
+    try {
+      train::set_counts(optimizer, {saved}, found.index().state.at("optimizer"));
+    } catch (const json::exception& error) {
+      user_error("{}: expected a checkpoint of save_state: {}", found.path().string(),
+                 error.what());
+    }
+    step = found.index().step;
+    return "";
+  });
+  return step;
+}
+
+}  // namespace tessera

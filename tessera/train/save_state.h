@@ -1,0 +1,61 @@
+// The training state of a module of one's own and an optimizer of LibTorch's: saved in one call,
+// loaded in one call, by any number of ranks.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/parts.h"
+#include "tessera/mesh/mesh.h"
+#include "tessera/parallel/data/data_parallel.h"
+
+namespace tessera {
+
+/// Writes the checkpoint `directory`/step-<step>: the model's parameters, its buffers (rank 0's), and
+/// what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any groups), counts and
+/// learning rates. Appears when it is complete; `tessera checkpoint` reads it. Collective.
+/// ValueError: another optimizer, or one over other tensors. UserError: another run writes there.
+/// SystemError: no space.
+void save_state(const std::filesystem::path& directory, const parallel::DataParallel& model,
+                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step);
+
+/// Reads a checkpoint, or the newest complete one in a folder of them, whatever ranks, placement and
+/// units it was saved under; gives its step. Collective. UserError: none there, another model's or
+/// optimizer's, damage.
+int64_t load_state(const std::filesystem::path& directory, parallel::DataParallel& model,
+                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh);
+
+namespace train {
+
+/// A model and the optimizer over its parameters(), if it has one, as they are saved.
+struct SavedModel {
+  const parallel::DataParallel* model = nullptr;
+  torch::optim::Optimizer* optimizer = nullptr;
+  std::function<std::string(std::string)> named = std::identity{};  ///< of the model's names
+};
+
+/// What this rank holds of it. `all_states`: of the optimizer, those not used yet included.
+/// `buffers`: with the model's buffers.
+std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers);
+
+/// An optimizer's count of steps, those of parameters that had fewer, and learning rates. `models`:
+/// whose parameters it updates. Collective.
+nlohmann::json counts_of(const torch::optim::Optimizer& optimizer,
+                         const std::vector<SavedModel>& models, const mesh::Axis& axis);
+void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel>& models,
+                const nlohmann::json& counts);
+
+/// Reads `held` from `found`. UserError: it lacks one of them.
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held);
+
+/// The checkpoint at `path`, or the newest complete one in it. UserError: there is none.
+std::filesystem::path newest_checkpoint(const std::filesystem::path& path);
+
+}  // namespace train
+}  // namespace tessera
