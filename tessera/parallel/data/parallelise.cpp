@@ -26,18 +26,18 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
     const auto* key = item.value().unsafeGetTensorImpl();
     if (names.emplace(key, item.key()).second) all.emplace_back(item.key(), key);
   }
+  const auto parameters = parameters_of(units);
   auto taken = sharded;
   std::vector<CheckedUnit> result;
   std::vector<UnitModules> kept;
   for (size_t i = 0; i < units.size(); ++i) {
-    const auto parameters = parameters_of(units, i);
     const auto is_sharded = [&](const torch::Tensor& parameter) {
       return sharded.contains(parameter.unsafeGetTensorImpl());
     };
-    if (!parameters.empty() && std::ranges::all_of(parameters, is_sharded)) continue;
+    if (!parameters[i].empty() && std::ranges::all_of(parameters[i], is_sharded)) continue;
     kept.push_back(units[i]);
     result.push_back({units[i].name, {}});
-    for (const auto& parameter : parameters) {
+    for (const auto& parameter : parameters[i]) {
       const auto* key = parameter.unsafeGetTensorImpl();
       if (taken.insert(key).second) {
         result.back().parameters.emplace_back(names.at(key), parameter);

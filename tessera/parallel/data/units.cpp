@@ -1,8 +1,9 @@
 #include "tessera/parallel/data/units.h"
 
 #include <algorithm>
-#include <ranges>
+#include <numeric>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -16,27 +17,41 @@ namespace {
 
 using torch::nn::Module;
 
+/// A module under one of its names. What lies in it stands behind it, up to `end`.
 struct Named {
   std::string path;
-  std::shared_ptr<Module> module;
-  nn::Hookable* hookable;
+  Module* module;
+  nn::Hookable* hookable;  // null, too, where an earlier name of the module is the one that counts
+  size_t owner;            // where the innermost Hookable stands that it is or lies in, or kNone
+  bool again;              // it has an earlier name
+  size_t end = 0;
 };
 
-/// Every module in the order of registration, each before what it contains.
-std::vector<Named> modules_of(Module& model) {
-  std::vector<Named> result;
-  std::unordered_set<const Module*> seen;  // one may be registered under several names
-  result.push_back({"", nullptr, dynamic_cast<nn::Hookable*>(&model)});
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    if (!seen.insert(item.value().get()).second) continue;
-    result.push_back({item.key(), item.value(), dynamic_cast<nn::Hookable*>(item.value().get())});
+constexpr size_t kNone = SIZE_MAX;
+
+void append(Module& module, const std::string& path, size_t owner,
+            std::unordered_set<const Module*>& seen, std::vector<Named>& modules) {
+  const size_t place = modules.size();
+  const bool again = !seen.insert(&module).second;
+  auto* hookable = again ? nullptr : dynamic_cast<nn::Hookable*>(&module);
+  if (hookable != nullptr) owner = place;
+  modules.push_back({path, &module, hookable, owner, again});
+  for (const auto& child : module.named_children()) {
+    append(*child.value(), path.empty() ? child.key() : path + '.' + child.key(), owner, seen,
+           modules);
   }
-  return result;
+  modules[place].end = modules.size();
 }
 
-bool inside(const std::string& path, const std::string& outer) {
-  return outer.empty() || path == outer || (path.starts_with(outer) && path[outer.size()] == '.');
+/// Every module in the order of registration, the model first.
+std::vector<Named> modules_of(Module& model) {
+  std::vector<Named> modules;
+  std::unordered_set<const Module*> seen;
+  append(model, "", kNone, seen, modules);
+  return modules;
 }
+
+std::string shown(const std::string& path) { return path.empty() ? "the model" : path; }
 
 /// "tessera::models::LlamaBlockImpl" -> "LlamaBlock"
 std::string class_name(const Module& module) {
@@ -47,30 +62,40 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// Its own, or borrowed ones, or those of a module inside.
-bool has_parameters(nn::Hookable& module) {
-  return !parameters_of({{.name = "", .modules = {&module}}}, 0).empty();
-}
-
-/// Paths of the outermost hookable modules that have or borrow parameters and of which `pick` says
-/// yes. Modules without parameters have nothing to gather or reduce.
-template <typename Pick>
-std::vector<std::string> outermost(const std::vector<Named>& modules, const Pick& pick) {
-  std::vector<std::string> paths;
-  for (const auto& named : modules) {
-    const auto covers = [&](const std::string& path) { return inside(named.path, path); };
-    if (named.module && named.hookable && std::ranges::none_of(paths, covers) && pick(named) &&
-        has_parameters(*named.hookable)) {
-      paths.push_back(named.path);
-    }
+/// Its own and those that it borrows.
+std::vector<torch::Tensor> direct_parameters(const Module& module) {
+  auto parameters = module.parameters(/*recurse=*/false);
+  if (const auto* hookable = dynamic_cast<const nn::Hookable*>(&module)) {
+    for (auto& borrowed : hookable->borrowed_parameters()) parameters.push_back(borrowed);
   }
-  return paths;
+  return parameters;
 }
 
-std::vector<std::string> by_class(const std::vector<Named>& modules, const UnitRule& rule) {
+bool has_parameters(const Module& module) {
+  return !direct_parameters(module).empty() ||
+         std::ranges::any_of(module.children(),
+                             [](const auto& child) { return has_parameters(*child); });
+}
+
+/// For each module: is it a unit?
+using Picked = std::vector<bool>;
+
+/// The outermost hookable modules inside of the model that have or borrow parameters and of which
+/// `pick` says yes. Modules without parameters have nothing to gather or reduce.
+template <typename Pick>
+Picked outermost(const std::vector<Named>& modules, const Pick& pick) {
+  Picked picked(modules.size());
+  for (size_t i = 1; i < modules.size(); i = picked[i] ? modules[i].end : i + 1) {
+    const auto& named = modules[i];
+    picked[i] = named.hookable && pick(named) && has_parameters(*named.module);
+  }
+  return picked;
+}
+
+Picked by_class(const std::vector<Named>& modules, const UnitRule& rule) {
   std::set<std::string> present;
-  for (const auto& named : modules) {
-    if (named.module && named.hookable) present.insert(class_name(*named.module));
+  for (const auto& named : std::span(modules).subspan(1)) {
+    if (named.hookable) present.insert(class_name(*named.module));
   }
   for (const auto& name : rule.classes) {
     if (!present.contains(name) && !rule.is_stage) {
@@ -83,9 +108,11 @@ std::vector<std::string> by_class(const std::vector<Named>& modules, const UnitR
   });
 }
 
-std::vector<std::string> by_name(const std::vector<Named>& modules, const UnitRule& rule) {
+Picked by_name(const std::vector<Named>& modules, const UnitRule& rule) {
   std::vector<std::string> paths;
-  for (const auto& named : modules) paths.push_back(named.path);
+  for (const auto& named : modules) {
+    if (!named.again) paths.push_back(named.path);
+  }
   for (const auto& pattern : rule.patterns) {
     const auto fits = [&](const Named& named) {
       return named.hookable && matches(pattern, named.path) && has_parameters(*named.hookable);
@@ -101,36 +128,78 @@ std::vector<std::string> by_name(const std::vector<Named>& modules, const UnitRu
   });
 }
 
-std::vector<std::string> by_size(const std::vector<Named>& modules, const UnitRule& rule) {
-  std::vector<std::string> paths;
-  std::unordered_set<const void*> taken;
-  // Innermost first: in reverse order of registration every module comes after what it contains.
-  for (const auto& named : modules | std::views::reverse) {
-    if (!named.module || !named.hookable) continue;
-    int64_t count = 0;
-    const auto parameters = named.module->parameters();
-    for (const auto& parameter : parameters) {
-      if (taken.contains(parameter.unsafeGetTensorImpl())) continue;
-      count += rule.num_elements ? rule.num_elements(parameter) : parameter.numel();
-    }
-    if (count < rule.min_num_params) continue;
-    for (const auto& parameter : parameters) taken.insert(parameter.unsafeGetTensorImpl());
-    paths.push_back(named.path);
+/// Sums of stretches of numbers that change, in O(log n) each: Fenwick, Software: Practice
+/// and Experience 24, 1994.
+class Sums {
+ public:
+  explicit Sums(size_t size) : sums_(size + 1) {}
+  void add(size_t place, int64_t number) {
+    for (size_t i = place + 1; i < sums_.size(); i += i & -i) sums_[i] += number;
   }
-  return paths;
+  int64_t before(size_t end) const {
+    int64_t sum = 0;
+    for (; end > 0; end -= end & -end) sum += sums_[end];
+    return sum;
+  }
+
+ private:
+  std::vector<int64_t> sums_;
+};
+
+Picked by_size(const std::vector<Named>& modules, const UnitRule& rule) {
+  const auto size_of = [&](const torch::Tensor& parameter) {
+    return rule.num_elements ? rule.num_elements(parameter) : parameter.numel();
+  };
+  Sums sizes(modules.size());  // of the parameters not yet in a unit
+  std::unordered_map<const void*, std::vector<size_t>> users;  // of these parameters
+  for (size_t i = 0; i < modules.size(); ++i) {
+    for (const auto& parameter : modules[i].module->parameters(/*recurse=*/false)) {
+      sizes.add(i, size_of(parameter));
+      users[parameter.unsafeGetTensorImpl()].push_back(i);
+    }
+  }
+  Picked picked(modules.size());
+  // Innermost first: in reverse order of registration every module comes after what it contains.
+  for (size_t i = modules.size(); --i > 0;) {
+    const size_t end = modules[i].end;
+    if (!modules[i].hookable || sizes.before(end) - sizes.before(i) < rule.min_num_params) continue;
+    for (size_t j = i; j < end; j = picked[j] ? modules[j].end : j + 1) {
+      for (const auto& parameter : modules[j].module->parameters(/*recurse=*/false)) {
+        const auto taken = users.extract(parameter.unsafeGetTensorImpl());
+        if (taken.empty()) continue;
+        for (const size_t user : taken.mapped()) sizes.add(user, -size_of(parameter));
+      }
+    }
+    picked[i] = true;
+  }
+  return picked;
 }
 
-/// The innermost hookable module that `path` lies in.
-const Named& owner_of(const std::vector<Named>& modules, const std::string& path) {
-  const Named* owner = nullptr;
+Picked given(const std::vector<Named>& modules, const UnitRule& rule) {
+  if (rule.modules.empty() && !rule.is_stage) {
+    user_error(
+        "units given: expected at least one module, got none; list them in UnitRule::modules or "
+        "choose another kind");
+  }
+  std::unordered_map<const nn::Hookable*, std::string> present;
   for (const auto& named : modules) {
-    if (named.hookable && inside(path, named.path)) owner = &named;
+    if (named.hookable) present.emplace(named.hookable, shown(named.path));
   }
-  if (owner == nullptr) {
-    user_error("{}: expected its parameters in a tessera::nn::Hookable module; derive it from one",
-               path.empty() ? "the model" : path);
+  for (size_t i = 0; i < rule.modules.size(); ++i) {
+    const auto* module = rule.modules[i];
+    if (!present.contains(module)) {
+      user_error(
+          "units given: expected modules of the model, got {} as UnitRule::modules[{}]; register "
+          "it or leave it out",
+          module ? class_name(*module) : "null", i);
+    }
+    if (!has_parameters(*module)) {
+      user_error("units given: expected modules with parameters, got {} ({}); leave it out",
+                 present.at(module), class_name(*module));
+    }
   }
-  return *owner;
+  const std::unordered_set<const nn::Hookable*> wanted(rule.modules.begin(), rule.modules.end());
+  return outermost(modules, [&](const Named& named) { return wanted.contains(named.hookable); });
 }
 
 /// Parameters that hookable modules use although others have them.
@@ -148,35 +217,35 @@ std::unordered_set<const void*> borrowed_parameters(const std::vector<Named>& mo
 /// Is there a parameter in it for which a module must be found? What a plain module has and another
 /// borrows is the borrower's.
 bool uses_parameters(const Named& named, const std::unordered_set<const void*>& borrowed) {
-  if (named.hookable != nullptr) {
-    return !named.hookable->parameters(/*recurse=*/false).empty() ||
-           !named.hookable->borrowed_parameters().empty();
-  }
+  const auto parameters = direct_parameters(*named.module);
   const auto lent = [&](const auto& parameter) {
     return borrowed.contains(parameter.unsafeGetTensorImpl());
   };
-  return named.module && !std::ranges::all_of(named.module->parameters(/*recurse=*/false), lent);
+  return named.hookable ? !parameters.empty() : !std::ranges::all_of(parameters, lent);
 }
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 /// Units in the order of registration: picked modules, and what lies between them.
-std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
-                                     const std::vector<std::string>& picked) {
+std::vector<UnitModules> draft_units(const std::vector<Named>& modules, const Picked& picked) {
   std::vector<UnitModules> units;
-  std::set<const nn::Hookable*> seen;
+  std::unordered_set<size_t> seen;
   const auto borrowed = borrowed_parameters(modules);
-  bool open = false;  // may a leftover module join the last unit?
-  for (const auto& named : modules) {
-    if (std::ranges::count(picked, named.path) > 0) {
+  size_t covered = 0;  // where the picked modules so far and what lies in them end
+  bool open = false;   // may a leftover module join the last unit?
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const auto& named = modules[i];
+    if (picked[i]) {
       units.push_back({named.path, {named.hookable}});
+      covered = std::max(covered, named.end);
       open = false;
       continue;
     }
-    const auto covers = [&](const std::string& path) { return inside(named.path, path); };
-    if (std::ranges::any_of(picked, covers) || !uses_parameters(named, borrowed)) continue;
-    const auto& owner = owner_of(modules, named.path);
-    if (!seen.insert(owner.hookable).second) continue;
+    if (i < covered || named.again || named.owner == kNone || !uses_parameters(named, borrowed) ||
+        !seen.insert(named.owner).second) {
+      continue;
+    }
+    const auto& owner = modules[named.owner];
     if (!open) units.push_back({});
     auto& name = units.back().name;
     if (open) name += "+";
@@ -187,25 +256,45 @@ std::vector<UnitModules> draft_units(const std::vector<Named>& modules,
   return units;
 }
 
+/// A plain module that lies in no Hookable may have parameters of a unit (tied), but no others.
+void check_plain_modules(const std::vector<Named>& modules, const std::vector<UnitModules>& units) {
+  if (modules.front().hookable) return;  // everything lies in the model
+  std::unordered_set<const void*> of_units;
+  for (const auto& parameters : parameters_of(units)) {
+    for (const auto& parameter : parameters) of_units.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& named : modules) {
+    if (named.owner != kNone) continue;
+    for (const auto& parameter : named.module->parameters(/*recurse=*/false)) {
+      if (of_units.contains(parameter.unsafeGetTensorImpl())) continue;
+      user_error(
+          "{}: expected a module derived from tessera::nn::Hookable, got {}; make it a member of "
+          "one, and call that one through tessera::nn::Hooked",
+          shown(named.path), named.module->name());
+    }
+  }
+}
+
 /// Units that share a parameter become one, in the place of the first.
 void merge_tied(std::vector<UnitModules>& units) {
-  std::vector<size_t> place(units.size());  // of the unit that each became part of
-  std::unordered_map<const void*, size_t> first_user;
+  std::vector<size_t> place(units.size());  // of an earlier unit that it joins, or its own
+  std::iota(place.begin(), place.end(), 0);
+  const auto first_of = [&](size_t unit) {
+    while (place[unit] != unit) unit = place[unit] = place[place[unit]];
+    return unit;
+  };
+  std::unordered_map<const void*, size_t> users;
+  const auto parameters = parameters_of(units);
   for (size_t i = 0; i < units.size(); ++i) {
-    std::set<size_t> sharing{i};
-    for (const auto& parameter : parameters_of(units, i)) {
-      const auto [user, is_first] = first_user.emplace(parameter.unsafeGetTensorImpl(), i);
-      if (!is_first) sharing.insert(place[user->second]);
+    for (const auto& parameter : parameters[i]) {
+      const size_t user = users.emplace(parameter.unsafeGetTensorImpl(), i).first->second;
+      const auto [first, second] = std::minmax({first_of(user), first_of(i)});
+      place[second] = first;
     }
-    const size_t into = *sharing.begin();
-    for (auto& other : place | std::views::take(i)) {
-      if (sharing.contains(other)) other = into;
-    }
-    place[i] = into;
   }
   for (size_t i = 0; i < units.size(); ++i) {
     if (place[i] == i) continue;
-    auto& into = units[place[i]];
+    auto& into = units[first_of(i)];
     into.name += fmt::format("+{}", last_part(units[i].name));
     into.modules.insert(into.modules.end(), units[i].modules.begin(), units[i].modules.end());
     units[i].modules.clear();
@@ -213,14 +302,11 @@ void merge_tied(std::vector<UnitModules>& units) {
   std::erase_if(units, [](const auto& unit) { return unit.modules.empty(); });
 }
 
-void collect(const Module& module, const std::set<const Module*>& elsewhere,
+/// `elsewhere`: the modules of all units.
+void collect(const Module& module, const std::unordered_set<const Module*>& elsewhere,
              std::unordered_set<const void*>& seen, std::vector<torch::Tensor>& parameters) {
-  const auto add = [&](const torch::Tensor& parameter) {
+  for (const auto& parameter : direct_parameters(module)) {
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
-  };
-  for (const auto& parameter : module.parameters(/*recurse=*/false)) add(parameter);
-  if (const auto* hookable = dynamic_cast<const nn::Hookable*>(&module)) {
-    for (const auto& parameter : hookable->borrowed_parameters()) add(parameter);
   }
   for (const auto& child : module.children()) {
     if (!elsewhere.contains(child.get())) collect(*child, elsewhere, seen, parameters);
@@ -229,20 +315,20 @@ void collect(const Module& module, const std::set<const Module*>& elsewhere,
 
 }  // namespace
 
-std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index) {
-  std::set<const Module*> elsewhere;
+std::vector<std::vector<torch::Tensor>> parameters_of(const std::vector<UnitModules>& units) {
+  std::unordered_set<const Module*> elsewhere;
+  for (const auto& unit : units) elsewhere.insert(unit.modules.begin(), unit.modules.end());
+  std::vector<std::vector<torch::Tensor>> parameters(units.size());
   for (size_t i = 0; i < units.size(); ++i) {
-    for (const auto* module : units[i].modules) elsewhere.insert(module);
+    std::unordered_set<const void*> seen;
+    for (const auto* module : units[i].modules) collect(*module, elsewhere, seen, parameters[i]);
   }
-  std::vector<torch::Tensor> parameters;
-  std::unordered_set<const void*> seen;
-  for (const auto* module : units[index].modules) collect(*module, elsewhere, seen, parameters);
   return parameters;
 }
 
 std::vector<UnitModules> make_units(Module& model, const UnitRule& rule) {
   const auto modules = modules_of(model);
-  std::vector<std::string> picked;
+  Picked picked(modules.size());
   switch (rule.kind) {
     case UnitRuleKind::by_class:
       picked = by_class(modules, rule);
@@ -254,14 +340,18 @@ std::vector<UnitModules> make_units(Module& model, const UnitRule& rule) {
       picked = by_size(modules, rule);
       break;
     case UnitRuleKind::given:
-      picked = outermost(modules, [&](const Named& named) {
-        return std::ranges::count(rule.modules, named.hookable) > 0;
-      });
+      picked = given(modules, rule);
       break;
     case UnitRuleKind::whole_model:
       break;
   }
   auto units = draft_units(modules, picked);
+  check_plain_modules(modules, units);
+  if (units.empty() && !rule.is_stage) {
+    user_error(
+        "the model: expected parameters, got none in its modules; register what has them "
+        "(register_parameter, register_module)");
+  }
   merge_tied(units);
   if (rule.kind == UnitRuleKind::whole_model && !units.empty()) units.front().name = "model";
   return units;

@@ -33,8 +33,8 @@ struct UnitRule {
   /// by_size: elements of a parameter; none: its own. Where tensor parallelism left this rank a part:
   /// of the whole, so that all ranks make the same units.
   std::function<int64_t(const torch::Tensor& parameter)> num_elements;
-  /// The model is a stage of a larger one: classes and patterns that match nothing here may match
-  /// there.
+  /// The model is a stage of a larger one: others may have what the classes and patterns match, all
+  /// of `modules`, and all parameters.
   bool is_stage = false;
   std::vector<nn::Hookable*> modules;
 };
@@ -43,12 +43,14 @@ struct UnitRule {
 /// other the outermost that the rule picks is the unit (by_size: the innermost). Parameters that no
 /// picked module has form units of their own before, between and after: the innermost Hookable
 /// modules that own them. A parameter in several modules (tied) brings them into one unit.
-/// ValueError: a class or pattern that matches nothing, with the nearest that is there; a parameter
-/// whose module is not Hookable and lies in none.
+/// UserError: a class or pattern that matches nothing, with the nearest that is there; a given
+/// module that is not in the model or has no parameters; a parameter that no Hookable module has,
+/// borrows or contains; a model without parameters.
+/// Cost: that of LibTorch's list of the modules' names; by_name: times the number of patterns.
 std::vector<UnitModules> make_units(torch::nn::Module& model, const UnitRule& rule);
 
-/// The parameters of units[index]: those of its modules and of what they contain, except where a
-/// contained module belongs to another unit; borrowed ones included. Each once, in order.
-std::vector<torch::Tensor> parameters_of(const std::vector<UnitModules>& units, size_t index);
+/// The parameters of each unit: those of its modules and of what they contain, except where a
+/// contained module belongs to another unit; borrowed ones included. Each once in a unit, in order.
+std::vector<std::vector<torch::Tensor>> parameters_of(const std::vector<UnitModules>& units);
 
 }  // namespace tessera::parallel

@@ -1,6 +1,8 @@
 #include "tessera/parallel/data/units.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/dropout.h"
@@ -38,9 +40,10 @@ std::string names_of(torch::nn::Module& model, const UnitRule& rule) {
   std::string names;
   int64_t numel = 0;
   const auto units = make_units(model, rule);
+  const auto parameters = parameters_of(units);
   for (size_t i = 0; i < units.size(); ++i) {
     names += (i == 0 ? "" : " ") + units[i].name;
-    for (const auto& parameter : parameters_of(units, i)) numel += parameter.numel();
+    for (const auto& parameter : parameters[i]) numel += parameter.numel();
   }
   int64_t expected = 0;
   for (const auto& parameter : model.parameters()) expected += parameter.numel();
@@ -139,30 +142,90 @@ TEST(Units, AModuleUnderTwoNamesIsOne) {
   EXPECT_EQ(units[1].name, "c");
 }
 
+/// What make_units says of a mistake; empty: nothing.
+std::string complaint(torch::nn::Module& model, const UnitRule& rule) {
+  try {
+    make_units(model, rule);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(Units, WhatMatchesNothingIsAnError) {
   Model model(/*tied=*/false);
-  try {
-    make_units(model, {.kind = UnitRuleKind::by_class, .classes = {"Blok"}});
-    FAIL();
-  } catch (const UserError& error) {
-    EXPECT_STREQ(error.what(),
-                 "units by class: no module of class Blok in the model; did you mean 'Block'?");
-  }
+  EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::by_class, .classes = {"Blok"}}),
+            "units by class: no module of class Blok in the model; did you mean 'Block'?");
   EXPECT_THROW(make_units(model, {.kind = UnitRuleKind::by_name, .patterns = {"layers.*"}}),
                UserError);
 }
 
+TEST(Units, GivenModules) {
+  Model model(/*tied=*/false);
+  EXPECT_EQ(names_of(model, {.kind = UnitRuleKind::given,
+                             .modules = {model.blocks[2]->out.get(), model.blocks[0].get(),
+                                         model.blocks[0]->in.get()}}),
+            "embed block0 in+out+in block2.out norm+head");
+}
+
+TEST(Units, GivenModulesThatMakeNoUnitAreErrors) {
+  Model model(/*tied=*/false), other(/*tied=*/false);
+  const auto given = [&](std::vector<nn::Hookable*> modules) {
+    return complaint(model, {.kind = UnitRuleKind::given, .modules = std::move(modules)});
+  };
+  auto* block = model.blocks[0].get();
+  EXPECT_EQ(
+      given({}),
+      "units given: expected at least one module, got none; list them in UnitRule::modules or "
+      "choose another kind");
+  EXPECT_EQ(
+      given({block, nullptr}),
+      "units given: expected modules of the model, got null as UnitRule::modules[1]; register "
+      "it or leave it out");
+  EXPECT_EQ(
+      given({other.blocks[0].get()}),
+      "units given: expected modules of the model, got Block as UnitRule::modules[0]; register "
+      "it or leave it out");
+  EXPECT_EQ(given({block, model.drop.get()}),
+            "units given: expected modules with parameters, got drop_in (Dropout); leave it out");
+  EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::given, .is_stage = true}), "");
+}
+
 TEST(Units, AParameterOutsideOfHookableModulesIsNamed) {
+  struct Plain : torch::nn::Module {};
+  Plain model;
+  model.register_module("child", std::make_shared<Plain>())
+      ->register_module("proj", torch::nn::Linear(2, 3));
+  const std::string what =
+      ": expected a module derived from tessera::nn::Hookable, got torch::nn::LinearImpl; make it "
+      "a "
+      "member of one, and call that one through tessera::nn::Hooked";
+  EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::whole_model}), "child.proj" + what);
+  EXPECT_EQ(complaint(*torch::nn::Linear(2, 3), {}), "the model" + what);
+  torch::nn::Sequential chain(nn::Linear(2, 3), torch::nn::Linear(3, 2));
+  EXPECT_EQ(complaint(*chain, {.min_num_params = 1}), "1" + what);
+  struct Net : nn::Hookable {};
+  Net net;  // it has what a plain module inside has
+  net.register_module("chain", chain);
+  EXPECT_EQ(names_of(net, {.min_num_params = 1}), "chain.0 root");
+}
+
+TEST(Units, APlainModelMayHaveWhatAModuleInsideHas) {
   torch::nn::Module model;
-  auto child = std::make_shared<torch::nn::Module>();
-  child->register_parameter("weight", torch::ones({3}));
-  model.register_module("child", child);
-  try {
-    make_units(model, {.kind = UnitRuleKind::whole_model});
-    FAIL();
-  } catch (const UserError& error) {
-    EXPECT_TRUE(std::string(error.what()).starts_with("child: expected")) << error.what();
-  }
+  const auto embed = model.register_module("embed", nn::Embedding(20, 8));
+  model.register_parameter("head", embed->weight);
+  EXPECT_EQ(make_units(model, {.kind = UnitRuleKind::whole_model}).size(), 1u);
+}
+
+TEST(Units, AModelWithoutParametersIsAnError) {
+  struct Forgetful : nn::Hookable {
+    nn::Linear never_registered{2, 3};
+  };
+  Forgetful model;
+  EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::whole_model}),
+            "the model: expected parameters, got none in its modules; register what has them "
+            "(register_parameter, register_module)");
+  EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::whole_model, .is_stage = true}), "");
 }
 
 }  // namespace
