@@ -1,7 +1,7 @@
 // How long it takes to shard a model, by its number of units: make_units alone and fully_shard
 // (which calls it), on one rank. A unit is a block of two linear layers of 8 x 8, so that what is
-// timed grows with the number of modules, not with their elements. The time is that of the processor:
-// one thread does it all, whatever else the machine does.
+// timed grows with the number of modules, not with their elements. The time is that of the
+// processor: one thread does it all, whatever else the machine does.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
