@@ -79,7 +79,9 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
 }
 
 const Axis& DeviceMesh::world(const AxisOptions& options) const {
-  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"}, options);
+  auto own = options;
+  if (own.channel.empty()) own.channel = "world";
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"}, own);
 }
 
 Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {

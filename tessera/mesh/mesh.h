@@ -33,8 +33,8 @@ struct AxisOptions {
 /// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must
 /// first use their axes (parts and channels, too) in the same order, or get a DistError that names
 /// the two axes. Dimensions of size 1 do not count: axis("dp_replicate"),
-/// axis({"dp_replicate", "dp_shard"}) and world() are one group (with one set of counters) where
-/// only dp_replicate has more than one rank.
+/// axis({"dp_replicate", "dp_shard"}) are one group (with one set of counters) where only
+/// dp_replicate has more than one rank.
 class DeviceMesh {
  public:
   /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size
@@ -64,7 +64,9 @@ class DeviceMesh {
   }
   const Axis& axis(std::initializer_list<std::string_view> names,
                    const AxisOptions& options = {}) const;
-  const Axis& world(const AxisOptions& options = {}) const;  ///< all ranks, in order
+  /// All ranks, in order; on a channel of its own ("world"), so that a collective of the user's never
+  /// comes between those of training, whose order may differ from rank to rank beside it.
+  const Axis& world(const AxisOptions& options = {}) const;
 
   /// The axes of more than one rank that were used so far, for summaries.
   std::vector<Axis> used_axes() const;

@@ -44,10 +44,12 @@ TEST(DeviceMesh, EachAxisSumsOverItsOwnRanks) {
 
 TEST(DeviceMesh, DimensionsOfOneRankAddNoGroups) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const DeviceMesh& mesh) {
-    mesh.world().barrier();
-    EXPECT_EQ(mesh.axis({"dp_replicate", "dp_shard"}).counters().barrier.calls, 1);
+    mesh.axis({"dp_replicate", "dp_shard"}).barrier();
     EXPECT_EQ(mesh.axis("dp_shard").counters().barrier.calls, 1);
     EXPECT_EQ(mesh.used_axes().size(), 1u);
+    mesh.world().barrier();  // on a channel of its own
+    EXPECT_EQ(mesh.axis("dp_shard").counters().barrier.calls, 1);
+    EXPECT_EQ(mesh.used_axes().size(), 2u);
     EXPECT_EQ(mesh.axis({"tp", "cp"}).size(), 1);
   });
 }

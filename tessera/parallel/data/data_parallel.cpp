@@ -26,7 +26,7 @@ std::string DataParallel::first_nonfinite_output() const {
   const auto& order = engine().order;
   auto first = static_cast<int64_t>(order.size());
   if (engine().nonfinite_output) {
-    first = std::ranges::find(order, *engine().nonfinite_output) - order.begin();
+    first = static_cast<int64_t>(engine().place[*engine().nonfinite_output]);
   }
   const auto tensor = torch::tensor({first});
   engine().axes.all.all_reduce(tensor, comm::ReduceOp::min).wait();
@@ -53,6 +53,7 @@ void DataParallel::unshard() {
   engine().unsharded = true;
   for (auto& unit : engine().units) unit.start_gather();
   for (auto& unit : engine().units) unit.finish_gather();
+  engine().note_all_memory();
 }
 
 void DataParallel::reshard() {
@@ -61,6 +62,7 @@ void DataParallel::reshard() {
     unit.reshard();
   }
   engine().unsharded = false;
+  engine().note_all_memory();
 }
 
 GradientNorm DataParallel::gradient_norm() const {
@@ -138,26 +140,22 @@ const std::vector<std::pair<std::string, torch::Tensor>>& DataParallel::named_bu
 std::vector<DataParallel::Part> DataParallel::parts() const {
   const auto& axes = engine().axes;
   std::vector<Part> parts;
+  auto leaf = engine().leaves.begin();  // one for each piece, in the same order
   for (const auto& unit : engine().units) {
     const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
     for (const auto& buffer : unit.buffers()) {
-      const auto& sharing = buffer.options().sharing;
+      const auto& holders = buffer.options().sharing.holders;
       for (auto& piece : buffer.pieces()) {
-        const auto& holders = sharing.holders;
-        Part part;
+        auto& part = parts.emplace_back();
         part.replicas = replicas.size() * holders.size();
         part.replica = replicas.rank() * holders.size() + holders.rank();
         if (holders.size() > 1) part.sharers = holders.name();
-        const auto* data = piece.part.const_data_ptr();
-        for (size_t i = 0; i < engine().slices.size(); ++i) {
-          const auto& slice = engine().slices[i].parameter;
-          const auto* begin = static_cast<const std::byte*>(slice.const_data_ptr());
-          if (data < begin || data >= begin + slice.nbytes()) continue;
-          part.slice = i;
-          part.offset = piece.part.storage_offset() - slice.storage_offset();
+        part.slice = (leaf++)->slice;
+        if (part.slice) {
+          part.offset =
+              piece.part.storage_offset() - engine().slices[*part.slice].parameter.storage_offset();
         }
         part.piece = std::move(piece);
-        parts.push_back(std::move(part));
       }
     }
   }
@@ -223,7 +221,7 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
 const std::vector<Unit>& DataParallel::units() const { return engine().units; }
 
 DataParallelMemory DataParallel::memory() const {
-  engine().note_memory();
+  engine().note_all_memory();
   return engine().memory;
 }
 

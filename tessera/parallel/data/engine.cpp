@@ -62,16 +62,24 @@ void DataParallel::Engine::list_slices() {
 }
 
 void DataParallel::Engine::list_leaves() {
+  size_t slice = 0;  // slices and pieces come in one order
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t b = 0; b < units[u].buffers().size(); ++b) {
       const auto& buffer = units[u].buffers()[b];
       for (const auto& piece : buffer.pieces()) {
-        leaves.push_back({.name = piece.name,
-                          .tensor = piece.part.detach().requires_grad_(buffer.trained()),
-                          .unit = u,
-                          .buffer = b,
-                          .entry = piece.entry,
-                          .offset = piece.part.storage_offset() - buffer.slice().storage_offset()});
+        auto& leaf = leaves.emplace_back();
+        leaf.name = piece.name;
+        leaf.tensor = piece.part.detach().requires_grad_(buffer.trained());
+        leaf.unit = u, leaf.buffer = b, leaf.entry = piece.entry;
+        leaf.offset = piece.part.storage_offset() - buffer.slice().storage_offset();
+        if (!buffer.trained()) continue;
+        const auto begin = piece.part.storage_offset();
+        const auto holds = [&](const torch::Tensor& other) {
+          return other.is_alias_of(piece.part) && begin >= other.storage_offset() &&
+                 begin < other.storage_offset() + other.numel();
+        };
+        while (!holds(slices[slice].parameter)) ++slice;
+        leaf.slice = slice;
       }
     }
   }
@@ -113,7 +121,9 @@ void DataParallel::Engine::begin_pass(const Pass& next) {
   for (size_t i = 0; i < units.size(); ++i) {
     calls[i].forward.clear();
     calls[i].running = 0;
-    if (!unsharded && !keeps_whole(i)) units[i].reshard();
+    if (unsharded || keeps_whole(i)) continue;
+    units[i].reshard();
+    note_memory(i);
   }
 }
 
@@ -125,18 +135,19 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
 
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
-  unit.check_parameters();
+  // A loop that forgets finish_step() does so from its first step.
+  unit.check_parameters(/*thorough=*/leaves_taken && has_gradients && num_steps == 0);
   if (!unsharded && !unit.full_shard()) unit.check_written(/*reduced=*/false);
   train_unfrozen(index);
   calls[index].stage = pass.stage;
   calls[index].ran = true;
   ++calls[index].running;
   // Without grad mode, too: a checkpointed block's first forward has none.
-  if (!order_known && std::ranges::count(forwarded, index) == 0) forwarded.push_back(index);
+  if (!order_known && !std::exchange(calls[index].forwarded, true)) forwarded.push_back(index);
   unit.finish_gather();
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   if (options.forward_prefetch) prefetch(index, 1);
-  note_memory();
+  note_memory(index);
 }
 
 void DataParallel::Engine::train_unfrozen(size_t index) {
@@ -177,6 +188,7 @@ void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& modul
   } else {
     units[index].reshard();
   }
+  note_memory(index);
 }
 
 void DataParallel::Engine::before_backward(size_t index) {
@@ -187,7 +199,7 @@ void DataParallel::Engine::before_backward(size_t index) {
   units[index].finish_gather();
   units[index].begin_gradient();
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
-  note_memory();
+  note_memory(index);
 }
 
 void DataParallel::Engine::after_backward(size_t index) {
@@ -196,19 +208,14 @@ void DataParallel::Engine::after_backward(size_t index) {
   state.backwards.erase(pass);
   if (options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1);
   if (!unsharded && !keeps_whole(index)) units[index].reshard();
+  note_memory(index);
   if (!requires_sync || !state.backwards.empty()) return;  // a unit may be of two stages
   state.done = true;
   launch_ready();
 }
 
-int64_t DataParallel::Engine::gathered_units() const {
-  return std::ranges::count_if(
-      units, [](const auto& unit) { return unit.full_shard() && unit.has_whole(); });
-}
-
 void DataParallel::Engine::prefetch(size_t index, int direction) {
-  const auto here = std::ranges::find(order, index) - order.begin();
-  const auto next = here + direction;
+  const auto next = static_cast<std::ptrdiff_t>(place[index]) + direction;
   if (next < 0 || next >= static_cast<std::ptrdiff_t>(order.size())) return;
   const size_t other = order[static_cast<size_t>(next)];
   auto& unit = units[other];
@@ -219,23 +226,30 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   if (in_backward ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
     return;
   }
-  if (unit.full_shard() && gathered_units() >= options.max_gathered_units) return;
+  if (unit.full_shard() && gathered_units >= options.max_gathered_units) return;
   unit.start_gather();
+  note_memory(other);
 }
 
-void DataParallel::Engine::note_memory() const {
-  memory.gathered = memory.gradients = 0;
-  for (const auto& unit : units) {
-    for (const auto& buffer : unit.buffers()) {
-      memory.gathered +=
-          buffer.whole.bytes() -
-          (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
-      memory.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
-    }
+void DataParallel::Engine::note_memory(size_t index) {
+  const auto& unit = units[index];
+  UnitMemory now{.whole = unit.full_shard() && unit.has_whole()};
+  for (const auto& buffer : unit.buffers()) {
+    now.gathered += buffer.whole.bytes() -
+                    (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
+    now.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
   }
+  const auto before = std::exchange(unit_memory[index], now);
+  memory.gathered += now.gathered - before.gathered;
+  memory.gradients += now.gradients - before.gradients;
+  gathered_units += int64_t{now.whole} - int64_t{before.whole};
   memory.peak_gathered = std::max(memory.peak_gathered, memory.gathered);
   memory.peak_gradients = std::max(memory.peak_gradients, memory.gradients);
-  memory.peak_gathered_units = std::max(memory.peak_gathered_units, gathered_units());
+  memory.peak_gathered_units = std::max(memory.peak_gathered_units, gathered_units);
+}
+
+void DataParallel::Engine::note_all_memory() {
+  for (size_t i = 0; i < units.size(); ++i) note_memory(i);
 }
 
 // All ranks launch in one order, whatever the order in which backwards end: collectives match by
@@ -249,7 +263,7 @@ void DataParallel::Engine::launch_next() { launch(order[order.size() - 1 - launc
 void DataParallel::Engine::launch(size_t index) {
   calls[index].launched = true;
   units[index].start_reduce();
-  note_memory();
+  note_memory(index);
   reducing.push_back(index);
   // Whole gradients that are freed once reduced: one under way, one being reduced.
   settle(units[index].frees_gradient() ? 1 : order.size());
@@ -281,6 +295,7 @@ void DataParallel::Engine::settle(size_t at_most) {
     auto& unit = units[reducing.front()];
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
+    note_memory(reducing.front());
     reducing.pop_front();
   }
 }
@@ -303,6 +318,7 @@ void DataParallel::Engine::finish_backward() {
     state.forward.clear();
     state.running = 0;
   }
+  has_gradients = true;
   if (!order_known) agree_on_order();
   forwarded.clear();
   if (slices_taken) check_frozen();
@@ -364,24 +380,33 @@ void DataParallel::Engine::check_all_ran() const {
 void DataParallel::Engine::agree_on_order() {
   std::vector<size_t> ran;
   for (const size_t unit : order) {
-    if (std::ranges::count(forwarded, unit) == 0) ran.push_back(unit);
+    if (!calls[unit].forwarded) ran.push_back(unit);
   }
   ran.insert(ran.end(), forwarded.begin(), forwarded.end());
   const auto text = fmt::format("{}", fmt::join(ran, " "));
   const auto all = axes.all.all_gather_bytes(text);
-  if (std::ranges::count(all, text) == axes.all.size()) order = std::move(ran);
+  if (std::ranges::count(all, text) == axes.all.size()) set_order(std::move(ran));
   order_known = true;
 }
 
-/// Nobody ever asked for what an optimizer would update: it was made of the module's parameters,
-/// which have no gradients where these are sharded.
-void DataParallel::Engine::check_has_optimizer() {
-  if (slices_taken || leaves_taken) return;
-  const auto was_reduced = [](const auto& unit) { return unit.sharded() && unit.reduced(); };
-  if (std::ranges::none_of(units, was_reduced)) return;
-  TORCH_CHECK_VALUE(++steps_without_optimizer < 2,
-                    "finish_step: no parameter was updated in two steps; make the optimizer of the "
-                    "sharded model's parameters()");
+void DataParallel::Engine::set_order(std::vector<size_t> next) {
+  order = std::move(next);
+  place.resize(order.size());
+  for (size_t i = 0; i < order.size(); ++i) place[order[i]] = i;
+}
+
+/// In two steps nobody asked for what an optimizer updates: it was made of the module's parameters,
+/// which are not what is updated.
+void DataParallel::Engine::check_has_optimizer() const {
+  if (slices_taken || leaves_taken || !has_gradients || num_steps == 0) return;
+  const auto is_slice = [](const auto& buffer) { return buffer.slice_in_whole(); };
+  const auto is_plain = [&](const auto& unit) {
+    return !unit.sharded() && std::ranges::all_of(unit.buffers(), is_slice);
+  };
+  TORCH_CHECK_VALUE(
+      std::ranges::all_of(units, is_plain),
+      "finish_step: nothing was updated in two steps; make the optimizer of the sharded "
+      "model's parameters()");
 }
 
 void DataParallel::Engine::finish_step() {
@@ -390,12 +415,16 @@ void DataParallel::Engine::finish_step() {
                     "gradients are dropped");
   for (const auto& unit : units) unit.check_written(/*reduced=*/true);
   check_has_optimizer();
+  ++num_steps;
+  has_gradients = false;
   unsharded = false;
   for (auto& leaf : leaves) leaf.tensor.mutable_grad().reset();
   for (auto& state : calls) state = {};
-  for (auto& unit : units) {
-    unit.forget_gradients();
-    unit.parameters_changed();
+  forwarded.clear();
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].forget_gradients();
+    units[i].parameters_changed();
+    note_memory(i);
   }
   synchronise(module_buffers, options.buffers, axes.all);
 }

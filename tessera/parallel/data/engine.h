@@ -24,6 +24,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     bool launched = false;                  // since the last finish_backward
     bool again = false;                     // a backward reached it after it was launched
     bool ran = false;                       // in this step
+    bool forwarded = false;                 // is in the list of those
     std::set<const nn::Hookable*> forward;  // the unit's modules that ended it, in this forward
     int running = 0;                        // of its modules, the outer ones of nested calls too
   };
@@ -41,20 +42,29 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     std::string name;
     torch::Tensor tensor;
     size_t unit = 0, buffer = 0, entry = 0;
-    int64_t offset = 0;  // in the gradient of the slice
+    int64_t offset = 0;           // in the slice of its buffer
+    std::optional<size_t> slice;  // of slices, in which it lies
   };
   std::vector<Leaf> leaves;
   NamedBuffers module_buffers;
   std::vector<size_t> order;      // units in the order of the forward; at first as given
+  std::vector<size_t> place;      // of each unit in `order`
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
   size_t launched = 0;            // units whose reduction was started, from the end of `order`
   Pass pass;
-  int steps_without_optimizer = 0;
+  int num_steps = 0;           // finish_step() was called
+  bool has_gradients = false;  // since the last of them
   bool order_known = false, requires_sync = true, is_last = true;
   bool unsharded = false;  // by the user: hooks free nothing
   double divide_factor = 1;
-  mutable DataParallelMemory memory;
+  struct UnitMemory {
+    int64_t gathered = 0, gradients = 0;
+    bool whole = false;  // a full_shard unit is in memory
+  };
+  std::vector<UnitMemory> unit_memory;
+  int64_t gathered_units = 0;  // of full_shard
+  DataParallelMemory memory;
 
   bool watching = false;
   std::optional<size_t> nonfinite_output;
@@ -86,8 +96,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
 
   // Parameters.
   void prefetch(size_t unit, int direction);
-  int64_t gathered_units() const;
-  void note_memory() const;
+  void note_memory(size_t unit);  // after each change
+  void note_all_memory();
+  void set_order(std::vector<size_t> next);
 
   // Gradients.
   void launch_ready();
@@ -101,7 +112,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void check_frozen() const;
   void agree_on_arrivals();
   void agree_on_order();
-  void check_has_optimizer();
+  void check_has_optimizer() const;
   void finish_step();
 };
 

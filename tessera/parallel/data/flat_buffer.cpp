@@ -160,6 +160,18 @@ void FlatBuffer::note_slice() {
   const torch::NoGradGuard no_grad;
   if (copy_.defined()) copy_.copy_(slice_, /*non_blocking=*/true);
   slice_version_ = slice_._version();
+  slice_sample_ = sample_of_slice().clone();
+}
+
+torch::Tensor FlatBuffer::sample_of_slice() const {
+  constexpr int64_t kSamples = 256;
+  const int64_t step = std::max<int64_t>(1, slice_size() / kSamples);
+  return slice_.detach().slice(0, 0, slice_size(), step);
+}
+
+bool FlatBuffer::slice_is_ahead(bool thorough) const {
+  return slice_._version() != slice_version_ ||
+         (thorough && !torch::equal(sample_of_slice(), slice_sample_));
 }
 
 void FlatBuffer::slice_changed() {
@@ -169,6 +181,17 @@ void FlatBuffer::slice_changed() {
 
 void FlatBuffer::whole_changed() {
   const torch::NoGradGuard no_grad;
+  for (const auto& entry : entries_) {
+    // torch::load puts another tensor in the parameter's place.
+    if (entry.parameter.is_alias_of(whole.tensor())) continue;
+    auto place = whole.tensor()
+                     .narrow(0, entry.offset, entry.parameter.numel())
+                     .view(entry.parameter.sizes());
+    TORCH_CHECK_VALUE(entry.parameter.options().type_equal(place.options()), entry.name,
+                      ": was moved or cast after it was sharded; call to() before");
+    place.copy_(entry.parameter.detach());
+    entry.parameter.set_data(place);
+  }
   if (!slice_in_whole_) {
     // What was not written keeps the precision of the slice.
     const auto own = own_part(whole).to(slice_.device());

@@ -54,20 +54,35 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
   return result;
 }
 
+/// What rank 0 sends must be there. Collective.
+void check_rank_0_has_values(const std::vector<CheckedUnit>& units, const mesh::Axis& axis) {
+  std::string missing;
+  for (const auto& unit : units) {
+    for (const auto& [name, parameter] : unit.parameters) {
+      if (missing.empty() && parameter.is_meta()) missing = name;
+    }
+  }
+  const auto of_rank_0 = axis.all_gather_bytes(missing)[0];
+  TORCH_CHECK_VALUE(
+      of_rank_0.empty(), of_rank_0,
+      ": is on the meta device on rank 0, whose values sync_module_states sends; load "
+      "them there before");
+}
+
 /// Each unit's options, with the overrides.
 std::vector<UnitOptions> options_by_unit(const std::vector<UnitModules>& units,
                                          const DataParallelOptions& options) {
   std::vector<UnitOptions> result(units.size(), options.unit);
   for (const auto& override_ : options.overrides) {
-    std::vector<std::string> names;
     bool found = false;
     for (size_t i = 0; i < units.size(); ++i) {
-      names.push_back(units[i].name);
       if (!matches(override_.pattern, units[i].name)) continue;
       result[i] = override_.options;
       found = true;
     }
     if (!found) {
+      std::vector<std::string> names;
+      for (const auto& unit : units) names.push_back(unit.name);
       user_error("unit override: {} matches no unit{}; units are {}", override_.pattern,
                  did_you_mean(override_.pattern, names), fmt::join(names, ", "));
     }
@@ -153,6 +168,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
     }
   }
   const auto checked = named_units(model, units, sharded);
+  if (options.sync_module_states) check_rank_0_has_values(checked, axes.all);
   const auto unit_options = options_by_unit(units, options);
   check_options(units, unit_options, axes);
   if (options.check_parameters) {
@@ -173,7 +189,10 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   engine->modules = std::move(units);
   for (const auto& [path, inner] : inside) engine->absorb(path, *inner);
   engine->calls.resize(engine->units.size());
-  engine->order = in_order(model, engine->modules);
+  engine->unit_memory.resize(engine->units.size());
+  std::vector<size_t> order(engine->units.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  engine->set_order(inside.empty() ? std::move(order) : in_order(model, engine->modules));
   engine->list_slices();
   engine->list_leaves();
   for (const auto& item : model.named_buffers()) {

@@ -188,15 +188,17 @@ void Unit::keep_written() {
   for (auto& buffer : buffers_) buffer.whole_changed();
 }
 
-void Unit::check_parameters() const {
+void Unit::check_parameters(bool thorough) const {
   for (const auto& buffer : buffers_) {
     TORCH_CHECK_VALUE(
         !buffer.unfilled(), *buffer.unfilled(),
         ": was on the meta device and has no values; call fill() of the sharded model");
     const auto stray = buffer.stray_parameter();
-    TORCH_CHECK_VALUE(!stray, *stray, ": was moved or cast after it was sharded; call to() before");
+    TORCH_CHECK_VALUE(!stray, *stray,
+                      ": does not lie where sharding put it; call to() before, and load between "
+                      "unshard() and reshard()");
     TORCH_CHECK_VALUE(
-        !buffer.slice_is_ahead(), "unit ", name_,
+        !buffer.slice_is_ahead(thorough), "unit ", name_,
         ": its slices were written; expected finish_step() after the optimizer's step "
         "(or values_changed() after other writing) before the next forward");
   }

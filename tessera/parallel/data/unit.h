@@ -60,8 +60,9 @@ class Unit {
   void reshard_after_forward();  ///< as the option says
   void parameters_changed();     ///< the slices did: what was gathered is out of date
   void keep_written();           ///< the whole parameters did, between unshard and reshard
-  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap.
-  void check_parameters() const;
+  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap,
+  /// unless `thorough` (FlatBuffer::slice_is_ahead).
+  void check_parameters(bool thorough) const;
   /// The same for what is about to be freed, or at the end of a step. `reduced`: gradients are
   /// sums already, of which other ranks have other parts.
   void check_written(bool reduced) const;

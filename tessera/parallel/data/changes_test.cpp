@@ -1,0 +1,496 @@
+// What a user does to a model after it was sharded: equal to plain LibTorch, or one clear line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/data/data_parallel.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::parallel {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<Placement> kPlacements{Placement::replicate, Placement::shard_optimizer,
+                                         Placement::shard_gradients, Placement::full_shard};
+const std::vector<UnitRule> kRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
+                                   {.kind = UnitRuleKind::whole_model}};
+
+struct BlockImpl : nn::Hookable {
+  BlockImpl() : in(6, 6, true), out(6, 6) {
+    register_module("in", in), register_module("out", out);
+    running = register_buffer("running", torch::zeros({6}));
+    calls = register_buffer("calls", torch::zeros({}, torch::kInt64));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = out(in(x).tanh());
+    note(y.detach());
+    return x + y;
+  }
+  void note(const torch::Tensor& y) {
+    running.mul_(0.5).add_(y.mean(0), 0.5);
+    calls += 1;
+  }
+  nn::Linear in, out;
+  torch::Tensor running, calls;
+};
+using Block = nn::Hooked<BlockImpl>;
+
+struct Net : nn::Hookable {
+  Net() : first(4, 6, true), last(6, 3) {
+    register_module("first", first), register_module("block0", block0);
+    register_module("block1", block1), register_module("last", last);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = block0(first(x).tanh());
+    if (with_block1) y = block1(y);
+    return last(y.tanh());
+  }
+  nn::Linear first;
+  Block block0, block1;
+  nn::Linear last;
+  bool with_block1 = true;
+};
+
+torch::Tensor batch(int step) {
+  torch::manual_seed(50 + static_cast<uint64_t>(step));
+  return torch::randn({6, 4});
+}
+torch::Tensor part_of_batch(int step, int rank, int ranks) {
+  return batch(step).slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
+}
+torch::Tensor loss_of(Net& net, const torch::Tensor& x) { return net.forward(x).square().sum(); }
+
+std::vector<torch::Tensor> values_of(Net& net) {
+  std::vector<torch::Tensor> values;
+  for (const auto& parameter : net.parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+torch::optim::AdamWOptions adamw() { return torch::optim::AdamWOptions(0.05).weight_decay(0.2); }
+
+using BeforeStep = std::function<void(Net& net, int step)>;
+constexpr int kSteps = 5;
+
+std::vector<torch::Tensor> plain_values(const BeforeStep& before) {
+  Net net;
+  torch::optim::AdamW optimizer(net.parameters(), adamw());
+  for (int step = 0; step < kSteps; ++step) {
+    before(net, step);
+    optimizer.zero_grad();
+    loss_of(net, batch(step)).backward();
+    optimizer.step();
+  }
+  return values_of(net);
+}
+
+/// A loop with `before` each step gives the plain loop's parameters on every rank, placement, rule.
+void expect_as_plain(const BeforeStep& before) {
+  const auto expected = plain_values(before);
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        for (const auto& rule : kRules) {
+          SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + " by " +
+                       std::to_string(static_cast<int>(rule.kind)));
+          Net net;
+          auto model = fully_shard(
+              net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
+          torch::optim::AdamW optimizer(model.parameters(), adamw());
+          for (int step = 0; step < kSteps; ++step) {
+            before(net, step);
+            loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
+            model.finish_backward();
+            optimizer.step();
+            model.finish_step();
+          }
+          model.unshard();
+          const auto found = values_of(net);
+          for (size_t i = 0; i < expected.size(); ++i) {
+            SCOPED_TRACE(net.named_parameters().keys()[i]);
+            expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+          }
+        }
+      }
+    });
+  }
+}
+
+/// What `action` raises is a ValueError with `text`, on every rank.
+void expect_line(const std::function<void()>& action, const std::string& text) {
+  try {
+    action();
+    FAIL() << "expected: " << text;
+  } catch (const c10::ValueError& error) {
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(text));
+  }
+}
+
+void set_trained(torch::nn::Module& module, bool trained) {
+  for (auto& parameter : module.parameters()) parameter.requires_grad_(trained);
+}
+
+TEST(AfterSharding, FreezingAndUnfreezing) {
+  expect_as_plain([](Net& net, int step) {
+    if (step == 1) set_trained(*net.block0, false), set_trained(*net.first, false);
+    if (step == 2) net.last->weight.requires_grad_(false);
+    if (step == 3) set_trained(*net.block0, true), net.last->weight.requires_grad_(true);
+  });
+}
+
+TEST(AfterSharding, UnfreezingWhatWasFrozenBefore) {
+  const auto gradually = [](Net& net, int step) {
+    // Before the sharding in the plain loop only; below they are frozen when it is sharded.
+    if (step == 0) set_trained(*net.block0, false), set_trained(*net.first, false);
+    if (step == 2) net.block0->in->weight.requires_grad_(true);
+    if (step == 3) set_trained(*net.block0, true);
+  };
+  const auto expected = plain_values(gradually);
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        for (const auto& rule : kRules) {
+          Net net;
+          set_trained(*net.block0, false), set_trained(*net.first, false);
+          auto model = fully_shard(
+              net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
+          torch::optim::AdamW optimizer(model.parameters(), adamw());
+          for (int step = 0; step < kSteps; ++step) {
+            gradually(net, step);
+            loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
+            model.finish_backward();
+            optimizer.step();
+            model.finish_step();
+          }
+          model.unshard();
+          const auto found = values_of(net);
+          for (size_t i = 0; i < expected.size(); ++i) {
+            expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+          }
+        }
+      }
+    });
+  }
+}
+
+// The optimizer leaves alone what took no part, as torch's does where a gradient is undefined.
+TEST(AfterSharding, WhatTakesNoPartIsNotUpdated) {
+  expect_as_plain([](Net& net, int step) { net.with_block1 = step % 2 == 0; });
+}
+
+TEST(AfterSharding, FreezingBesideSlicesIsRefused) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    model.slices();
+    set_trained(*net.first, false);
+    loss_of(net, batch(0)).backward();
+    expect_line([&] { model.finish_backward(); }, "first.");
+  });
+}
+
+TEST(AfterSharding, MovingOrCastingIsRefused) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model =
+        fully_shard(net, mesh, {.unit = {.placement = Placement::shard_optimizer}}, kRules[0]);
+    net.to(torch::kDouble);
+    expect_line([&] { loss_of(net, batch(0).to(torch::kDouble)); },
+                "first.weight: does not lie where sharding put it; call to() before");
+  });
+}
+
+TEST(AfterSharding, BlocksFirstThenTheRoot) {
+  const auto expected = plain_values([](Net&, int) {});
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        const DataParallelOptions options{.unit = {.placement = placement},
+                                          .gradient_divide_factor = 1};
+        Net net;
+        auto inner = fully_shard(*net.block0, mesh, options);
+        fully_shard(*net.block1, mesh, options);
+        auto model = fully_shard(net, mesh, options, {.kind = UnitRuleKind::whole_model});
+        std::vector<std::string> names;
+        for (const auto& unit : model.units()) names.push_back(unit.name());
+        EXPECT_EQ(names, (std::vector<std::string>{"model", "block0.in+out", "block1.in+out"}));
+        expect_line([&] { inner.finish_step(); }, "expected the handle of the whole model");
+        torch::optim::AdamW optimizer(model.parameters(), adamw());
+        for (int step = 0; step < kSteps; ++step) {
+          loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
+          model.finish_backward();
+          optimizer.step();
+          model.finish_step();
+        }
+        model.unshard();
+        const auto found = values_of(net);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+        }
+        for (const auto& part : model.parts()) {
+          EXPECT_TRUE(net.named_parameters().contains(part.piece.name)) << part.piece.name;
+        }
+      }
+    });
+  }
+}
+
+TEST(AfterSharding, ShardingAgainIsRefused) {
+  on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    expect_line([&] { fully_shard(net, mesh); }, "first: expected a module that is not sharded");
+    expect_line([&] { fully_shard(*net.block0, mesh); }, "expected a module that is not sharded");
+  });
+}
+
+TEST(AfterSharding, WhatIsWrittenBetweenUnshardAndReshardStays) {
+  for (const bool mixed : {false, true}) {
+    on_mesh({.shape = {.dp_shard = 3}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        Net net;
+        UnitOptions unit{.placement = placement};
+        if (mixed) unit.mixed_precision.param_dtype = torch::kBFloat16;
+        auto model = fully_shard(net, mesh, {.unit = unit}, kRules[0]);
+        model.unshard();
+        const auto untouched = net.last->weight.detach().clone();
+        {
+          const torch::NoGradGuard no_grad;
+          net.block0->in->weight.fill_(0.25);
+          net.first->bias.data().fill_(0.5);  // which no version counter tells of
+          net.block1->out->weight.set_(torch::full({6, 6}, 0.75, net.first->weight.options()));
+        }
+        model.reshard();
+        model.values_changed();
+        model.unshard();
+        EXPECT_TRUE((net.block0->in->weight == 0.25).all().item<bool>());
+        EXPECT_TRUE((net.first->bias == 0.5).all().item<bool>());
+        EXPECT_TRUE((net.block1->out->weight == 0.75).all().item<bool>());  // as torch::load does
+        EXPECT_TRUE(torch::equal(net.last->weight, untouched));
+        model.reshard();
+        // In full precision what was not written keeps all its bits.
+        Net fresh;
+        for (const auto& part : model.parts()) {
+          if (part.piece.name != "last.weight") continue;
+          const auto whole = fresh.last->weight.detach().flatten();
+          EXPECT_TRUE(torch::equal(part.piece.part,
+                                   whole.narrow(0, part.piece.begin, part.piece.part.numel())));
+        }
+      }
+    });
+  }
+}
+
+TEST(AfterSharding, WhatIsWrittenElsewhereIsNamed) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    UnitOptions unit{.placement = Placement::shard_optimizer};
+    unit.mixed_precision.param_dtype = torch::kBFloat16;
+    auto model = fully_shard(net, mesh, {.unit = unit}, kRules[0]);
+    {
+      const torch::NoGradGuard no_grad;
+      net.first->weight.fill_(1);
+    }
+    expect_line([&] { loss_of(net, batch(0).to(torch::kBFloat16)); },
+                "first.weight: was written where that is lost; write parameters between unshard()");
+  });
+}
+
+TEST(AfterSharding, AnOptimizerMadeBeforeIsNamed) {
+  const auto line = [](const mesh::DeviceMesh& mesh, Placement placement, const std::string& text) {
+    Net net;
+    torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
+    auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kRules[0]);
+    expect_line(
+        [&] {
+          for (int step = 0; step < 2; ++step) {
+            loss_of(net, batch(step)).backward();
+            model.finish_backward();
+            optimizer.step();
+            model.finish_step();
+          }
+        },
+        text);
+  };
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    line(mesh, Placement::shard_optimizer,
+         "make the optimizer of the sharded model's parameters()");
+    line(mesh, Placement::full_shard, "make the optimizer of the sharded model's parameters()");
+  });
+}
+
+TEST(AfterSharding, AForgottenFinishStepIsNamed) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      Net net;
+      auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kRules[0]);
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1));
+      loss_of(net, batch(0)).backward();
+      model.finish_backward();
+      optimizer.step();
+      expect_line([&] { loss_of(net, batch(1)); }, "expected finish_step() after the optimizer's");
+    }
+  });
+}
+
+TEST(AfterSharding, LbfgsIsNamed) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    torch::optim::LBFGS optimizer(model.parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
+    const auto closure = [&] {
+      optimizer.zero_grad();
+      auto loss = loss_of(net, batch(0));
+      loss.backward();
+      model.finish_backward();
+      return loss;
+    };
+    expect_line([&] { optimizer.step(closure); }, "expected finish_step() after the optimizer's");
+  });
+}
+
+TEST(AfterSharding, ClipsTheNormOfTheWholeGradient) {
+  Net plain;
+  loss_of(plain, batch(0)).backward();
+  const double norm = torch::nn::utils::clip_grad_norm_(plain.parameters(), 0.5);
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        Net net;
+        auto model = fully_shard(
+            net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[0]);
+        loss_of(net, part_of_batch(0, mesh.rank(), ranks)).backward();
+        model.finish_backward();
+        EXPECT_NEAR(model.clip_grad_norm(0.5), norm, 1e-4 * norm);
+        EXPECT_NEAR(model.clip_grad_norm(1e9), 0.5, 1e-4);
+        EXPECT_THROW(model.clip_grad_norm(0), c10::ValueError);
+      }
+    });
+  }
+}
+
+TEST(AfterSharding, GroupsByNameHaveOptionsOfTheirOwn) {
+  const auto groups_of = [](const torch::OrderedDict<std::string, torch::Tensor>& named) {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    const std::vector<std::pair<std::string, double>> rates{
+        {"first", 0.1}, {"block0", 0.01}, {"block1", 0.03}, {"last", 0.0}};
+    for (const auto& [prefix, rate] : rates) {
+      std::vector<torch::Tensor> parameters;
+      for (const auto& item : named) {
+        if (item.key().starts_with(prefix)) parameters.push_back(item.value());
+      }
+      groups.emplace_back(parameters, std::make_unique<torch::optim::SGDOptions>(rate));
+    }
+    return groups;
+  };
+  Net plain;
+  torch::optim::SGD of_plain(groups_of(plain.named_parameters()), torch::optim::SGDOptions(0.1));
+  for (int step = 0; step < 2; ++step) {
+    of_plain.zero_grad();
+    loss_of(plain, batch(step)).backward();
+    of_plain.step();
+  }
+  const auto expected = values_of(plain);
+  on_mesh({.shape = {.dp_shard = 3}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      Net net;
+      auto model = fully_shard(
+          net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[1]);
+      torch::optim::SGD optimizer(groups_of(model.named_parameters()),
+                                  torch::optim::SGDOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        loss_of(net, part_of_batch(step, mesh.rank(), 3)).backward();
+        model.finish_backward();
+        optimizer.step();
+        model.finish_step();
+      }
+      model.unshard();
+      const auto found = values_of(net);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expect_close(found[i], expected[i], {.absolute = 1e-5, .relative = 1e-5});
+      }
+    }
+  });
+}
+
+TEST(AfterSharding, BuffersStayAreSentOrAveraged) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    std::vector<torch::Tensor> own;
+    for (const auto how : {BufferSync::per_rank, BufferSync::broadcast, BufferSync::average}) {
+      Net net;
+      auto model = fully_shard(net, mesh, {.buffers = how}, kRules[0]);
+      model.slices();  // as for an optimizer
+      if (mesh.rank() == 1) net.block1->note(torch::ones({2, 6}));
+      loss_of(net, part_of_batch(0, mesh.rank(), 2)).backward();
+      model.finish_backward();
+      model.finish_step();
+      auto found = net.block1->running.detach().clone();
+      const auto both = [&] {
+        auto sum = found.clone();
+        mesh.axis("dp_shard").all_reduce(sum).wait();
+        return sum;
+      }();
+      const auto calls = net.block1->calls.item<int64_t>();
+      if (how == BufferSync::per_rank) {
+        own = {found, both};
+        EXPECT_EQ(calls, mesh.rank() + 1);
+      } else {
+        EXPECT_EQ(calls, 1);  // rank 0's
+        expect_close(both, found * 2);
+        if (how == BufferSync::average) expect_close(found, own[1] / 2);
+        if (how == BufferSync::broadcast && mesh.rank() == 0) expect_close(found, own[0]);
+      }
+    }
+  });
+}
+
+TEST(AfterSharding, AModelOnTheMetaDeviceNeedsValues) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    nn::Linear net(4, 3, false, torch::TensorOptions(torch::kMeta));
+    auto model = fully_shard(*net, mesh);
+    expect_line(
+        [&] { net(batch(0)); },
+        "weight: was on the meta device and has no values; call fill() of the sharded model");
+    model.fill([](const std::string&, int64_t, torch::Tensor part) { part.fill_(0.5); });
+    EXPECT_NO_THROW(net(batch(0)));
+    nn::Linear other(4, 3, false, torch::TensorOptions(torch::kMeta));
+    expect_line([&] { fully_shard(*other, mesh, {.sync_module_states = true}); },
+                "weight: is on the meta device on rank 0");
+  });
+}
+
+// A collective of the user's on world() between a backward and finish_backward, beside ranks that
+// reach their units in other orders.
+TEST(AfterSharding, TheWorldHasAChannelOfItsOwn) {
+  on_mesh({.shape = {.dp_replicate = 3}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = replicate(net, mesh, {}, kRules[0]);
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1));
+    for (int step = 0; step < 4; ++step) {
+      net.with_block1 = mesh.rank() == step % 3;
+      auto loss = loss_of(net, batch(step));
+      loss.backward();
+      auto total = loss.detach().clone();
+      mesh.world().all_reduce(total).wait();
+      EXPECT_GT(total.item<float>(), loss.item<float>() * 0.99);
+      model.finish_backward();
+      optimizer.step();
+      model.finish_step();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::parallel
