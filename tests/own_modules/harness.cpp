@@ -84,13 +84,13 @@ Result plain_result(const Case& which) {
 
 /// Empty: equal. NaN is equal to nothing.
 std::string difference(const std::string& name, const torch::Tensor& actual,
-                       const torch::Tensor& expected, double tolerance) {
+                       const torch::Tensor& expected, double tolerance, double absolute) {
   if (actual.sizes() != expected.sizes()) return name + " has another shape";
   if (expected.numel() == 0) return "";
   const auto dtype = expected.is_complex() ? torch::kComplexDouble : torch::kFloat64;
   const double scale = expected.to(dtype).abs().max().item<double>();
   const double worst = (actual.to(dtype) - expected.to(dtype)).abs().max().item<double>();
-  if (worst <= tolerance * scale + 1e-7) return "";
+  if (worst <= tolerance * scale + absolute) return "";
   return fmt::format("{} differs by {:.3g}, its largest is {:.3g}", name, worst, scale);
 }
 
@@ -140,8 +140,9 @@ void compare(const Case& which, const Setting& setting, Run& run, const Result& 
   const auto actual = values_of(run.nets());
   ASSERT_EQ(actual.size(), plain.last.size()) << where;
   for (size_t i = 0; i < actual.size(); ++i) {
-    const auto text = difference(actual[i].first, actual[i].second, plain.last[i].second,
-                                 setting.half ? 3e-2 : which.traits.tolerance);
+    const double tolerance = setting.half ? 3e-2 : which.traits.tolerance;
+    const auto text = difference(actual[i].first, actual[i].second, plain.last[i].second, tolerance,
+                                 setting.half ? 1e-3 : tolerance / 100);
     if (text.empty()) continue;
     ADD_FAILURE() << where << ": " << text;
     return;
