@@ -211,13 +211,26 @@ std::vector<Setting> with_recomputation(const std::vector<Setting>& settings, co
       })) {
     return result;
   }
-  for (const auto mode : {memory::CheckpointMode::full, memory::CheckpointMode::selective}) {
-    const bool full = mode == memory::CheckpointMode::full;
+  using Recompute = std::function<void(nn::Hookable&)>;
+  const std::vector<std::pair<std::string, Recompute>> ways{
+      {"recomputed", [](nn::Hookable& block) { memory::checkpoint(block); }},
+      {"recomputed in part",
+       [](nn::Hookable& block) {
+         memory::checkpoint(block, {.mode = memory::CheckpointMode::selective});
+       }},
+      {"recomputed within recomputed", [](nn::Hookable& block) {
+         memory::checkpoint(block);
+         for (const auto& child : block.children()) {
+           auto* inner = dynamic_cast<nn::Hookable*>(child.get());
+           const auto recomputed = [](const nn::Hooks& hooks) { return hooks.around != nullptr; };
+           if (inner == nullptr || std::ranges::any_of(inner->hooks(), recomputed)) continue;
+           memory::checkpoint(*inner);
+         }
+       }}};
+  for (const auto& [way, recompute] : ways) {
     for (auto setting : settings) {
-      setting.name += full ? ", recomputed" : ", recomputed in part";
-      setting.recompute = [mode](nn::Hookable& block) {
-        memory::checkpoint(block, {.mode = mode});
-      };
+      setting.name += ", " + way;
+      setting.recompute = recompute;
       result.push_back(std::move(setting));
     }
   }
@@ -429,7 +442,7 @@ void run_cases(const mesh::DeviceMesh& mesh) {
       continue;
     }
     for (const auto& setting : settings) {
-      if (!run_setting(which, setting, *plain, mesh)) return;
+      if (!run_setting(which, setting, *plain, mesh) && mesh.size() > 1) return;
     }
   }
 }

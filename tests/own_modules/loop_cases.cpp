@@ -114,13 +114,6 @@ std::vector<Case> optimizer_cases() {
   };
 }
 
-// A second backward of one graph counts no calls: a unit of several modules is reduced after each.
-const LeftOut kRetainGraph{
-    "known wrong: ValueError that asks for set_is_last_backward(false), which was called",
-    [](const Setting& setting) {
-      return setting.hybrid && setting.rule.kind == parallel::UnitRuleKind::by_name;
-    }};
-
 std::vector<Case> accumulation_cases() {
   return {
       net_case<MlpImpl>("two_micro_batches", {.rows = 12, .micro_batches = 2},
@@ -156,7 +149,7 @@ std::vector<Case> accumulation_cases() {
                            run.finish_backward();
                            run.update();
                          }),
-      loop_case<MlpImpl>("retain_graph", {.left_out = {kRetainGraph}},
+      loop_case<MlpImpl>("retain_graph", {.left_out = {retain_graph_on_hybrid()}},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
                            const auto y = net(run.rows.randn({4}));
@@ -167,7 +160,7 @@ std::vector<Case> accumulation_cases() {
                            run.backward(run.rows.loss(y.sin()));
                            run.update();
                          }),
-      loop_case<MlpImpl>("retain_graph_reduced_once", {.left_out = {kRetainGraph}},
+      loop_case<MlpImpl>("retain_graph_reduced_once", {.left_out = {retain_graph_on_hybrid()}},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
                            const auto y = net(run.rows.randn({4}));
