@@ -31,6 +31,7 @@ TEST(OwnModules, AreThePlainOnesOnReplicasOfShards) {
 TEST(OwnModules, HaveNamesOfTheirOwn) {
   std::set<std::string> names;
   for (const auto& which : all_cases()) EXPECT_TRUE(names.insert(which.name).second) << which.name;
+  RecordProperty("num_cases", static_cast<int>(names.size()));
 }
 
 }  // namespace
