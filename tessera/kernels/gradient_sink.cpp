@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace tessera::kernels {
 
@@ -9,6 +10,8 @@ at::Tensor gradient_sink(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf() || !parameter.requires_grad()) return {};
   // autograd::grad and backward(inputs) leave .grad() of what they do not name alone.
   if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) return {};
+  // A hook of the parameter's is to see, and may replace, the gradient.
+  if (!torch::autograd::impl::hooks(parameter).empty()) return {};
   const auto& grad = parameter.grad();
   const bool fits =
       grad.defined() && grad.is_contiguous() && grad.sizes() == parameter.sizes() &&

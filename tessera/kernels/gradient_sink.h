@@ -9,7 +9,7 @@ namespace tessera::kernels {
 /// and device, and of its dtype or, for a 16-bit parameter, float32 (a view of a flat gradient
 /// buffer): then no temporary gradient, no pass to add it and no rounding to 16 bits in between.
 /// Otherwise undefined, as in a backward that does not go to all leaves (autograd::grad, chosen
-/// inputs) and for a frozen parameter. Its version says that it was added to. To be called outside
+/// inputs), for a frozen parameter and for one with hooks. Its version says that it was added to. To be called outside
 /// of guards that exclude autograd.
 at::Tensor gradient_sink(const at::Tensor& parameter);
 

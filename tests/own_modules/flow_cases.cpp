@@ -128,6 +128,13 @@ struct SideOfParameterImpl : Own {
     return y;
   }
 };
+struct AddedSideImpl : SideOfParameterImpl {
+  Tensor forward(Tensor x) {
+    const auto y = SideOfParameterImpl::forward(x);
+    side = nn::add_output(side);
+    return y;
+  }
+};
 template <typename Part>
 struct WithSideImpl : Own {
   Linear first = child("first", Linear(4, 6, true));
@@ -335,18 +342,14 @@ std::vector<Case> gradient_cases() {
       net_case<IntegersBetweenImpl>("a_module_that_returns_integers", {.half = false}, squares),
       net_case<DroppedOutputImpl>("an_output_that_nobody_uses", {}, squares),
       net_case<HooksImpl>("hooks_on_a_parameter_and_between", {}, squares),
-      net_case<HookOnLinearImpl>(
-          "a_hook_on_the_weight_of_tesseras_linear",
-          {.left_out =
-               {{"known wrong: the hook gets an undefined gradient, what it returns is lost"}}},
-          squares),
+      net_case<HookOnLinearImpl>("a_hook_on_the_weight_of_tesseras_linear", {}, squares),
       net_case<WithSideImpl<SideImpl>>("a_side_loss_of_children", {}, with_side),
       net_case<WithSideImpl<SideOfParameterImpl>>(
           "a_side_loss_of_a_parameter",
-          {.left_out =
-               {{"known wrong: its backward reads the weight after its memory was given away",
-                 in_full_shard}}},
+          {.left_out = {{"documented: its backward needs the weight; nn::add_output tells of it",
+                         in_full_shard}}},
           with_side),
+      net_case<WithSideImpl<AddedSideImpl>>("a_side_loss_given_to_add_output", {}, with_side),
       loop_case<MlpImpl>("gradient_of_the_input", {},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
@@ -383,7 +386,7 @@ std::vector<Case> gradient_cases() {
                                 run.update();
                               }),
       loop_case<TwoHeadsImpl>(
-          "two_heads_a_backward_each", {.left_out = {retain_graph_on_hybrid()}},
+          "two_heads_a_backward_each", {},
           [](Run& run) {
             auto net = run.net<TwoHeadsImpl>();
             const auto y = net(run.rows.randn({4}));
@@ -413,21 +416,16 @@ std::vector<Case> gradient_cases() {
                            run.finish_backward();
                            run.update();
                          }),
-      loop_case<MlpImpl>(
-          "a_penalty_on_weights_while_unsharded",
-          {.left_out =
-               {{"known wrong: ValueError, what comes after a unit's own backward has no sum "
-                 "over replicas",
-                 on_hybrid}}},
-          [](Run& run) {
-            auto net = run.net<MlpImpl>();
-            run.unshard();
-            const auto penalty =
-                net->block->up->weight.square().sum() + net->last->weight.abs().sum();
-            run.backward(run.rows.loss(net(run.rows.randn({4})).square()) +
-                         0.1 * run.rows.share() * penalty);
-            run.update();
-          }),
+      loop_case<MlpImpl>("a_penalty_on_weights_while_unsharded", {},
+                         [](Run& run) {
+                           auto net = run.net<MlpImpl>();
+                           run.unshard();
+                           const auto penalty = net->block->up->weight.square().sum() +
+                                                net->last->weight.abs().sum();
+                           run.backward(run.rows.loss(net(run.rows.randn({4})).square()) +
+                                        0.1 * run.rows.share() * penalty);
+                           run.update();
+                         }),
       loop_case<MlpImpl>(
           "a_penalty_on_weights",
           {.left_out = {{"documented: refused under full_shard", in_full_shard}}},

@@ -122,14 +122,6 @@ struct LeftOut {
   std::function<bool(const Setting&)> where = [](const Setting&) { return true; };
 };
 
-/// A second backward of one graph counts no calls: a unit of several modules is reduced after each.
-inline LeftOut retain_graph_on_hybrid() {
-  return {"known wrong: ValueError that asks for set_is_last_backward(false), which was called",
-          [](const Setting& setting) {
-            return setting.hybrid && setting.rule.kind == parallel::UnitRuleKind::by_name;
-          }};
-}
-
 /// What cases may differ in.
 struct Traits {
   OptimizerMaker optimizer = nullptr;  ///< none: SGD with momentum

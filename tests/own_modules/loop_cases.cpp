@@ -140,8 +140,7 @@ std::vector<Case> accumulation_cases() {
                            run.backward(one);
                            run.update();
                          }),
-      loop_case<MlpImpl>("two_backwards_one_finish",
-                         {.left_out = {{"documented: each needs its finish_backward", on_hybrid}}},
+      loop_case<MlpImpl>("two_backwards_one_finish", {},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
                            squares(net, run.rows).backward();
@@ -149,7 +148,7 @@ std::vector<Case> accumulation_cases() {
                            run.finish_backward();
                            run.update();
                          }),
-      loop_case<MlpImpl>("retain_graph", {.left_out = {retain_graph_on_hybrid()}},
+      loop_case<MlpImpl>("retain_graph", {},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
                            const auto y = net(run.rows.randn({4}));
@@ -160,7 +159,7 @@ std::vector<Case> accumulation_cases() {
                            run.backward(run.rows.loss(y.sin()));
                            run.update();
                          }),
-      loop_case<MlpImpl>("retain_graph_reduced_once", {.left_out = {retain_graph_on_hybrid()}},
+      loop_case<MlpImpl>("retain_graph_reduced_once", {},
                          [](Run& run) {
                            auto net = run.net<MlpImpl>();
                            const auto y = net(run.rows.randn({4}));
@@ -401,14 +400,9 @@ std::vector<Case> time_cases() {
   };
 }
 
-// Sums over replicas start when sums over shards happen to be done: two models in one backward come
-// to them in an order of their own on each rank.
-const LeftOut kTwoModels{"known wrong: at times DistError, all ranks must call the same",
-                         on_hybrid};
-
 std::vector<Case> several_nets() {
   return {
-      loop_case<MlpImpl, JudgeImpl>("discriminator_reduced_and_dropped", {.left_out = {kTwoModels}},
+      loop_case<MlpImpl, JudgeImpl>("discriminator_reduced_and_dropped", {},
                                     [](Run& run) {
                                       auto generator = run.net<MlpImpl>();
                                       auto judge = run.net<JudgeImpl>(1);
@@ -439,7 +433,7 @@ std::vector<Case> several_nets() {
             run.set_requires_gradient_sync(true, 1);
           }),
       loop_case<MlpImpl, JudgeImpl>(
-          "one_loss_through_two_models", {.left_out = {kTwoModels}},
+          "one_loss_through_two_models", {},
           [](Run& run) {
             auto first = run.net<MlpImpl>();
             auto second = run.net<JudgeImpl>(1);

@@ -263,12 +263,9 @@ std::vector<Case> parameter_cases() {
       net_case<OnlyEmptyImpl>("a_unit_of_an_empty_parameter", {}, squares),
       net_case<DoubleBesideFloatImpl>("double_beside_float", {}, squares),
       net_case<AllDoubleImpl>("double_alone", {.half = false, .tolerance = 1e-9}, squares),
-      net_case<ComplexImpl>(
-          "a_complex_parameter",
-          {.half = false,
-           .left_out = {{"known wrong: refused in the first backward, on one rank, "
-                         "too, and without the parameter's name"}}},
-          squares),
+      net_case<ComplexImpl>("a_complex_parameter",
+                            {.half = false, .left_out = {{"refused when it is sharded, by name"}}},
+                            squares),
       net_case<BuffersImpl>("buffers_of_integers_and_bools", {}, squares),
       net_case<SpectralImpl>("spectral_norm_by_hand", {.recompute = false}, squares),
       net_case<WeightNormImpl>("weight_norm_by_hand", {}, squares),

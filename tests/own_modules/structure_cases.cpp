@@ -374,21 +374,8 @@ std::vector<Case> structure_cases() {
                                   setting.options.unit.placement != parallel::Placement::replicate;
                          }}}},
           squares),
-      net_case<TreeImpl>(
-          "a_module_that_calls_itself",
-          {.left_out = {{"known wrong: recomputed, its parameters are gone (an error says so)",
-                         [](const Setting& setting) {
-                           return setting.recompute != nullptr && in_full_shard(setting);
-                         }}}},
-          squares),
-      net_case<SharedChildImpl>(
-          "a_child_of_two_parents",
-          {.left_out = {{"known wrong: ValueError, unit block1 has no parameter of its own; the "
-                         "second parent was counted with the child that the first one's unit has",
-                         [](const Setting& setting) {
-                           return setting.rule.kind == parallel::UnitRuleKind::by_size;
-                         }}}},
-          squares),
+      net_case<TreeImpl>("a_module_that_calls_itself", {}, squares),
+      net_case<SharedChildImpl>("a_child_of_two_parents", {}, squares),
       net_case<SiblingImpl>("siblings_that_call_each_other", {}, squares),
       net_case<IndirectImpl>("calls_through_a_base_class", {}, squares),
       net_case<FixedPointImpl>("fixed_point_with_one_gradient_step", {}, squares),

@@ -471,6 +471,53 @@ TEST(AfterSharding, AModelOnTheMetaDeviceNeedsValues) {
   });
 }
 
+struct ComplexImpl : nn::Hookable {
+  ComplexImpl() { weight = register_parameter("weight", torch::ones({3}, torch::kComplexFloat)); }
+  torch::Tensor forward(const torch::Tensor& x) { return torch::abs(x * weight); }
+  torch::Tensor weight;
+};
+
+TEST(AfterSharding, AComplexParameterIsNamed) {
+  on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
+    ComplexImpl net;
+    expect_line([&] { fully_shard(net, mesh); },
+                "weight: expected a real floating-point dtype, got ComplexFloat");
+  });
+}
+
+// A loss in a member that add_output was not told of reads parameters that are away: an error, not
+// what lies in memory by then.
+struct SideImpl : nn::Hookable {
+  SideImpl() { weight = register_parameter("weight", torch::randn({6, 6})); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = x.matmul(weight).tanh();
+    side = x.matmul(weight.t());
+    return y;
+  }
+  torch::Tensor weight, side;
+};
+struct WithSideImpl : nn::Hookable {
+  WithSideImpl() : first(4, 6), last(6, 3) {
+    register_module("first", first), register_module("part", part), register_module("last", last);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(part(first(x))); }
+  nn::Linear first;
+  nn::Hooked<SideImpl> part;
+  nn::Linear last;
+};
+
+TEST(AfterSharding, AHiddenLossNeverReadsWhatIsNotThere) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto prefetch : {BackwardPrefetch::none, BackwardPrefetch::pre}) {
+      WithSideImpl net;
+      auto model = fully_shard(
+          net, mesh, {.backward_prefetch = prefetch, .sync_module_states = true}, kRules[0]);
+      const auto y = net.forward(batch(0)).square().sum();
+      EXPECT_THROW((y + 0.3 * net.part->side.square().sum()).backward(), c10::Error);
+    }
+  });
+}
+
 // A collective of the user's on world() between a backward and finish_backward, beside ranks that
 // reach their units in other orders.
 TEST(AfterSharding, TheWorldHasAChannelOfItsOwn) {

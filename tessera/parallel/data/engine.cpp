@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -146,8 +149,8 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (!order_known && !std::exchange(calls[index].forwarded, true)) forwarded.push_back(index);
   unit.finish_gather();
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
-  if (options.forward_prefetch) prefetch(index, 1);
   note_memory(index);
+  if (options.forward_prefetch) prefetch(index, 1);
 }
 
 void DataParallel::Engine::train_unfrozen(size_t index) {
@@ -179,7 +182,8 @@ void DataParallel::Engine::after_forward(size_t index, const nn::Hookable& modul
   // Others of the unit follow, or one of them is what called this one.
   if (state.running > 0 || state.forward.size() < modules[index].modules.size()) return;
   state.forward.clear();
-  if (unsharded) return;
+  // A module that calls itself and runs again goes on with its parameters.
+  if (unsharded || state.in_backward > 0) return;
   units[index].check_written(/*reduced=*/false);
   // The last unit's backward is next: it keeps what it would gather again at once.
   if (backward_follows && index == order.back()) return;
@@ -196,20 +200,25 @@ void DataParallel::Engine::before_backward(size_t index) {
                     ": expected a backward without create_graph; gradients of gradients are not "
                     "computed for a data-parallel model");
   if (calls[index].launched) reopen(index);
+  ++calls[index].in_backward;
   units[index].finish_gather();
   units[index].begin_gradient();
-  if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
   note_memory(index);
+  if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
 }
 
 void DataParallel::Engine::after_backward(size_t index) {
   auto& state = calls[index];
-  if (--state.backwards[pass] > 0) return;
-  state.backwards.erase(pass);
+  if (state.in_backward > 0) --state.in_backward;
+  const auto open = state.backwards.find(pass);
+  // A graph's second backward (retain_graph) has no count: the unit is launched at the end.
+  const bool counted = open != state.backwards.end();
+  if (counted && --open->second > 0) return;
+  if (counted) state.backwards.erase(open);
   if (options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1);
   if (!unsharded && !keeps_whole(index)) units[index].reshard();
   note_memory(index);
-  if (!requires_sync || !state.backwards.empty()) return;  // a unit may be of two stages
+  if (!counted || !requires_sync || !state.backwards.empty()) return;  // it may be of two stages
   state.done = true;
   launch_ready();
 }
@@ -235,7 +244,7 @@ void DataParallel::Engine::note_memory(size_t index) {
   const auto& unit = units[index];
   UnitMemory now{.whole = unit.full_shard() && unit.has_whole()};
   for (const auto& buffer : unit.buffers()) {
-    now.gathered += buffer.whole.bytes() -
+    now.gathered += buffer.whole_bytes() -
                     (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
     now.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
   }
@@ -266,7 +275,7 @@ void DataParallel::Engine::launch(size_t index) {
   note_memory(index);
   reducing.push_back(index);
   // Whole gradients that are freed once reduced: one under way, one being reduced.
-  settle(units[index].frees_gradient() ? 1 : order.size());
+  settle(units[index].frees_gradient() || units[index].sums_over_replicas() ? 1 : order.size());
 }
 
 /// A second backward before finish_backward (retain_graph, another loss) reaches a unit that was
@@ -288,10 +297,13 @@ void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& p
   units[index].begin_gradient();
 }
 
-/// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway.
+/// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway. Not these
+/// where a sum over replicas follows: it starts at the same place on all ranks.
 void DataParallel::Engine::settle(size_t at_most) {
-  while (!reducing.empty() &&
-         (reducing.size() > at_most || units[reducing.front()].reduce_done())) {
+  const auto is_done = [this](const Unit& unit) {
+    return !unit.sums_over_replicas() && unit.reduce_done();
+  };
+  while (!reducing.empty() && (reducing.size() > at_most || is_done(units[reducing.front()]))) {
     auto& unit = units[reducing.front()];
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
@@ -316,7 +328,7 @@ void DataParallel::Engine::finish_backward() {
   for (auto& state : calls) {
     state.done = state.launched = state.again = false;
     state.forward.clear();
-    state.running = 0;
+    state.running = state.in_backward = 0;
   }
   has_gradients = true;
   if (!order_known) agree_on_order();
@@ -509,19 +521,29 @@ void DataParallel::Engine::attach() {
   }
 }
 
-// The engine keeps the parameters, so a hook of theirs keeps neither.
+// Not a hook of the parameter: those are the user's, and operators hand gradients to them
+// (kernels/gradient_sink.h).
 void DataParallel::Engine::watch_gradients(size_t unit, size_t buffer) {
+  struct Arrival : torch::autograd::FunctionPreHook {
+    Arrival(std::weak_ptr<Engine> engine, size_t unit, size_t buffer, size_t entry)
+        : engine(std::move(engine)), unit(unit), buffer(buffer), entry(entry) {}
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& gradients) override {
+      const auto here = engine.lock();
+      if (here && !here->absorbed && gradients[0].defined()) {
+        here->gradient_arrives(unit,
+                               here->units[unit].buffers()[buffer].entries()[entry].parameter);
+      }
+      return gradients;
+    }
+    std::weak_ptr<Engine> engine;
+    size_t unit, buffer, entry;
+  };
   const auto& entries = units[unit].buffers()[buffer].entries();
   for (size_t i = 0; i < entries.size(); ++i) {
     if (!entries[i].parameter.requires_grad()) continue;
-    entries[i].parameter.register_hook([engine = weak_from_this(), unit, buffer,
-                                        i](const torch::Tensor& gradient) -> torch::Tensor {
-      const auto here = engine.lock();
-      if (here && !here->absorbed && gradient.defined()) {
-        here->gradient_arrives(unit, here->units[unit].buffers()[buffer].entries()[i].parameter);
-      }
-      return gradient;
-    });
+    watched.push_back(torch::autograd::impl::grad_accumulator(entries[i].parameter));
+    watched.back()->add_pre_hook(std::make_unique<Arrival>(weak_from_this(), unit, buffer, i));
   }
 }
 

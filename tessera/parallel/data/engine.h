@@ -23,6 +23,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     bool done = false;                      // in this backward, everything that was to come
     bool launched = false;                  // since the last finish_backward
     bool again = false;                     // a backward reached it after it was launched
+    int in_backward = 0;                    // calls of its modules whose backward is under way
     bool ran = false;                       // in this step
     bool forwarded = false;                 // is in the list of those
     std::set<const nn::Hookable*> forward;  // the unit's modules that ended it, in this forward
@@ -46,6 +47,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     std::optional<size_t> slice;  // of slices, in which it lies
   };
   std::vector<Leaf> leaves;
+  std::vector<std::shared_ptr<torch::autograd::Node>> watched;  // whose hooks tell of gradients
   NamedBuffers module_buffers;
   std::vector<size_t> order;      // units in the order of the forward; at first as given
   std::vector<size_t> place;      // of each unit in `order`

@@ -271,9 +271,16 @@ void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
   }
 }
 
-void FlatBuffer::allocate_whole() {
-  if (whole.allocated()) return;
-  whole.allocate();
+const torch::Tensor& FlatBuffer::receive_whole() {
+  if (whole.allocated()) return whole.tensor();
+  arriving_ = whole.ahead();
+  return arriving_;
+}
+
+void FlatBuffer::whole_arrived() {
+  if (!arriving_.defined()) return;
+  whole.take(arriving_);
+  arriving_.reset();
   point_parameters_to(whole.tensor().storage());
 }
 

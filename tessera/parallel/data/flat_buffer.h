@@ -120,16 +120,23 @@ class FlatBuffer {
   bool gradient_slice_in_gradient() const { return gradient_slice_in_gradient_; }
 
   /// [P/N] of `whole` or `gradient`.
-  torch::Tensor own_part(const Transient& buffer) const {
-    return buffer.tensor().narrow(0, slice_begin(), slice_size());
+  torch::Tensor own_part(const Transient& buffer) const { return own_part(buffer.tensor()); }
+  torch::Tensor own_part(const torch::Tensor& buffer) const {
+    return buffer.narrow(0, slice_begin(), slice_size());
   }
   /// [P/N] the gradient that belongs to slice(): valid while its memory is there.
   torch::Tensor gradient_of_slice() const {
     return gradient_slice_in_gradient_ ? own_part(gradient) : gradient_slice.tensor();
   }
 
-  void allocate_whole();  ///< contents undefined; the parameters may be used again
-  void free_whole();      ///< unless it is kept; using a parameter is an error then
+  /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read them,
+  /// unless they are kept.
+  const torch::Tensor& receive_whole();
+  void whole_arrived();
+  void free_whole();             ///< unless it is kept; using a parameter is an error then
+  int64_t whole_bytes() const {  ///< on its way, too
+    return whole.bytes() + (arriving_.defined() ? static_cast<int64_t>(arriving_.nbytes()) : 0);
+  }
   /// Zero if there was none; every grad() is a view of it. What a user dropped (zero_grad) is zero.
   void begin_gradient();
   void free_gradient();  ///< unless it is kept; every grad() is undefined then
@@ -157,7 +164,7 @@ class FlatBuffer {
   std::vector<FlatEntry> entries_;
   int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
   bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
-  torch::Tensor slice_, copy_;
+  torch::Tensor slice_, copy_, arriving_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;

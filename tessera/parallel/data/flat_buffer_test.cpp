@@ -39,12 +39,12 @@ TEST(FlatBuffer, ViewsAndSavedTensorsOutliveTheMemory) {
   EXPECT_FALSE(buffer.whole.allocated());
   EXPECT_THROW(parameters[1].second.sum(), c10::Error);
   EXPECT_THROW(parameters[1].second.detach().zero_(), c10::Error);
-  buffer.allocate_whole();
+  buffer.receive_whole(), buffer.whole_arrived();
   buffer.whole.tensor().fill_(4);
   const auto x = torch::ones({7}, torch::requires_grad());
   const auto y = parameters[1].second.mv(x).sum();
   buffer.free_whole();
-  buffer.allocate_whole();
+  buffer.receive_whole(), buffer.whole_arrived();
   buffer.whole.tensor().fill_(5);  // no version counter of a parameter moves
   buffer.begin_gradient();
   y.backward();

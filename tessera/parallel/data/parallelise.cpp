@@ -39,6 +39,9 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
     result.push_back({units[i].name, {}});
     for (const auto& parameter : parameters[i]) {
       const auto* key = parameter.unsafeGetTensorImpl();
+      TORCH_CHECK_VALUE(!parameter.requires_grad() || parameter.is_floating_point(), names.at(key),
+                        ": expected a real floating-point dtype, got ", parameter.scalar_type(),
+                        "; keep its parts as two parameters");
       if (taken.insert(key).second) {
         result.back().parameters.emplace_back(names.at(key), parameter);
       }

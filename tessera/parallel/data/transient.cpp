@@ -21,6 +21,11 @@ torch::Tensor Transient::part(int64_t offset, torch::IntArrayRef sizes) const {
   return part;
 }
 
+void Transient::take(const torch::Tensor& ahead) {
+  auto* source = ahead.storage().unsafeGetStorageImpl();
+  storage()->set_data_ptr_noswap(source->set_data_ptr(c10::DataPtr(nullptr, ahead.device())));
+}
+
 void Transient::allocate() {
   if (allocated()) return;
   storage()->set_data_ptr_noswap(storage()->allocator()->allocate(storage()->nbytes()));

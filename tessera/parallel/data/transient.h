@@ -25,6 +25,11 @@ class Transient {
   /// version tells of changes to itself alone.
   torch::Tensor part(int64_t offset, torch::IntArrayRef sizes) const;
 
+  /// Memory that is filled before anybody sees it: a tensor of its own, whose memory take() makes this
+  /// one's.
+  torch::Tensor ahead() const { return torch::empty({size()}, tensor_.options()); }
+  void take(const torch::Tensor& ahead);  ///< which has no memory then; nobody may use it
+
   void allocate();       ///< contents undefined; nothing if there is memory
   void allocate_zero();  ///< zero in any case
   void free();           ///< nothing if there is no memory

@@ -94,6 +94,7 @@ Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOpt
     buffers_.emplace_back(kind, std::move(flat));
   }
   earlier_.resize(buffers_.size());
+  replicated_sums_.resize(buffers_.size());
   straight_.resize(buffers_.size());
   if (!gathers()) state_ = State::gathered;
 }
@@ -126,13 +127,13 @@ void Unit::start_gather() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
-    buffer.allocate_whole();
+    const auto& whole = buffer.receive_whole();
     const bool inner = !inner_parts_.empty();
     const auto& axis = inner ? axes_.inner : axes_.gather;
-    auto own = buffer.own_part(buffer.whole);
+    auto own = buffer.own_part(whole);
     if (inner) {
       const int64_t size = buffer.size() / axis.size();
-      own = buffer.whole.tensor().narrow(0, axis.rank() * size, size);
+      own = whole.narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
     } else if (const auto& source = buffer.gather_source();
                sharded() && own.dtype() == source.dtype() && own.device() == source.device()) {
@@ -140,7 +141,7 @@ void Unit::start_gather() {
     } else if (!buffer.slice_in_whole()) {
       own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
     }
-    if (sharded()) gathers_.push_back(axis.all_gather(buffer.whole.tensor(), own));
+    if (sharded()) gathers_.push_back(axis.all_gather(whole, own));
   }
   inner_parts_.clear();
   state_ = State::gathering;
@@ -150,6 +151,7 @@ void Unit::finish_gather() {
   if (state_ == State::gathered) return;
   start_gather();
   wait(gathers_, times_.gather_wait_seconds);
+  for (auto& buffer : buffers_) buffer.whole_arrived();
   state_ = State::gathered;
 }
 
@@ -231,9 +233,7 @@ std::vector<size_t> Unit::start_training() {
 }
 
 void Unit::begin_gradient() {
-  TORCH_CHECK_VALUE(!replicated_ || axes_.replicate.size() == 1 || !sharded(), "unit ", name_,
-                    ": expected finish_step() after the last backward of a step; call "
-                    "set_is_last_backward(false) before the backwards that come before it");
+  if (replicated_) set_sums_apart();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
     // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
@@ -308,7 +308,7 @@ void Unit::finish_sum(size_t index, double factor) {
 }
 
 void Unit::start_replicate() {
-  if (!sharded() || axes_.replicate.size() == 1 || replicated_) return;
+  if (!sums_over_replicas() || replicated_) return;
   for (auto& buffer : buffers_) {
     if (buffer.trained()) {
       replicates_.push_back(axes_.replicate.all_reduce(buffer.gradient_of_slice()));
@@ -321,11 +321,30 @@ void Unit::finish_replicate() {
   wait(replicates_, times_.reduce_wait_seconds);
   for (auto& buffer : buffers_) {
     const auto& sharing = buffer.options().sharing;
-    if (buffer.trained() && sharing.summands) {
-      replicates_.push_back(sharing.holders.all_reduce(buffer.gradient_of_slice()));
-    }
+    if (!buffer.trained() || !sharing.summands) continue;
+    replicates_.push_back(sharing.holders.all_reduce(buffer.gradient_of_slice()));
+    replicated_ = true;
   }
   wait(replicates_, times_.reduce_wait_seconds);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!replicated_sums_[i].defined()) continue;
+    buffers_[i].gradient_of_slice().add_(replicated_sums_[i]);
+    replicated_sums_[i].reset();
+  }
+}
+
+/// A backward comes after the sum over replicas: that sum waits beside for the next one.
+void Unit::set_sums_apart() {
+  wait(replicates_, times_.reduce_wait_seconds);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    auto& buffer = buffers_[i];
+    if (!buffer.trained()) continue;
+    const auto slice = buffer.gradient_of_slice();
+    auto& sum = replicated_sums_[i];
+    sum = sum.defined() ? sum.add_(slice) : slice.clone();
+    slice.zero_();
+  }
+  replicated_ = false;
 }
 
 void Unit::forget_gradients() {
@@ -337,6 +356,7 @@ void Unit::forget_gradients() {
     buffer.reset_arrivals();
   }
   for (auto& tensor : earlier_) tensor.reset();
+  for (auto& tensor : replicated_sums_) tensor.reset();
   reduced_ = replicated_ = false;
 }
 

@@ -50,6 +50,7 @@ class Unit {
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
   const UnitTimes& times() const { return times_; }
   bool sharded() const { return num_slices_ > 1; }
+  bool sums_over_replicas() const { return sharded() && axes_.replicate.size() > 1; }
   bool full_shard() const { return options_.placement == Placement::full_shard && sharded(); }
 
   // Parameters.
@@ -89,6 +90,7 @@ class Unit {
   bool gathers() const;  ///< is there anything to do between slice and whole?
   static void wait(std::vector<comm::Work>& works, double& seconds);
   void finish_sum(size_t index, double factor);
+  void set_sums_apart();
 
   std::string name_;
   UnitOptions options_;
@@ -97,9 +99,10 @@ class Unit {
   std::vector<FlatBuffer> buffers_;
   State state_ = State::sliced;
   std::vector<comm::Work> gathers_, reduces_, replicates_;
-  std::vector<torch::Tensor> inner_parts_;  // per buffer, while resharded to the inner axis
-  std::vector<torch::Tensor> earlier_;      // per buffer: sums of this step's earlier backwards
-  std::vector<char> straight_;              // per buffer: the sum under way goes to the slice
+  std::vector<torch::Tensor> inner_parts_;      // per buffer, while resharded to the inner axis
+  std::vector<torch::Tensor> earlier_;          // per buffer: sums of this step's earlier backwards
+  std::vector<torch::Tensor> replicated_sums_;  // per buffer: likewise, over replicas, too
+  std::vector<char> straight_;                  // per buffer: the sum under way goes to the slice
   bool reducing_ = false, reduced_ = false, replicated_ = false;
   UnitTimes times_;
 };

@@ -313,6 +313,16 @@ void collect(const Module& module, const std::unordered_set<const Module*>& else
   }
 }
 
+/// A module whose parameters are all in other units, as a child of two parents leaves the second one.
+void drop_empty(std::vector<UnitModules>& units) {
+  const auto parameters = parameters_of(units);
+  std::vector<UnitModules> kept;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!parameters[i].empty()) kept.push_back(std::move(units[i]));
+  }
+  units = std::move(kept);
+}
+
 }  // namespace
 
 std::vector<std::vector<torch::Tensor>> parameters_of(const std::vector<UnitModules>& units) {
@@ -346,6 +356,7 @@ std::vector<UnitModules> make_units(Module& model, const UnitRule& rule) {
       break;
   }
   auto units = draft_units(modules, picked);
+  drop_empty(units);
   check_plain_modules(modules, units);
   if (units.empty() && !rule.is_stage) {
     user_error(
