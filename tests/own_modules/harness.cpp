@@ -385,15 +385,7 @@ void Run::finish_backward(size_t index) {
   if (sharded()) model(index).finish_backward();
 }
 
-// A plain optimizer leaves parameters without a gradient alone; a sharded one takes it for zero.
 void Run::update(size_t index) {
-  if (!sharded()) {
-    for (auto& parameter : nets_.at(index)->parameters()) {
-      if (parameter.requires_grad() && !parameter.grad().defined()) {
-        parameter.mutable_grad() = torch::zeros_like(parameter);
-      }
-    }
-  }
   optimizer(index).step();
   forget(index);
 }

@@ -368,7 +368,7 @@ std::vector<Case> structure_cases() {
       net_case<RoutedWhereNeededImpl>(
           "experts_called_where_rows_chose_them",
           {.half = false,
-           .left_out = {{"known unclear: DistError at the deadline, without the name of the unit",
+           .left_out = {{"documented: every rank calls the same units; a DistError tells who did not",
                          [](const Setting& setting) {
                            return setting.num_ranks > 1 &&
                                   setting.options.unit.placement != parallel::Placement::replicate;

@@ -1,5 +1,7 @@
 #include "tessera/parallel/data/unit.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -115,9 +117,13 @@ bool Unit::gathers() const {
          std::ranges::any_of(buffers_, [](const auto& buffer) { return !buffer.slice_in_whole(); });
 }
 
-void Unit::wait(std::vector<comm::Work>& works, double& seconds) {
+void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
   const auto start = std::chrono::steady_clock::now();
-  for (auto& work : works) work.wait();
+  try {
+    for (auto& work : works) work.wait();
+  } catch (const c10::DistError& error) {
+    throw c10::DistError(fmt::format("{} (unit {})", error.what_without_backtrace(), name_), nullptr);
+  }
   works.clear();
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -88,7 +88,7 @@ class Unit {
   enum class State { sliced, gathering, gathered };
 
   bool gathers() const;  ///< is there anything to do between slice and whole?
-  static void wait(std::vector<comm::Work>& works, double& seconds);
+  void wait(std::vector<comm::Work>& works, double& seconds) const;  // DistError names the unit, too
   void finish_sum(size_t index, double factor);
   void set_sums_apart();
 

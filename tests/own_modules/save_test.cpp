@@ -1,0 +1,140 @@
+// A model of one's own and its optimizer, saved in one call and loaded by other ranks.
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/data/data_parallel.h"
+#include "tessera/train/save_state.h"
+#include "tests/support/ranks.h"
+#include "tests/support/shared_folder.h"
+
+namespace tessera {
+namespace {
+
+using parallel::Placement;
+
+struct Net : nn::Hookable {
+  Net() : first(4, 6), middle(6, 6), last(6, 3) {
+    register_module("first", first), register_module("middle", middle);
+    register_module("last", last);
+    calls = register_buffer("calls", torch::zeros({}, torch::kInt64));
+    mean = register_buffer("mean", torch::zeros({4}));
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    calls += 1;
+    mean.mul_(0.9).add_(x.mean(0), 0.1);
+    auto y = first(x).tanh();
+    if (calls.item<int64_t>() % 2 == 1) y = middle(y).tanh();  // fewer updates of `middle`
+    return last(y);
+  }
+  nn::Linear first, middle, last;
+  torch::Tensor calls, mean;
+};
+
+torch::Tensor batch(int64_t step) {
+  torch::manual_seed(50 + static_cast<uint64_t>(step));
+  return torch::randn({6, 4});
+}
+
+/// Two groups with learning rates of their own, of which one was changed on the way.
+torch::optim::AdamW make_optimizer(parallel::DataParallel& model) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const bool of_first : {true, false}) {
+    std::vector<torch::Tensor> parameters;
+    for (const auto& item : model.named_parameters()) {
+      if (item.key().starts_with("first") == of_first) parameters.push_back(item.value());
+    }
+    groups.emplace_back(parameters,
+                        std::make_unique<torch::optim::AdamWOptions>(of_first ? 0.05 : 0.02));
+  }
+  return {groups, torch::optim::AdamWOptions(0.05)};
+}
+
+void train(Net& net, parallel::DataParallel& model, torch::optim::AdamW& optimizer, int64_t begin,
+           int64_t end, int rank, int ranks) {
+  for (int64_t step = begin; step < end; ++step) {
+    const auto x = batch(step).slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
+    net.forward(x).square().sum().backward();
+    model.finish_backward();
+    optimizer.step();
+    model.finish_step();
+    if (step == 2) optimizer.param_groups()[1].options().set_lr(0.01);
+  }
+}
+
+/// Six steps of one rank; the same after saving at three under `saved` ranks and loading under others.
+TEST(SaveState, AnyRanksGoOn) {
+  std::map<std::string, torch::Tensor> expected;
+  {
+    const mesh::DeviceMesh alone;
+    Net net;
+    auto model = fully_shard(net, alone, {.gradient_divide_factor = 1});
+    auto optimizer = make_optimizer(model);
+    train(net, model, optimizer, 0, 6, 0, 1);
+    for (const auto& item : net.named_parameters()) expected[item.key()] = item.value().detach();
+  }
+  const SharedFolder folder;
+  for (const int ranks : {3, 1, 2}) {
+    // The first ones save, the others go on from that.
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      const auto placement = ranks == 2 ? Placement::shard_optimizer : Placement::full_shard;
+      Net net;
+      if (ranks != 3) {  // other values, which the checkpoint replaces
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : net.parameters()) parameter.zero_();
+      }
+      auto model = fully_shard(net, mesh,
+                               {.unit = {.placement = placement}, .gradient_divide_factor = 1},
+                               {.kind = ranks == 1 ? parallel::UnitRuleKind::whole_model
+                                                   : parallel::UnitRuleKind::by_size,
+                                .min_num_params = 10});
+      auto optimizer = make_optimizer(model);
+      if (ranks == 3) {
+        train(net, model, optimizer, 0, 3, mesh.rank(), ranks);
+        save_state(folder.path(), model, optimizer, mesh, 3);
+      } else {
+        EXPECT_EQ(load_state(folder.path(), model, optimizer, mesh), 3);
+        EXPECT_EQ(net.calls.item<int64_t>(), 3);
+        EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.01);
+      }
+      train(net, model, optimizer, 3, 6, mesh.rank(), ranks);
+      model.unshard();
+      for (const auto& item : net.named_parameters()) {
+        SCOPED_TRACE(item.key());
+        expect_close(item.value().detach(), expected[item.key()],
+                     {.absolute = 2e-5, .relative = 2e-5});
+      }
+    });
+  }
+}
+
+TEST(SaveState, WhatDoesNotFitIsNamed) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 1}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    auto optimizer = make_optimizer(model);
+    EXPECT_THROW(load_state(folder.path(), model, optimizer, mesh), UserError);  // nothing there
+    torch::optim::AdamW other(net.parameters(), torch::optim::AdamWOptions(0.1));
+    EXPECT_THROW(save_state(folder.path(), model, other, mesh, 1), c10::ValueError);
+    save_state(folder.path(), model, optimizer, mesh, 1);
+    nn::Linear smaller(4, 3);
+    auto of_smaller = fully_shard(*smaller, mesh);
+    torch::optim::AdamW its_own(of_smaller.parameters(), torch::optim::AdamWOptions(0.1));
+    EXPECT_THROW(load_state(folder.path(), of_smaller, its_own, mesh), UserError);
+    torch::optim::AdamW one_group(model.parameters(), torch::optim::AdamWOptions(0.1));
+    EXPECT_THROW(load_state(folder.path(), model, one_group, mesh), UserError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
