@@ -56,7 +56,7 @@ torch::optim::AdamW make_optimizer(parallel::DataParallel& model) {
     groups.emplace_back(parameters,
                         std::make_unique<torch::optim::AdamWOptions>(of_first ? 0.05 : 0.02));
   }
-  return {groups, torch::optim::AdamWOptions(0.05)};
+  return torch::optim::AdamW(groups, torch::optim::AdamWOptions(0.05));
 }
 
 void train(Net& net, parallel::DataParallel& model, torch::optim::AdamW& optimizer, int64_t begin,
@@ -92,11 +92,11 @@ TEST(SaveState, AnyRanksGoOn) {
         const torch::NoGradGuard no_grad;
         for (auto& parameter : net.parameters()) parameter.zero_();
       }
-      auto model = fully_shard(net, mesh,
-                               {.unit = {.placement = placement}, .gradient_divide_factor = 1},
-                               {.kind = ranks == 1 ? parallel::UnitRuleKind::whole_model
-                                                   : parallel::UnitRuleKind::by_size,
-                                .min_num_params = 10});
+      auto model =
+          fully_shard(net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1},
+                      {.kind = ranks == 1 ? parallel::UnitRuleKind::whole_model
+                                          : parallel::UnitRuleKind::by_size,
+                       .min_num_params = 10});
       auto optimizer = make_optimizer(model);
       if (ranks == 3) {
         train(net, model, optimizer, 0, 3, mesh.rank(), ranks);

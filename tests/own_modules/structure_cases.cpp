@@ -368,11 +368,12 @@ std::vector<Case> structure_cases() {
       net_case<RoutedWhereNeededImpl>(
           "experts_called_where_rows_chose_them",
           {.half = false,
-           .left_out = {{"documented: every rank calls the same units; a DistError tells who did not",
-                         [](const Setting& setting) {
-                           return setting.num_ranks > 1 &&
-                                  setting.options.unit.placement != parallel::Placement::replicate;
-                         }}}},
+           .left_out =
+               {{"documented: every rank calls the same units; a DistError tells who did not",
+                 [](const Setting& setting) {
+                   return setting.num_ranks > 1 &&
+                          setting.options.unit.placement != parallel::Placement::replicate;
+                 }}}},
           squares),
       net_case<TreeImpl>("a_module_that_calls_itself", {}, squares),
       net_case<SharedChildImpl>("a_child_of_two_parents", {}, squares),

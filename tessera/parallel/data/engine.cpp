@@ -89,7 +89,7 @@ void DataParallel::Engine::list_leaves() {
 }
 
 void DataParallel::Engine::take_leaves() {
-  if (std::exchange(leaves_taken, true)) return;
+  if (std::exchange(leaves_taken, true) || !has_gradients) return;
   // After a backward whose arrivals no rank was asked for: as if all took part.
   for (auto& unit : units) {
     for (auto& buffer : unit.buffers()) {
@@ -138,8 +138,7 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
 
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
-  // A loop that forgets finish_step() does so from its first step.
-  unit.check_parameters(/*thorough=*/leaves_taken && has_gradients && num_steps == 0);
+  unit.check_parameters();
   if (!unsharded && !unit.full_shard()) unit.check_written(/*reduced=*/false);
   train_unfrozen(index);
   calls[index].stage = pass.stage;
@@ -334,9 +333,13 @@ void DataParallel::Engine::finish_backward() {
   if (!order_known) agree_on_order();
   forwarded.clear();
   if (slices_taken) check_frozen();
-  if (leaves_taken) {
-    agree_on_arrivals();
-    give_leaves_gradients();
+  if (!leaves_taken) return;
+  agree_on_arrivals();
+  give_leaves_gradients();
+  if (num_steps > 0) return;
+  // A loop that forgets finish_step() does so in its first step.
+  for (auto& unit : units) {
+    for (auto& buffer : unit.buffers()) buffer.keep_sample();
   }
 }
 

@@ -160,7 +160,7 @@ void FlatBuffer::note_slice() {
   const torch::NoGradGuard no_grad;
   if (copy_.defined()) copy_.copy_(slice_, /*non_blocking=*/true);
   slice_version_ = slice_._version();
-  slice_sample_ = sample_of_slice().clone();
+  sample_.reset();
 }
 
 torch::Tensor FlatBuffer::sample_of_slice() const {
@@ -169,9 +169,11 @@ torch::Tensor FlatBuffer::sample_of_slice() const {
   return slice_.detach().slice(0, 0, slice_size(), step);
 }
 
-bool FlatBuffer::slice_is_ahead(bool thorough) const {
+void FlatBuffer::keep_sample() { sample_ = sample_of_slice().clone(); }
+
+bool FlatBuffer::slice_is_ahead() const {
   return slice_._version() != slice_version_ ||
-         (thorough && !torch::equal(sample_of_slice(), slice_sample_));
+         (sample_.defined() && !torch::equal(sample_of_slice(), sample_));
 }
 
 void FlatBuffer::slice_changed() {

@@ -93,9 +93,10 @@ class FlatBuffer {
   const torch::Tensor& gather_source() const { return copy_.defined() ? copy_ : slice_; }
   void slice_changed();  ///< the slice has new values: brings the copy up to date
   void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
-  /// Was the slice changed since slice_changed() was told last? `thorough`: found where nothing but
-  /// the values tell, too (LibTorch's optimizers write to data()), by a sample of them.
-  bool slice_is_ahead(bool thorough) const;
+  /// Was the slice changed since slice_changed() was told last? After keep_sample() that is found by
+  /// some of its values, too: LibTorch's optimizers write to data(), of which no version tells.
+  bool slice_is_ahead() const;
+  void keep_sample();
   /// Name of a parameter that has no values: it was on the meta device, and nothing was filled in.
   const std::optional<std::string>& unfilled() const { return unfilled_; }
 
@@ -168,7 +169,7 @@ class FlatBuffer {
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;
-  torch::Tensor slice_sample_;
+  torch::Tensor sample_;           // of the slice
   std::vector<int64_t> versions_;  // of the entries
   struct Arrival {
     int64_t version = 0;  // of grad(), before

@@ -122,7 +122,8 @@ void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
   try {
     for (auto& work : works) work.wait();
   } catch (const c10::DistError& error) {
-    throw c10::DistError(fmt::format("{} (unit {})", error.what_without_backtrace(), name_), nullptr);
+    throw c10::DistError(fmt::format("{} (unit {})", error.what_without_backtrace(), name_),
+                         nullptr);
   }
   works.clear();
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -196,7 +197,7 @@ void Unit::keep_written() {
   for (auto& buffer : buffers_) buffer.whole_changed();
 }
 
-void Unit::check_parameters(bool thorough) const {
+void Unit::check_parameters() const {
   for (const auto& buffer : buffers_) {
     TORCH_CHECK_VALUE(
         !buffer.unfilled(), *buffer.unfilled(),
@@ -206,7 +207,7 @@ void Unit::check_parameters(bool thorough) const {
                       ": does not lie where sharding put it; call to() before, and load between "
                       "unshard() and reshard()");
     TORCH_CHECK_VALUE(
-        !buffer.slice_is_ahead(thorough), "unit ", name_,
+        !buffer.slice_is_ahead(), "unit ", name_,
         ": its slices were written; expected finish_step() after the optimizer's step "
         "(or values_changed() after other writing) before the next forward");
   }

@@ -61,9 +61,8 @@ class Unit {
   void reshard_after_forward();  ///< as the option says
   void parameters_changed();     ///< the slices did: what was gathered is out of date
   void keep_written();           ///< the whole parameters did, between unshard and reshard
-  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap,
-  /// unless `thorough` (FlatBuffer::slice_is_ahead).
-  void check_parameters(bool thorough) const;
+  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap.
+  void check_parameters() const;
   /// The same for what is about to be freed, or at the end of a step. `reduced`: gradients are
   /// sums already, of which other ranks have other parts.
   void check_written(bool reduced) const;
@@ -88,7 +87,8 @@ class Unit {
   enum class State { sliced, gathering, gathered };
 
   bool gathers() const;  ///< is there anything to do between slice and whole?
-  void wait(std::vector<comm::Work>& works, double& seconds) const;  // DistError names the unit, too
+  void wait(std::vector<comm::Work>& works,
+            double& seconds) const;  // DistError names the unit, too
   void finish_sum(size_t index, double factor);
   void set_sums_apart();
 
