@@ -414,7 +414,7 @@ void Run::reshard(size_t index) {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const auto& theme : {sharing_cases(), loop_cases(), parameter_cases(), layer_cases(),
-                            flow_cases(), structure_cases()}) {
+                            flow_cases(), structure_cases(), result_cases()}) {
     cases.insert(cases.end(), theme.begin(), theme.end());
   }
   const char* chosen = std::getenv("TESSERA_OWN_MODULE");

@@ -170,6 +170,7 @@ std::vector<Case> parameter_cases();  ///< shapes and dtypes, and views of param
 std::vector<Case> layer_cases();      ///< layers as users write them
 std::vector<Case> flow_cases();       ///< operations of autograd, losses, arguments
 std::vector<Case> structure_cases();  ///< how modules are put together
+std::vector<Case> result_cases();     ///< what modules take and give
 
 /// Every case, or those whose names contain the environment variable TESSERA_OWN_MODULE.
 std::vector<Case> all_cases();

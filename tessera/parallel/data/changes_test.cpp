@@ -6,6 +6,7 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -291,6 +292,52 @@ TEST(AfterSharding, WhatIsWrittenBetweenUnshardAndReshardStays) {
       }
     });
   }
+}
+
+TEST(AfterSharding, ValuesGivenByHandBeforeTheFirstStepCount) {
+  const auto by_hand = [](Net& net, int step) {
+    const torch::NoGradGuard no_grad;
+    if (step == 0) net.last->weight.fill_(0.3), net.block0->in->bias.add_(0.1);
+  };
+  const auto expected = plain_values(by_hand);
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto placement :
+         {Placement::replicate, Placement::shard_optimizer, Placement::shard_gradients}) {
+      Net net;
+      auto model = fully_shard(
+          net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[0]);
+      torch::optim::AdamW optimizer(model.parameters(), adamw());
+      for (int step = 0; step < kSteps; ++step) {
+        by_hand(net, step);
+        loss_of(net, part_of_batch(step, mesh.rank(), 2)).backward();
+        model.finish_backward();
+        optimizer.step();
+        model.finish_step();
+      }
+      model.unshard();
+      const auto found = values_of(net);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+      }
+    }
+  });
+}
+
+// Ranks that call other modules than others: the unit is named when the deadline passes.
+TEST(AfterSharding, RanksThatBranchDifferentlyAreTold) {
+  on_mesh({.shape = {.dp_shard = 2}, .timeout = std::chrono::seconds(2)},
+          [](const mesh::DeviceMesh& mesh) {
+            Net net;
+            auto model = fully_shard(net, mesh, {.forward_prefetch = false}, kRules[0]);
+            net.with_block1 = mesh.rank() == 0;
+            try {
+              loss_of(net, batch(0)).backward();
+              model.finish_backward();
+              FAIL();
+            } catch (const c10::DistError& error) {
+              EXPECT_THAT(error.what_without_backtrace(), HasSubstr("(unit "));
+            }
+          });
 }
 
 TEST(AfterSharding, WhatIsWrittenElsewhereIsNamed) {

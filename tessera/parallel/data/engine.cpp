@@ -140,7 +140,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   unit.check_parameters();
   if (!unsharded && !unit.full_shard()) unit.check_written(/*reduced=*/false);
-  train_unfrozen(index);
+  watch_gradients(index);
   calls[index].stage = pass.stage;
   calls[index].ran = true;
   ++calls[index].running;
@@ -150,16 +150,6 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   note_memory(index);
   if (options.forward_prefetch) prefetch(index, 1);
-}
-
-void DataParallel::Engine::train_unfrozen(size_t index) {
-  for (const size_t buffer : units[index].start_training()) {
-    TORCH_CHECK_VALUE(
-        !slices_taken, units[index].buffers()[buffer].entries().front().name,
-        ": expected an optimizer over parameters(), as slices() do not change; unfreeze "
-        "it before sharding");
-    watch_gradients(index, buffer);
-  }
 }
 
 // Note [Backwards to come]. A unit is reduced once no backward of any call of its modules is to
@@ -355,6 +345,7 @@ void DataParallel::Engine::agree_on_arrivals() {
     }
   };
   for_each([&](const auto& buffer, size_t i) { arrived.push_back(buffer.arrived(i)); });
+  if (arrived.empty()) return;
   const auto anywhere = torch::tensor(arrived);
   axes.all.all_reduce(anywhere, comm::ReduceOp::max).wait();
   const auto* found = anywhere.const_data_ptr<int64_t>();
@@ -428,7 +419,7 @@ void DataParallel::Engine::finish_step() {
   TORCH_CHECK_VALUE(launched == 0,
                     "finish_step: expected finish_backward() after a backward, even if its "
                     "gradients are dropped");
-  for (const auto& unit : units) unit.check_written(/*reduced=*/true);
+  for (auto& unit : units) unit.check_written(/*reduced=*/true);
   check_has_optimizer();
   ++num_steps;
   has_gradients = false;
@@ -518,15 +509,14 @@ void DataParallel::Engine::attach() {
            .cast_output = casts.cast_output,
            .owner = engine});
     }
-    for (size_t b = 0; b < units[i].buffers().size(); ++b) {
-      if (units[i].buffers()[b].trained()) watch_gradients(i, b);
-    }
+    watch_gradients(i);
   }
 }
 
-// Not a hook of the parameter: those are the user's, and operators hand gradients to them
+/// Of parameters that need a gradient now and did not before: at first, and when they are unfrozen.
+// Not hooks of the parameter: those are the user's, and operators hand gradients to them
 // (kernels/gradient_sink.h).
-void DataParallel::Engine::watch_gradients(size_t unit, size_t buffer) {
+void DataParallel::Engine::watch_gradients(size_t unit) {
   struct Arrival : torch::autograd::FunctionPreHook {
     Arrival(std::weak_ptr<Engine> engine, size_t unit, size_t buffer, size_t entry)
         : engine(std::move(engine)), unit(unit), buffer(buffer), entry(entry) {}
@@ -542,11 +532,21 @@ void DataParallel::Engine::watch_gradients(size_t unit, size_t buffer) {
     std::weak_ptr<Engine> engine;
     size_t unit, buffer, entry;
   };
-  const auto& entries = units[unit].buffers()[buffer].entries();
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (!entries[i].parameter.requires_grad()) continue;
-    watched.push_back(torch::autograd::impl::grad_accumulator(entries[i].parameter));
-    watched.back()->add_pre_hook(std::make_unique<Arrival>(weak_from_this(), unit, buffer, i));
+  for (size_t b = 0; b < units[unit].buffers().size(); ++b) {
+    auto& buffer = units[unit].buffers()[b];
+    const auto entries = buffer.newly_trained();
+    if (entries.empty()) continue;
+    if (!buffer.trained()) {
+      TORCH_CHECK_VALUE(!slices_taken, buffer.entries()[entries.front()].name,
+                        ": expected an optimizer over parameters(), as slices() do not change; "
+                        "unfreeze it before sharding");
+      buffer.start_training();
+    }
+    for (const size_t i : entries) {
+      const auto& parameter = buffer.entries()[i].parameter;
+      watched.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      watched.back()->add_pre_hook(std::make_unique<Arrival>(weak_from_this(), unit, b, i));
+    }
   }
 }
 

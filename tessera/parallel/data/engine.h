@@ -84,14 +84,13 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void list_leaves();
   void take_leaves();
   void give_leaves_gradients();
-  void watch_gradients(size_t unit, size_t buffer);
+  void watch_gradients(size_t unit);
 
   void begin_pass(const Pass& next);
   bool keeps_whole(size_t unit) const;
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
-  void train_unfrozen(size_t unit);
   void after_forward(size_t unit, const nn::Hookable& module, bool backward_follows);
   void before_backward(size_t unit);
   void after_backward(size_t unit);

@@ -1,6 +1,7 @@
 #include "tessera/parallel/data/flat_buffer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::parallel {
 namespace {
@@ -80,6 +81,15 @@ void FlatBuffer::make_gradient() {
 
 void FlatBuffer::prefix_names(const std::string& prefix) {
   for (auto& entry : entries_) entry.name = prefix + entry.name;
+}
+
+std::vector<size_t> FlatBuffer::newly_trained() {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const bool needs_gradient = entries_[i].parameter.requires_grad();
+    if (needs_gradient && !std::exchange(entries_[i].trained, true)) indices.push_back(i);
+  }
+  return indices;
 }
 
 void FlatBuffer::start_training() {

@@ -22,6 +22,7 @@ struct FlatEntry {
   torch::Tensor parameter;  ///< the module's own; its data and gradient are views of the buffer
   int64_t offset = 0;       ///< in elements
   bool decays = true;       ///< belongs to the optimizer group with weight decay
+  bool trained = false;     ///< newly_trained() told so
 };
 
 struct FlatOptions {
@@ -108,6 +109,8 @@ class FlatBuffer {
 
   void prefix_names(const std::string& prefix);  ///< of its parameters
 
+  /// Indices of entries() that need a gradient and did not when it was asked last.
+  std::vector<size_t> newly_trained();
   /// Makes a frozen buffer a trained one. ValueError if its values are kept in 16 bits alone.
   void start_training();
 

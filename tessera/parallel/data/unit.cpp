@@ -213,30 +213,18 @@ void Unit::check_parameters() const {
   }
 }
 
-void Unit::check_written(bool reduced) const {
-  for (const auto& buffer : buffers_) {
+void Unit::check_written(bool reduced) {
+  for (auto& buffer : buffers_) {
     // Where the slice is part of the whole parameters, writing these is writing it.
-    if (buffer.slice_in_whole() && !(reduced && sharded())) continue;
+    if (buffer.slice_in_whole() && !(reduced && sharded())) {
+      buffer.note_versions();
+      continue;
+    }
     const auto written = buffer.written_parameter();
     TORCH_CHECK_VALUE(!written, *written, ": was written where that is lost; ",
                       reduced ? "make the optimizer of the sharded model's parameters()"
                               : "write parameters between unshard() and reshard()");
   }
-}
-
-std::vector<size_t> Unit::start_training() {
-  std::vector<size_t> started;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const auto needs_gradient = [](const FlatEntry& entry) {
-      return entry.parameter.requires_grad();
-    };
-    if (buffers_[i].trained() || std::ranges::none_of(buffers_[i].entries(), needs_gradient)) {
-      continue;
-    }
-    buffers_[i].start_training();
-    started.push_back(i);
-  }
-  return started;
 }
 
 void Unit::begin_gradient() {

@@ -63,11 +63,9 @@ class Unit {
   void keep_written();           ///< the whole parameters did, between unshard and reshard
   /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap.
   void check_parameters() const;
-  /// The same for what is about to be freed, or at the end of a step. `reduced`: gradients are
-  /// sums already, of which other ranks have other parts.
-  void check_written(bool reduced) const;
-  /// Frozen buffers of which a parameter needs a gradient now become trained; gives them.
-  std::vector<size_t> start_training();
+  /// The same for what was written to the whole parameters since the last forward. `reduced`:
+  /// gradients are sums already, of which other ranks have other parts.
+  void check_written(bool reduced);
 
   // Gradients of a step: begin, backward, start_reduce, finish_reduce, once per micro-batch or once
   // for all; then start_replicate and finish_replicate (sums over replicas, and over the ranks of
