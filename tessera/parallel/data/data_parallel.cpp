@@ -53,7 +53,6 @@ void DataParallel::unshard() {
   engine().unsharded = true;
   for (auto& unit : engine().units) unit.start_gather();
   for (auto& unit : engine().units) unit.finish_gather();
-  engine().note_all_memory();
 }
 
 void DataParallel::reshard() {
