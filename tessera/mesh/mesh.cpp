@@ -84,6 +84,10 @@ const Axis& DeviceMesh::world(const AxisOptions& options) const {
   return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"}, own);
 }
 
+const Axis& DeviceMesh::all_of_training() const {
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
+}
+
 Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {
   if (ranks.size() == 1) return Axis(name);
   comm::meet(store_, {.name = name, .ranks = ranks}, *roll_call_);

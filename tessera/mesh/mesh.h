@@ -67,6 +67,8 @@ class DeviceMesh {
   /// All ranks, in order; on a channel of its own ("world"), so that a collective of the user's never
   /// comes between those of training, whose order may differ from rank to rank beside it.
   const Axis& world(const AxisOptions& options = {}) const;
+  /// The same ranks on training's own channel: for what `tessera train` does between its steps.
+  const Axis& all_of_training() const;
 
   /// The axes of more than one rank that were used so far, for summaries.
   std::vector<Axis> used_axes() const;

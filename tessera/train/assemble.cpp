@@ -243,7 +243,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .data_axis = data_axis,
           .tensor_axis = mesh.axis("tp"),
           .pipeline_axis = mesh.axis("pp"),
-          .world = mesh.world(),
+          .world = mesh.all_of_training(),
           .save_axis = config.checkpoint.saves() ? mesh.world({.channel = "save"}) : mesh::Axis(),
           .device = mesh.device(),
           .axes = mesh.used_axes(),

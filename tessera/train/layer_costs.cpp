@@ -60,7 +60,7 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
        seconds_of([&] { return model->run_layers(hidden, 0, 1, seq_len); }, mesh.device()),
        seconds_of([&] { return model->head(hidden, ids, 1.0); }, mesh.device())},
       torch::kFloat64);
-  mesh.world().all_reduce(seconds, comm::ReduceOp::max).wait();
+  mesh.all_of_training().all_reduce(seconds, comm::ReduceOp::max).wait();
   const auto* values = seconds.const_data_ptr<double>();
   return {.embedding = values[0], .block = values[1], .head = values[2]};
 }
