@@ -105,14 +105,14 @@ TEST(Failure, APeerThatNeverCallsIsMissedAtTheDeadline) {
 void while_stopped(
     const mesh::DeviceMesh& mesh, int stopped, const std::function<void()>& body,
     const std::function<void()>& begin = [] {}) {
-  const auto pids = mesh.world().all_gather_bytes(std::to_string(getpid()));
+  const auto pids = mesh.all_of_training().all_gather_bytes(std::to_string(getpid()));
   std::vector<int> others;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     if (rank != stopped) others.push_back(rank);
   }
   Group survivors;
   if (mesh.rank() != stopped) survivors = mesh.world({.only = others});
-  mesh.world().barrier();
+  mesh.all_of_training().barrier();
   begin();
   if (mesh.rank() == stopped) raise(SIGSTOP);
   body();

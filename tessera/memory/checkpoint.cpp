@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "tessera/kernels/deferred_gradients.h"
@@ -37,8 +38,9 @@ struct Record {
   std::optional<RandomState> random;  ///< before the forward, if that drew numbers
   std::optional<nn::RandomContext> context = nn::RandomScope::current();
   kernels::DeferredGradientsPtr deferred = kernels::DeferScope::current();
-  std::vector<at::Device> devices;  ///< of the tensors saved
-  int64_t num_calls = 0;            ///< of modules with hooks in the first forward
+  std::vector<at::Device> devices;              ///< of the tensors saved
+  int64_t num_calls = 0;                        ///< of modules with hooks in the first forward
+  const torch::autograd::Node* node = nullptr;  ///< of the call in the graph
 };
 
 /// A copy in pinned memory. Later uses of `tensor` and of the copy come after it on the stream.
@@ -69,13 +71,15 @@ variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> pr
   return tensors;
 }
 
-/// The tensors that a call gave: its result's, then what it left elsewhere.
+/// The tensors that a call gave, each once: its result's, then what it left elsewhere.
 variable_list results(const nn::Call& call) {
   variable_list tensors;
-  for (const auto* output : call.outputs) {
-    if (output->defined()) tensors.push_back(*output);
-  }
-  for (const auto& output : call.added_outputs) tensors.push_back(output);
+  const auto add = [&](const Tensor& output) {
+    const auto same = [&](const Tensor& other) { return other.is_same(output); };
+    if (output.defined() && std::ranges::none_of(tensors, same)) tensors.push_back(output);
+  };
+  for (const auto* output : call.outputs) add(*output);
+  for (const auto& output : call.added_outputs) add(output);
   return tensors;
 }
 
@@ -98,7 +102,16 @@ variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
                       i);
   }
   if (RandomState::of(inputs.vec()) != random) record.random = std::move(random);
-  return results(*record.call);
+  // What is returned may be the module's own (a buffer), or a view: it gets no history, a stand-in does.
+  auto stand_ins = results(*record.call);
+  const auto num_added = record.call->added_outputs.size();
+  for (size_t i = 0; i + num_added < stand_ins.size(); ++i) {
+    const auto own = std::exchange(stand_ins[i], stand_ins[i].detach());
+    for (auto* output : record.call->outputs) {
+      if (output->is_same(own)) *output = stand_ins[i];
+    }
+  }
+  return stand_ins;
 }
 
 /// The forward with a graph that begins at `leaves`, under the conditions of the first.
@@ -125,6 +138,23 @@ variable_list second_forward(const Record& record, at::TensorList leaves, Tape& 
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "fewer; a checkpointed module must do the same in both");
   return outputs;
+}
+
+/// Is `node` behind one of the tensors?
+bool leads_to(const variable_list& tensors, const torch::autograd::Node* node) {
+  std::vector<const torch::autograd::Node*> open;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  const auto visit = [&](const std::shared_ptr<torch::autograd::Node>& next) {
+    if (next && seen.insert(next.get()).second) open.push_back(next.get());
+  };
+  for (const auto& tensor : tensors) visit(tensor.grad_fn());
+  while (!open.empty()) {
+    const auto* current = open.back();
+    open.pop_back();
+    if (current == node) return true;
+    for (const auto& edge : current->next_edges()) visit(edge.function);
+  }
+  return false;
 }
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
@@ -161,6 +191,11 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     Tape tape({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
     leaves.resize(num_inputs);
     const auto outputs = second_forward(record, leaves, tape);
+    TORCH_CHECK_VALUE(
+        !leads_to(outputs, record.node),
+        "checkpoint: expected a module that takes what needs a gradient in its "
+        "arguments, got a tensor of its own that was computed by a call of it; pass it "
+        "as an argument, or detach() it");
     TORCH_CHECK(outputs.size() == gradients.size(),
                 "checkpoint: expected the recomputation to give the tensors of the forward, ",
                 gradients.size(), ", got ", outputs.size(),
@@ -212,9 +247,14 @@ void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& opti
   record->options = options;
   record->autocast = AutocastState::of_this_thread().without_cache();
   const auto outputs = Checkpoint::apply(record, at::TensorList(tensors));
-  auto output = outputs.begin();
+  for (const auto& output : outputs) {
+    if (output.grad_fn()) record->node = output.grad_fn().get();
+  }
+  const auto stand_ins = results(*call);
   for (auto* place : call->outputs) {
-    if (place->defined()) *place = *output++;
+    const auto same = [&](const Tensor& other) { return other.is_same(*place); };
+    const auto found = std::ranges::find_if(stand_ins, same) - stand_ins.begin();
+    if (place->defined()) *place = outputs[static_cast<size_t>(found)];
   }
   for (auto* input : record->inputs) *input = Tensor();  // autograd holds what is needed
 }

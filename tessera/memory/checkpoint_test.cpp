@@ -375,6 +375,62 @@ TEST(Checkpoint, OfAModuleWithTensorsInManyForms) {
   }
 }
 
+/// Returns one tensor twice, its own buffer, and a view that no graph knows.
+struct OddImpl : nn::Hookable {
+  OddImpl() {
+    weight = register_parameter("weight", torch::linspace(0.5, 1.5, 4));
+    mean = register_buffer("mean", torch::full({4}, 0.25));
+  }
+  std::vector<Tensor> forward(const Tensor& x) {
+    const auto y = x * weight;
+    const torch::NoGradGuard no_grad;
+    return {y, y, mean, weight, y.view({-1})};
+  }
+  Tensor weight, mean;
+};
+
+TEST(Checkpoint, OfAModuleThatReturnsWhatIsNotItsOwn) {
+  for (const auto mode : {CheckpointMode::full, CheckpointMode::selective}) {
+    std::vector<Tensor> expected;
+    for (const bool checkpointed : {false, true}) {
+      nn::Hooked<OddImpl> module;
+      if (checkpointed) checkpoint(*module, {.mode = mode});
+      const auto x = torch::tensor({1.0f, -2.0f, 3.0f, 0.5f}).requires_grad_();
+      auto results = module(x);
+      results[0].mul_(2);  // both of them, and the view
+      auto loss = (results[0] * results[1]).sum() + (results[2] * results[3]).sum() +
+                  results[4].detach().sum();
+      loss.backward();
+      EXPECT_FALSE(module->mean.requires_grad());
+      EXPECT_TRUE(module->weight.is_leaf());
+      const std::vector<Tensor> found{x.grad(), module->weight.grad()};
+      if (checkpointed) {
+        for (size_t i = 0; i < found.size(); ++i) {
+          EXPECT_TRUE(torch::allclose(found[i], expected[i])) << i << found[i] << expected[i];
+        }
+      } else {
+        expected = found;
+      }
+    }
+  }
+}
+
+/// Keeps its state in a member instead of taking it as an argument.
+struct CellImpl : nn::Hookable {
+  CellImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  Tensor forward(const Tensor& x) { return (x * weight + state).tanh(); }
+  Tensor weight, state = torch::zeros({4});
+};
+
+TEST(Checkpoint, RefusesAStateThatLeadsBackToItself) {
+  nn::Hooked<CellImpl> module;
+  checkpoint(*module);
+  const auto x = torch::ones({4}, torch::requires_grad());
+  const auto y = module(x);
+  module->state = y;
+  EXPECT_THROW(y.sum().backward(), c10::ValueError);
+}
+
 struct MovesImpl : nn::Hookable {
   MovesImpl() { weight = register_parameter("weight", torch::ones({4})); }
   Tensor forward(std::unique_ptr<Tensor> x) { return *x * weight; }

@@ -209,11 +209,13 @@ bool watch_outputs(Hookable& module, const Call& call, bool inputs_watched) {
   const auto needs_gradient = [](const torch::Tensor& output) {
     return output.defined() && output.requires_grad();
   };
-  variable_list outputs;
-  for (const auto* output : call.outputs) {
-    if (needs_gradient(*output)) outputs.push_back(*output);
-  }
-  std::ranges::copy_if(call.added_outputs, std::back_inserter(outputs), needs_gradient);
+  variable_list outputs;  // each once: one tensor in two places of a result stays one
+  const auto add = [&](const torch::Tensor& output) {
+    const auto same = [&](const auto& other) { return other.is_same(output); };
+    if (needs_gradient(output) && std::ranges::none_of(outputs, same)) outputs.push_back(output);
+  };
+  for (const auto* output : call.outputs) add(*output);
+  for (const auto& output : call.added_outputs) add(output);
   if (outputs.empty()) return false;
   const ModuleOfGraph of_graph(module);
   if (outputs.size() == 1) {
@@ -223,13 +225,16 @@ bool watch_outputs(Hookable& module, const Call& call, bool inputs_watched) {
     });
     return true;
   }
-  const auto all = WatchOutputs::apply(of_graph, inputs_watched, at::TensorList(outputs));
-  auto watched = all.begin();
+  const auto watched = WatchOutputs::apply(of_graph, inputs_watched, at::TensorList(outputs));
+  const auto watched_of = [&](const torch::Tensor& output) {
+    const auto same = [&](const auto& other) { return other.is_same(output); };
+    return watched[static_cast<size_t>(std::ranges::find_if(outputs, same) - outputs.begin())];
+  };
   for (auto* output : call.outputs) {
-    if (needs_gradient(*output)) *output = *watched++;
+    if (needs_gradient(*output)) *output = watched_of(*output);
   }
   for (const auto& output : call.added_outputs) {
-    if (needs_gradient(output)) take_history(output, *watched++);
+    if (needs_gradient(output)) take_history(output, watched_of(output));
   }
   return true;
 }
@@ -262,6 +267,13 @@ void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
     if (!hooks.cast_output) continue;
     for (auto* output : call->outputs) {
       if (output->defined()) hooks.cast_output(*output);
+    }
+    for (auto& output : call->added_outputs) {
+      // It stays the tensor that the module keeps, but may get other memory: that of a parameter goes.
+      auto kept = output;
+      hooks.cast_output(kept);
+      const bool copied = !kept.is_same(output) && kept.scalar_type() == output.scalar_type();
+      if (copied) output.set_data(kept.detach());
     }
   }
   const bool backward_follows = watch_outputs(module, *call, inputs.any());

@@ -203,6 +203,28 @@ TEST_F(HooksTest, AnArgumentMayBeChangedInPlace) {
   }
 }
 
+/// The same tensor twice, of which the caller changes one.
+struct TwiceImpl : Hookable {
+  TwiceImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
+  std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
+    const auto y = x * weight;
+    return {y, y, y + 1};
+  }
+  torch::Tensor weight;
+};
+
+TEST_F(HooksTest, OneTensorInTwoPlacesStaysOne) {
+  Hooked<TwiceImpl> plain, watched;
+  watched->add_hooks({.before_forward = [] {}});
+  const auto run = [](Hooked<TwiceImpl>& module) {
+    auto [a, b, c] = module(torch::tensor({1.0f, -2.0f, 3.0f}));
+    a.mul_(3);
+    (a * b + c).sum().backward();
+    return module->weight.grad();
+  };
+  EXPECT_TRUE(torch::allclose(run(plain), run(watched)));
+}
+
 /// Leaves a part of the loss in a member.
 struct RouterImpl : Hookable {
   RouterImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }

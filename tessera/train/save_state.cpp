@@ -130,6 +130,13 @@ void check_optimizer(const DataParallel& model, const torch::optim::Optimizer& o
 void save_state(const fs::path& directory, const DataParallel& model,
                 torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step) {
   check_optimizer(model, optimizer);
+  TORCH_CHECK_VALUE(step >= 0, "save_state: expected a step of at least 0, got ", step);
+  for (const auto& unit : model.units()) {
+    TORCH_CHECK_VALUE(
+        !unit.full_shard() || !unit.has_whole(),
+        "save_state: expected a model whose parameters are sharded; call reshard() or "
+        "finish_step() before");
+  }
   const auto& axis = saving_axis(mesh);
   const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
   checkpoint::Saver saver(

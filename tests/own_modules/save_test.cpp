@@ -126,6 +126,7 @@ TEST(SaveState, WhatDoesNotFitIsNamed) {
     EXPECT_THROW(load_state(folder.path(), model, optimizer, mesh), UserError);  // nothing there
     torch::optim::AdamW other(net.parameters(), torch::optim::AdamWOptions(0.1));
     EXPECT_THROW(save_state(folder.path(), model, other, mesh, 1), c10::ValueError);
+    EXPECT_THROW(save_state(folder.path(), model, optimizer, mesh, -1), c10::ValueError);
     save_state(folder.path(), model, optimizer, mesh, 1);
     nn::Linear smaller(4, 3);
     auto of_smaller = fully_shard(*smaller, mesh);
@@ -133,6 +134,19 @@ TEST(SaveState, WhatDoesNotFitIsNamed) {
     EXPECT_THROW(load_state(folder.path(), of_smaller, its_own, mesh), UserError);
     torch::optim::AdamW one_group(model.parameters(), torch::optim::AdamWOptions(0.1));
     EXPECT_THROW(load_state(folder.path(), model, one_group, mesh), UserError);
+  });
+}
+
+TEST(SaveState, OfAnUnshardedModelIsRefused) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    auto optimizer = make_optimizer(model);
+    model.unshard();
+    EXPECT_THROW(save_state(folder.path(), model, optimizer, mesh, 1), c10::ValueError);
+    model.reshard();
+    EXPECT_NO_THROW(save_state(folder.path(), model, optimizer, mesh, 1));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -189,6 +190,39 @@ TEST(AfterSharding, UnfreezingWhatWasFrozenBefore) {
 // The optimizer leaves alone what took no part, as torch's does where a gradient is undefined.
 TEST(AfterSharding, WhatTakesNoPartIsNotUpdated) {
   expect_as_plain([](Net& net, int step) { net.with_block1 = step % 2 == 0; });
+}
+
+// A gradient that is there is used, as in a plain model.
+TEST(AfterSharding, FreezingBetweenMicroBatches) {
+  const auto run = [](Net& net, const torch::Tensor& x, const std::function<void()>& finish) {
+    loss_of(net, x).backward();
+    finish();
+    net.block0->in->weight.requires_grad_(false);
+    loss_of(net, x * 2).backward();
+    finish();
+  };
+  Net plain;
+  torch::optim::AdamW of_plain(plain.parameters(), adamw());
+  run(plain, batch(0), [] {});
+  of_plain.step();
+  const auto expected = values_of(plain);
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      Net net;
+      auto model = fully_shard(
+          net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[0]);
+      torch::optim::AdamW optimizer(model.parameters(), adamw());
+      run(net, part_of_batch(0, mesh.rank(), 2), [&] { model.finish_backward(); });
+      optimizer.step();
+      model.finish_step();
+      model.unshard();
+      const auto found = values_of(net);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        SCOPED_TRACE(net.named_parameters().keys()[i]);
+        expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+      }
+    }
+  });
 }
 
 TEST(AfterSharding, FreezingBesideSlicesIsRefused) {
@@ -561,6 +595,56 @@ TEST(AfterSharding, AHiddenLossNeverReadsWhatIsNotThere) {
           net, mesh, {.backward_prefetch = prefetch, .sync_module_states = true}, kRules[0]);
       const auto y = net.forward(batch(0)).square().sum();
       EXPECT_THROW((y + 0.3 * net.part->side.square().sum()).backward(), c10::Error);
+    }
+  });
+}
+
+/// Uses a parameter of its own around its children, and keeps a view of it.
+struct ScaledImpl : nn::Hookable {
+  ScaledImpl() : up(6, 9), down(9, 6) {
+    register_module("up", up), register_module("down", down);
+    scale = register_parameter("scale", torch::ones({9}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    kept = nn::add_output(scale.slice(0, 0, 4));
+    return x + down((up(x) * scale).tanh());
+  }
+  nn::Linear up, down;
+  torch::Tensor scale, kept;
+};
+struct OfScaledImpl : nn::Hookable {
+  OfScaledImpl() : first(4, 6) {
+    register_module("first", first), register_module("block", block);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return block(first(x)); }
+  nn::Linear first;
+  nn::Hooked<ScaledImpl> block;
+};
+
+TEST(AfterSharding, ASecondBackwardThroughAUnitOfNestedModules) {
+  const auto run = [](OfScaledImpl& net, const torch::Tensor& x) {
+    const auto y = net.forward(x);
+    y.sum().backward({}, /*retain_graph=*/true);
+    y.square().sum().backward();
+  };
+  OfScaledImpl plain;
+  run(plain, batch(0));
+  double square = 0;
+  for (const auto& parameter : plain.parameters()) {
+    square += parameter.grad().square().sum().item<double>();
+  }
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      OfScaledImpl net;
+      auto model = fully_shard(
+          net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[1]);
+      run(net, part_of_batch(0, mesh.rank(), 2));
+      model.finish_backward();
+      EXPECT_NEAR(model.gradient_norm().norm / std::sqrt(square), 1, 1e-5);
+      EXPECT_TRUE(net.block->kept.sum().isfinite().item<bool>());  // it has memory of its own
     }
   });
 }

@@ -104,9 +104,8 @@ void DataParallel::Engine::take_leaves() {
 void DataParallel::Engine::give_leaves_gradients() {
   for (auto& leaf : leaves) {
     const auto& buffer = units[leaf.unit].buffers()[leaf.buffer];
-    const bool trained = buffer.trained() && buffer.entries()[leaf.entry].parameter.requires_grad();
-    leaf.tensor.requires_grad_(trained);
-    if (!trained || !buffer.arrived(leaf.entry)) {
+    leaf.tensor.requires_grad_(buffer.entries()[leaf.entry].parameter.requires_grad());
+    if (!buffer.trained() || !buffer.arrived(leaf.entry)) {
       leaf.tensor.mutable_grad().reset();
       continue;
     }
@@ -205,7 +204,9 @@ void DataParallel::Engine::after_backward(size_t index) {
   if (counted && --open->second > 0) return;
   if (counted) state.backwards.erase(open);
   if (options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1);
-  if (!unsharded && !keeps_whole(index)) units[index].reshard();
+  // Without a count another module of the unit, around this one, may still need its parameters.
+  const bool in_use = !counted && state.in_backward > 0;
+  if (!unsharded && !in_use && !keeps_whole(index)) units[index].reshard();
   note_memory(index);
   if (!counted || !requires_sync || !state.backwards.empty()) return;  // it may be of two stages
   state.done = true;

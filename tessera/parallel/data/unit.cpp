@@ -221,9 +221,9 @@ void Unit::check_written(bool reduced) {
       continue;
     }
     const auto written = buffer.written_parameter();
-    TORCH_CHECK_VALUE(!written, *written, ": was written where that is lost; ",
-                      reduced ? "make the optimizer of the sharded model's parameters()"
-                              : "write parameters between unshard() and reshard()");
+    TORCH_CHECK_VALUE(!written, *written,
+                      ": was written where that is lost; write parameters between unshard() and "
+                      "reshard(), and make optimizers of the sharded model's parameters()");
   }
 }
 
