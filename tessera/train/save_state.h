@@ -17,10 +17,10 @@
 
 namespace tessera {
 
-/// Writes the checkpoint `directory`/step-<step>: the model's parameters, its buffers (rank 0's), and
+/// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers (rank 0's), and
 /// what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any groups), counts and
 /// learning rates. Appears when it is complete; `tessera checkpoint` reads it. Collective.
-/// ValueError: another optimizer, or one over other tensors. UserError: another run writes there.
+/// ValueError: another optimizer, one over other tensors, an unsharded model. UserError: another run writes there.
 /// SystemError: no space.
 void save_state(const std::filesystem::path& directory, const parallel::DataParallel& model,
                 torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step);
