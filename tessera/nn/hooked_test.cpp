@@ -203,6 +203,22 @@ TEST_F(HooksTest, AnArgumentMayBeChangedInPlace) {
   }
 }
 
+struct CollectsImpl : Hookable {
+  torch::Tensor forward(const torch::Tensor& x, std::vector<torch::Tensor>& seen) {
+    seen.push_back(x);
+    return x * 2;
+  }
+};
+
+TEST_F(HooksTest, ArgumentsAreTakenByValue) {
+  Hooked<CollectsImpl> module;
+  std::vector<torch::Tensor> seen;
+  module(torch::ones({3}), seen);
+  module->add_hooks({.before_forward = [] {}});
+  module(torch::ones({3}), seen);
+  EXPECT_TRUE(seen.empty());
+}
+
 /// The same tensor twice, of which the caller changes one.
 struct TwiceImpl : Hookable {
   TwiceImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
