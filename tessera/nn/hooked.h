@@ -98,9 +98,15 @@ namespace detail {
 void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call);
 }  // namespace detail
 
+/// Can forward() be given values of these types? Not if it takes one by a reference to change it.
+template <typename Impl, typename... Args>
+inline constexpr bool kTakesValues = requires(Impl& module, Args&&... args) {
+  module.forward(std::move(args)...);
+};
+
 /// The holder of a Hookable: as torch::nn::ModuleHolder, but calling it runs the hooks around
-/// `forward`. Arguments are taken by value and given to `forward` as they are; one that only moves
-/// is moved on where `forward` takes it by value. Hooks see the tensors in arguments and result
+/// `forward`. Arguments are taken by value and given to `forward`, which takes them by value or const
+/// reference; one that only moves is moved on where `forward` takes it by value. Hooks see the tensors in arguments and result
 /// (tensors_in.h). Without hooks a call costs one comparison more than a plain call.
 template <typename Impl>
 class Hooked : public torch::nn::ModuleHolder<Impl> {
@@ -111,6 +117,9 @@ class Hooked : public torch::nn::ModuleHolder<Impl> {
   template <typename... Args>
   auto operator()(Args... args) {
     Impl& module = *get();
+    static_assert(kTakesValues<Impl, Args...>,
+                  "forward() of a tessera::nn::Hookable takes these arguments by value or const "
+                  "reference: it gets copies, so what it changes, it returns");
     using Result = std::decay_t<decltype(run(module, args...))>;
     static_assert(kTensorsAreSeen<Result>,
                   "forward() of a tessera::nn::Hookable returns a tensor, or a pair, tuple, array, "

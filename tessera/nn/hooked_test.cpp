@@ -203,22 +203,6 @@ TEST_F(HooksTest, AnArgumentMayBeChangedInPlace) {
   }
 }
 
-struct CollectsImpl : Hookable {
-  torch::Tensor forward(const torch::Tensor& x, std::vector<torch::Tensor>& seen) {
-    seen.push_back(x);
-    return x * 2;
-  }
-};
-
-TEST_F(HooksTest, ArgumentsAreTakenByValue) {
-  Hooked<CollectsImpl> module;
-  std::vector<torch::Tensor> seen;
-  module(torch::ones({3}), seen);
-  module->add_hooks({.before_forward = [] {}});
-  module(torch::ones({3}), seen);
-  EXPECT_TRUE(seen.empty());
-}
-
 /// The same tensor twice, of which the caller changes one.
 struct TwiceImpl : Hookable {
   TwiceImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
@@ -271,6 +255,15 @@ TEST_F(HooksTest, AnAddedOutputIsOneOfTheCalls) {
     EXPECT_EQ(log, "<>");
   }
 }
+
+/// What forward() would change of the caller's does not compile: hooks give it copies.
+struct ByReferenceImpl : Hookable {
+  torch::Tensor forward(torch::Tensor& x, std::vector<torch::Tensor> cache) { return x + cache[0]; }
+  torch::Tensor forward(std::vector<torch::Tensor>& cache) { return cache[0]; }
+};
+static_assert(kTakesValues<DoubleImpl, torch::Tensor, torch::Tensor>);
+static_assert(!kTakesValues<ByReferenceImpl, torch::Tensor, std::vector<torch::Tensor>>);
+static_assert(!kTakesValues<ByReferenceImpl, std::vector<torch::Tensor>>);
 
 }  // namespace
 }  // namespace tessera::nn

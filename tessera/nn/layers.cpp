@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/kernels/autocast.h"
 #include "tessera/kernels/gradient_sink.h"
 #include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
@@ -56,6 +57,10 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
+  TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type() || kernels::is_autocast(weight),
+                    "Linear: expected an input of ", weight.scalar_type(), " as its weight, got ",
+                    x.scalar_type(),
+                    "; cast it, or let MixedPrecisionPolicy::cast_constant_inputs do that");
   return kernels::linear(x, weight, bias, over_ranks);
 }
 

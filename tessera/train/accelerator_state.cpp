@@ -126,10 +126,13 @@ void AcceleratorCore::save_state(const fs::path& directory) {
 }
 
 void AcceleratorCore::load_state(const fs::path& directory) {
+  std::vector<const torch::optim::Optimizer*> optimizers;
+  for (const auto& record : optimizers_) optimizers.push_back(record->base);
   checkpoint::agree(axis_, [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     const auto& state = found.index().state;
-    train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true));
+    train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true),
+                    optimizers);
     for (auto& model : models_) model.parallel.values_changed();
     try {
       set_counts(state);

@@ -40,8 +40,9 @@ struct WrappedImpl : nn::Hookable {
     register_module("module", module);
   }
   template <typename... Args>
-  auto forward(Args&... args) {
-    return module->forward(args...);
+  auto forward(Args&&... args)
+      -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
+    return module->forward(std::forward<Args>(args)...);
   }
   std::shared_ptr<Impl> module;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
@@ -39,6 +40,9 @@ std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_state
   auto held = held_parts(*saved.model, states, saved.named);
   if (!buffers) return held;
   for (const auto& [name, buffer] : saved.model->named_buffers()) {
+    TORCH_CHECK_VALUE(buffer.is_contiguous(), name,
+                      ": expected a contiguous buffer, as checkpoints hold them; register "
+                      "contiguous() or clone() of it");
     held.push_back(checkpoint::make_part(saved.named(name), buffer.sizes().vec(), 0,
                                          buffer.detach().view({-1})));
   }
@@ -83,11 +87,22 @@ void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel
   }
 }
 
-void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held) {
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held,
+              const std::vector<const torch::optim::Optimizer*>& optimizers) {
   for (const auto& part : held) {
     if (found.contains(part.piece.name)) continue;
     user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
                found.path().string(), part.piece.name);
+  }
+  std::set<std::string> kept;
+  for (const auto* optimizer : optimizers) kept.merge(torch_state_names(*optimizer));
+  for (const auto& [name, tensor] : found.index().tensors) {
+    if (optimizers.empty() || !checkpoint::is_optimizer_state(name)) continue;
+    const auto begin = checkpoint::kOptimizerPrefix.size();
+    const auto state = name.substr(begin, name.find('/', begin) - begin);
+    if (kept.contains(state)) continue;
+    user_error("{}: has {} of an optimizer; expected one that keeps it, as the one saved did",
+               found.path().string(), state);
   }
   checkpoint::load_parts(found, held);
 }
@@ -125,27 +140,59 @@ void check_optimizer(const DataParallel& model, const torch::optim::Optimizer& o
   }
 }
 
+void check_sharded(const char* function, const DataParallel& model) {
+  for (const auto& unit : model.units()) {
+    TORCH_CHECK_VALUE(!unit.full_shard() || !unit.has_whole(), function,
+                      ": expected a model whose parameters are sharded; call reshard() or "
+                      "finish_step() before");
+  }
+}
+
+/// One place for all ranks, where no other model's checkpoint stands. Collective.
+void check_place(const fs::path& directory, int64_t step, const std::vector<checkpoint::Part>& held,
+                 const mesh::Axis& axis) {
+  const auto own = fmt::format("step {} of '{}'", step, directory.string());
+  const auto places = checkpoint::agree(axis, [&] {
+    for (const auto& folder : checkpoint::step_folders(directory)) {
+      if (folder.step != step || !checkpoint::is_checkpoint(folder.path)) continue;
+      const checkpoint::Checkpoint there(folder.path);
+      for (const auto& part : held) {
+        const auto found = there.index().tensors.find(part.piece.name);
+        if (found != there.index().tensors.end() &&
+            found->second.info.shape == part.piece.info.shape) {
+          continue;
+        }
+        user_error(
+            "save_state: {} is of another model or optimizer: it has no {} of this shape; expected "
+            "a folder for each",
+            folder.path.string(), part.piece.name);
+      }
+    }
+    return own;
+  });
+  for (const auto& other : places) {
+    TORCH_CHECK_VALUE(other == own, "save_state: expected one step and folder on all ranks, got ",
+                      own, " and ", other);
+  }
+}
+
 }  // namespace
 
 void save_state(const fs::path& directory, const DataParallel& model,
                 torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step) {
   check_optimizer(model, optimizer);
   TORCH_CHECK_VALUE(step >= 0, "save_state: expected a step of at least 0, got ", step);
-  for (const auto& unit : model.units()) {
-    TORCH_CHECK_VALUE(
-        !unit.full_shard() || !unit.has_whole(),
-        "save_state: expected a model whose parameters are sharded; call reshard() or "
-        "finish_step() before");
-  }
+  check_sharded("save_state", model);
   const auto& axis = saving_axis(mesh);
   const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
-  checkpoint::Saver saver(
-      axis, train::held_parts(saved, /*all_states=*/true, /*buffers=*/axis.rank() == 0),
-      {.directory = directory,
-       .async = false,
-       .layout = {{"num_ranks", axis.size()}},
-       .model = json::object(),
-       .config = {}});
+  const auto held = train::held_parts(saved, /*all_states=*/true, /*buffers=*/axis.rank() == 0);
+  check_place(directory, step, held, axis);
+  checkpoint::Saver saver(axis, held,
+                          {.directory = directory,
+                           .async = false,
+                           .layout = {{"num_ranks", axis.size()}},
+                           .model = json::object(),
+                           .config = {}});
   saver.save({.step = step, .state = {{"optimizer", train::counts_of(optimizer, {saved}, axis)}}});
   saver.finish();
   for (const auto& report : saver.take_reports()) {
@@ -156,11 +203,13 @@ void save_state(const fs::path& directory, const DataParallel& model,
 int64_t load_state(const fs::path& directory, DataParallel& model,
                    torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh) {
   check_optimizer(model, optimizer);
+  check_sharded("load_state", model);
   const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
   int64_t step = 0;
   checkpoint::agree(saving_axis(mesh), [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
-    train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true));
+    train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true),
+                    {&optimizer});
     model.values_changed();
     try {
       train::set_counts(optimizer, {saved}, found.index().state.at("optimizer"));

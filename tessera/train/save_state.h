@@ -19,9 +19,10 @@ namespace tessera {
 
 /// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers (rank 0's), and
 /// what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any groups), counts and
-/// learning rates. Appears when it is complete; `tessera checkpoint` reads it. Collective.
-/// ValueError: another optimizer, one over other tensors, an unsharded model. UserError: another run writes there.
-/// SystemError: no space.
+/// learning rates. Appears when it is complete; `tessera checkpoint` reads it. Replaces one of that
+/// step, if it is of the same tensors. Collective: the same folder and step on all ranks.
+/// ValueError: another optimizer, one over other tensors, an unsharded model, ranks that differ.
+/// UserError: another run writes there, or another model's stands there. SystemError: no space.
 void save_state(const std::filesystem::path& directory, const parallel::DataParallel& model,
                 torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step);
 
@@ -51,8 +52,10 @@ nlohmann::json counts_of(const torch::optim::Optimizer& optimizer,
 void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel>& models,
                 const nlohmann::json& counts);
 
-/// Reads `held` from `found`. UserError: it lacks one of them.
-void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held);
+/// Reads `held` from `found`. UserError: it lacks one of them, or has a state of an optimizer that
+/// none of `optimizers` keeps.
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held,
+              const std::vector<const torch::optim::Optimizer*>& optimizers);
 
 /// The checkpoint at `path`, or the newest complete one in it. UserError: there is none.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& path);

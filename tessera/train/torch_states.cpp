@@ -70,6 +70,24 @@ States torch_states(Optimizer& optimizer, const torch::optim::OptimizerParamGrou
   return sgd_states(optimizer, group, parameter, create);
 }
 
+std::set<std::string> torch_state_names(const Optimizer& optimizer) {
+  std::set<std::string> names;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto& options = group.options();
+    if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
+      if (sgd->momentum() != 0) names.insert("momentum_buffer");
+      continue;
+    }
+    names.insert({"exp_avg", "exp_avg_sq"});
+    const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options);
+    const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options);
+    if (adam != nullptr ? adam->amsgrad() : adamw != nullptr && adamw->amsgrad()) {
+      names.insert("max_exp_avg_sq");
+    }
+  }
+  return names;
+}
+
 int64_t torch_step(const Optimizer& optimizer, const torch::Tensor& parameter) {
   auto* state = find_state(optimizer, parameter);
   if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(state)) return adamw->step();

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,9 @@ namespace tessera::train {
 std::vector<std::pair<std::string, torch::Tensor>> torch_states(
     torch::optim::Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
     const torch::Tensor& parameter, bool create);
+
+/// The names of those that `optimizer` keeps, as its options are now.
+std::set<std::string> torch_state_names(const torch::optim::Optimizer& optimizer);
 
 /// Updates of the parameter so far, as Adam counts them; 0 for SGD.
 int64_t torch_step(const torch::optim::Optimizer& optimizer, const torch::Tensor& parameter);

@@ -1,7 +1,11 @@
 // A model of one's own and its optimizer, saved in one call and loaded by other ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/init.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +22,7 @@ namespace tessera {
 namespace {
 
 using parallel::Placement;
+using ::testing::HasSubstr;
 
 struct Net : nn::Hookable {
   Net() : first(4, 6), middle(6, 6), last(6, 3) {
@@ -147,6 +152,85 @@ TEST(SaveState, OfAnUnshardedModelIsRefused) {
     EXPECT_THROW(save_state(folder.path(), model, optimizer, mesh, 1), c10::ValueError);
     model.reshard();
     EXPECT_NO_THROW(save_state(folder.path(), model, optimizer, mesh, 1));
+  });
+}
+
+/// The text of the error that `action` ends in, of any kind; "" if it does not.
+std::string line_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SaveState, AnotherModelInTheFolderStays) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    auto optimizer = make_optimizer(model);
+    nn::Linear critic(4, 3);
+    torch::nn::init::normal_(critic->weight);
+    auto of_critic = fully_shard(*critic, mesh, {.sync_module_states = true});
+    torch::optim::AdamW its_own(of_critic.parameters(), torch::optim::AdamWOptions(0.1));
+    save_state(folder.path(), model, optimizer, mesh, 1);
+    EXPECT_THAT(line_of([&] { save_state(folder.path(), of_critic, its_own, mesh, 1); }),
+                HasSubstr("is of another model or optimizer"));
+    EXPECT_NO_THROW(save_state(folder.path(), model, optimizer, mesh, 1));  // its own again
+    EXPECT_EQ(load_state(folder.path(), model, optimizer, mesh), 1);
+    EXPECT_THAT(line_of([&] { save_state(folder.path(), model, optimizer, mesh, mesh.rank()); }),
+                HasSubstr("expected one step and folder on all ranks"));
+  });
+}
+
+TEST(SaveState, AStateThatNobodyKeepsIsNotDropped) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 1}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    torch::optim::SGD momentum(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    save_state(folder.path(), model, momentum, mesh, 1);
+    torch::optim::SGD plain(model.parameters(), torch::optim::SGDOptions(0.1));
+    EXPECT_THAT(line_of([&] { load_state(folder.path(), model, plain, mesh); }),
+                HasSubstr("has momentum_buffer of an optimizer"));
+    EXPECT_EQ(load_state(folder.path(), model, momentum, mesh), 1);
+    model.unshard();
+    EXPECT_EQ(load_state(folder.path(), model, momentum, mesh), 1);  // one rank: nothing is sharded
+  });
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    torch::optim::SGD momentum(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    model.unshard();
+    EXPECT_THAT(line_of([&] { load_state(folder.path(), model, momentum, mesh); }),
+                HasSubstr("load_state: expected a model whose parameters are sharded"));
+  });
+}
+
+TEST(SaveState, ABufferThatIsAViewIsNamed) {
+  struct Masked : nn::Hookable {
+    Masked() : up(4, 3) {
+      register_module("up", up);
+      torch::nn::init::normal_(up->weight);
+      register_buffer("mask", torch::ones({1}).expand({5}));
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return up(x); }
+    nn::Linear up;
+  };
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 1}}, [&](const mesh::DeviceMesh& mesh) {
+    Masked net;
+    EXPECT_THAT(
+        line_of([&] { fully_shard(net, mesh, {.buffers = parallel::BufferSync::broadcast}); }),
+        HasSubstr("mask: expected a buffer of its own memory"));
+    auto model = fully_shard(net, mesh);
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1));
+    EXPECT_THAT(line_of([&] { save_state(folder.path(), model, optimizer, mesh, 1); }),
+                HasSubstr("mask: expected a contiguous buffer"));
   });
 }
 

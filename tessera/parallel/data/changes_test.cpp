@@ -649,6 +649,91 @@ TEST(AfterSharding, ASecondBackwardThroughAUnitOfNestedModules) {
   });
 }
 
+/// Keeps a view of its weight: of each forward, or of the time when it was made.
+struct KeepsViewImpl : nn::Hookable {
+  explicit KeepsViewImpl(bool early) : early(early) {
+    weight = register_parameter("weight", torch::ones({6, 6}));
+    if (early) kept = weight.t();
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (!early) kept = weight.t();
+    return x.matmul(kept);
+  }
+  torch::Tensor weight, kept;
+  bool early;
+};
+struct OfViewImpl : nn::Hookable {
+  explicit OfViewImpl(bool early) : part(early), last(6, 3) {
+    register_module("part", part), register_module("last", last);
+    const torch::NoGradGuard no_grad;
+    last->weight.fill_(0.3);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(part(x)); }
+  nn::Hooked<KeepsViewImpl> part;
+  nn::Linear last;
+};
+
+TEST(AfterSharding, AViewThatIsKeptIsReadableOrAnError) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      OfViewImpl early(true);
+      expect_line([&] { fully_shard(early, mesh, {.unit = {.placement = placement}}, kRules[0]); },
+                  "part.weight: a view of it with a graph is kept");
+    }
+    OfViewImpl net(false);
+    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01));
+    for (int step = 0; step < 3; ++step) {
+      net.forward(torch::ones({2, 6})).sum().backward();
+      model.finish_backward();
+      optimizer.step();
+      model.finish_step();
+      EXPECT_THROW(net.part->kept.sum().item<float>(), c10::Error);  // its memory is away
+    }
+  });
+}
+
+TEST(AfterSharding, WhatWasShardedWithAnotherModuleIsNamed) {
+  struct TiedImpl : nn::Hookable {
+    TiedImpl() : up(6, 6), down(6, 6) {
+      register_module("up", up), register_module("down", down);
+      torch::manual_seed(1);
+      const torch::NoGradGuard no_grad;
+      up->weight.normal_();
+      down->register_parameter("weight", up->weight);
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return down(up(x).tanh()); }
+    struct UserImpl : nn::Hookable {
+      UserImpl(int64_t, int64_t) { register_parameter("bias", torch::ones({6})); }
+      torch::Tensor forward(const torch::Tensor& x) {
+        return x.matmul(named_parameters(false)["weight"]);
+      }
+    };
+    nn::Linear up;
+    nn::Hooked<UserImpl> down;
+  };
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kPlacements) {
+      const DataParallelOptions options{.unit = {.placement = placement}};
+      TiedImpl net;
+      const auto first = fully_shard(*net.up, mesh, options);
+      expect_line([&] { fully_shard(net, mesh, options); },
+                  "down: expected parameters of its own, got one of up, which was sharded before");
+      expect_line([&] { fully_shard(*net.down, mesh, options); },
+                  "weight: is sharded with another module");
+    }
+  });
+}
+
+TEST(AfterSharding, FloatFeaturesBesideBf16ParametersAreNamed) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(
+        net, mesh, {.unit = {.mixed_precision = {.param_dtype = torch::kBFloat16}}}, kRules[1]);
+    expect_line([&] { net.forward(batch(0)); }, "cast_constant_inputs");
+  });
+}
+
 // A collective of the user's on world() between a backward and finish_backward, beside ranks that
 // reach their units in other orders.
 TEST(AfterSharding, TheWorldHasAChannelOfItsOwn) {

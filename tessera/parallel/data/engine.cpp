@@ -436,9 +436,8 @@ void DataParallel::Engine::finish_step() {
   synchronise(module_buffers, options.buffers, axes.all);
 }
 
-std::vector<std::pair<std::string, std::shared_ptr<DataParallel::Engine>>>
-DataParallel::Engine::inside(torch::nn::Module& model) {
-  std::vector<std::pair<std::string, std::shared_ptr<Engine>>> engines;
+DataParallel::Engine::Inside DataParallel::Engine::inside(torch::nn::Module& model) {
+  Inside engines;
   std::unordered_map<const torch::nn::Module*, std::string> paths;
   const auto look = [&](const std::string& path, torch::nn::Module& module) {
     paths.emplace(&module, path);
@@ -462,6 +461,35 @@ DataParallel::Engine::inside(torch::nn::Module& model) {
     look(item.key(), *item.value());
   }
   return engines;
+}
+
+std::unordered_set<const void*> DataParallel::Engine::sharded_in(const Inside& inside,
+                                                                 const torch::nn::Module& model) {
+  std::unordered_set<const void*> keys;
+  for (const auto& [path, inner] : inside) {
+    std::unordered_set<const void*> own;
+    for (const auto& unit : inner->units) {
+      for (const auto& buffer : unit.buffers()) {
+        for (const auto& entry : buffer.entries())
+          own.insert(entry.parameter.unsafeGetTensorImpl());
+      }
+    }
+    std::unordered_set<const torch::nn::Module*> below;
+    for (const auto& module : inner->model->modules()) below.insert(module.get());
+    const auto check = [&](const std::string& name, const torch::nn::Module& module) {
+      for (const auto& parameter : direct_parameters(module)) {
+        TORCH_CHECK_VALUE(!own.contains(parameter.unsafeGetTensorImpl()), name,
+                          ": expected parameters of its own, got one of ", path,
+                          ", which was sharded before; shard a module that contains both");
+      }
+    };
+    check("the model", model);
+    for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+      if (!below.contains(item.value().get())) check(item.key(), *item.value());
+    }
+    keys.merge(own);
+  }
+  return keys;
 }
 
 void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
@@ -514,25 +542,34 @@ void DataParallel::Engine::attach() {
   }
 }
 
-/// Of parameters that need a gradient now and did not before: at first, and when they are unfrozen.
 // Not hooks of the parameter: those are the user's, and operators hand gradients to them
 // (kernels/gradient_sink.h).
-void DataParallel::Engine::watch_gradients(size_t unit) {
-  struct Arrival : torch::autograd::FunctionPreHook {
-    Arrival(std::weak_ptr<Engine> engine, size_t unit, size_t buffer, size_t entry)
-        : engine(std::move(engine)), unit(unit), buffer(buffer), entry(entry) {}
-    torch::autograd::variable_list operator()(
-        const torch::autograd::variable_list& gradients) override {
-      const auto here = engine.lock();
-      if (here && !here->absorbed && gradients[0].defined()) {
-        here->gradient_arrives(unit,
-                               here->units[unit].buffers()[buffer].entries()[entry].parameter);
-      }
-      return gradients;
+struct DataParallel::Engine::Arrival : torch::autograd::FunctionPreHook {
+  Arrival(std::weak_ptr<Engine> engine, size_t unit, size_t buffer, size_t entry)
+      : engine(std::move(engine)), unit(unit), buffer(buffer), entry(entry) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    const auto here = engine.lock();
+    if (here && !here->absorbed && gradients[0].defined()) {
+      here->gradient_arrives(unit, here->units[unit].buffers()[buffer].entries()[entry].parameter);
     }
-    std::weak_ptr<Engine> engine;
-    size_t unit, buffer, entry;
-  };
+    return gradients;
+  }
+  std::weak_ptr<Engine> engine;
+  size_t unit, buffer, entry;
+};
+
+bool DataParallel::Engine::shards(const torch::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!accumulator) return false;
+  return std::ranges::any_of(accumulator->pre_hooks(), [](const auto& hook) {
+    const auto* arrival = dynamic_cast<const Arrival*>(hook.get());
+    return arrival != nullptr && !arrival->engine.expired();
+  });
+}
+
+/// Of parameters that need a gradient now and did not before: at first, and when they are unfrozen.
+void DataParallel::Engine::watch_gradients(size_t unit) {
   for (size_t b = 0; b < units[unit].buffers().size(); ++b) {
     auto& buffer = units[unit].buffers()[b];
     const auto entries = buffer.newly_trained();

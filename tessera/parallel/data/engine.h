@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <set>
+#include <unordered_set>
 
 #include "tessera/parallel/data/buffer_sync.h"
 #include "tessera/parallel/data/data_parallel.h"
@@ -72,10 +73,17 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::optional<size_t> nonfinite_output;
 
   /// The engines of what was sharded inside of `model` before, with the paths of those parts.
-  static std::vector<std::pair<std::string, std::shared_ptr<Engine>>> inside(
-      torch::nn::Module& model);
+  using Inside = std::vector<std::pair<std::string, std::shared_ptr<Engine>>>;
+  static Inside inside(torch::nn::Module& model);
+  /// Their parameters. ValueError: another module of `model` has one of them, too.
+  static std::unordered_set<const void*> sharded_in(const Inside& inside,
+                                                    const torch::nn::Module& model);
+  /// Is it a parameter that an engine has?
+  static bool shards(const torch::Tensor& parameter);
   /// Takes over the units of one of them.
   void absorb(const std::string& path, Engine& inner);
+
+  struct Arrival;
 
   void attach();
   void watch_output(size_t unit, const torch::Tensor& output);

@@ -20,14 +20,20 @@ void become(const torch::Tensor& parameter, const torch::Tensor& view) {
   }
 }
 
-/// As large as `whole`; whoever reads or writes it gets an error instead of a crash.
+/// For good: whoever reads or writes it gets an error instead of a crash.
+void make_unreadable(c10::StorageImpl& storage) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "this parameter, or a view of it, is sharded: it is whole only while the modules of its unit "
+      "run; call "
+      "unshard() to use it elsewhere, and to() before sharding");
+}
+
+/// As large as `whole`.
 c10::Storage unreadable_storage(const c10::StorageImpl& whole) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), whole.nbytes(), c10::DataPtr(nullptr, whole.device()),
       /*allocator=*/nullptr, /*resizable=*/false);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "this parameter is sharded: it is whole only while the modules of its unit run; call "
-      "unshard() to use it elsewhere");
+  make_unreadable(*storage);
   return storage;
 }
 
@@ -300,6 +306,14 @@ void FlatBuffer::free_whole() {
   if (options_.keeps_whole || !whole.allocated()) return;
   whole.free();
   point_parameters_to(unreadable_);
+}
+
+void FlatBuffer::leave_views() {
+  if (options_.keeps_whole || whole.allocated() || size_ == 0) return;
+  // Nobody's but ours and autograd's, whose graphs are out of date now.
+  if (whole.tensor().storage().use_count() == 1) return;
+  make_unreadable(*whole.tensor().storage().unsafeGetStorageImpl());
+  whole = Transient(size_, whole.tensor().scalar_type(), options_.device);
 }
 
 void FlatBuffer::free_gradient() {

@@ -137,7 +137,9 @@ class FlatBuffer {
   /// unless they are kept.
   const torch::Tensor& receive_whole();
   void whole_arrived();
-  void free_whole();             ///< unless it is kept; using a parameter is an error then
+  void free_whole();  ///< unless it is kept; using a parameter is an error then
+  /// The values change: views of the whole that are still held become unreadable for good.
+  void leave_views();
   int64_t whole_bytes() const {  ///< on its way, too
     return whole.bytes() + (arriving_.defined() ? static_cast<int64_t>(arriving_.nbytes()) : 0);
   }

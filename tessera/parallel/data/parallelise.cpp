@@ -1,4 +1,6 @@
+#include <ATen/MemoryOverlap.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <numeric>
@@ -17,9 +19,17 @@ namespace {
 
 using Keys = std::unordered_set<const void*>;  // of parameters
 
+/// Is there a view with a graph? It would stay what the parameter was before it got other memory.
+bool has_view(const torch::Tensor& parameter) {
+  return torch::autograd::impl::try_get_grad_accumulator(parameter) != nullptr &&
+         parameter.storage().use_count() > 1;
+}
+
 /// The units by name, without what is `sharded` already; those that have nothing else go.
+/// `has_engine`: is it sharded, wherever?
 std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
-                                     std::vector<UnitModules>& units, const Keys& sharded) {
+                                     std::vector<UnitModules>& units, const Keys& sharded,
+                                     bool (*has_engine)(const torch::Tensor& parameter)) {
   std::unordered_map<const void*, std::string> names;
   std::vector<std::pair<std::string, const void*>> all;
   for (const auto& item : model.named_parameters()) {
@@ -42,9 +52,14 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
       TORCH_CHECK_VALUE(!parameter.requires_grad() || parameter.is_floating_point(), names.at(key),
                         ": expected a real floating-point dtype, got ", parameter.scalar_type(),
                         "; keep its parts as two parameters");
-      if (taken.insert(key).second) {
-        result.back().parameters.emplace_back(names.at(key), parameter);
-      }
+      if (!taken.insert(key).second) continue;
+      TORCH_CHECK_VALUE(!has_engine(parameter), names.at(key),
+                        ": is sharded with another module, which has it too; shard a module that "
+                        "contains both");
+      TORCH_CHECK_VALUE(!has_view(parameter), names.at(key),
+                        ": a view of it with a graph is kept (in a member, or by an earlier loss), "
+                        "and would keep the values of now; make it in forward, or shard before");
+      result.back().parameters.emplace_back(names.at(key), parameter);
     }
     TORCH_CHECK_VALUE(!result.back().parameters.empty(), "unit ", units[i].name,
                       ": expected a parameter that no earlier unit has");
@@ -160,17 +175,8 @@ void check_options(const std::vector<UnitModules>& units, const std::vector<Unit
 DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
                          const DataAxes& axes, const DataParallelOptions& options) {
   const auto inside = DataParallel::Engine::inside(model);
-  Keys sharded;
-  for (const auto& [path, inner] : inside) {
-    for (const auto& unit : inner->units) {
-      for (const auto& buffer : unit.buffers()) {
-        for (const auto& entry : buffer.entries()) {
-          sharded.insert(entry.parameter.unsafeGetTensorImpl());
-        }
-      }
-    }
-  }
-  const auto checked = named_units(model, units, sharded);
+  const auto checked = named_units(model, units, DataParallel::Engine::sharded_in(inside, model),
+                                   DataParallel::Engine::shards);
   if (options.sync_module_states) check_rank_0_has_values(checked, axes.all);
   const auto unit_options = options_by_unit(units, options);
   check_options(units, unit_options, axes);
@@ -199,7 +205,14 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   engine->list_slices();
   engine->list_leaves();
   for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) engine->module_buffers.emplace_back(item.key(), item.value());
+    if (!item.value().defined()) continue;
+    TORCH_CHECK_VALUE(
+        options.buffers == BufferSync::per_rank ||
+            at::has_internal_overlap(item.value()) != at::MemOverlap::Yes,
+        item.key(),
+        ": expected a buffer of its own memory, which ranks can be sent, got an expanded one; "
+        "register a copy (clone())");
+    engine->module_buffers.emplace_back(item.key(), item.value());
   }
   engine->attach();
   DataParallel handle;

@@ -188,6 +188,7 @@ void Unit::parameters_changed() {
   if (!gathers()) return;
   if (state_ == State::gathering) finish_gather();
   reshard();
+  for (auto& buffer : buffers_) buffer.leave_views();
   inner_parts_.clear();
   state_ = State::sliced;
 }
@@ -208,8 +209,9 @@ void Unit::check_parameters() const {
                       "unshard() and reshard()");
     TORCH_CHECK_VALUE(
         !buffer.slice_is_ahead(), "unit ", name_,
-        ": its slices were written; expected finish_step() after the optimizer's step "
-        "(or values_changed() after other writing) before the next forward");
+        ": its slices were written; expected finish_step() after the optimizer's step (with an "
+        "Accelerator: step() of the optimizer that prepare() gave; after other writing: "
+        "values_changed()) before the next forward");
   }
 }
 

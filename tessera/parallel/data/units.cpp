@@ -62,15 +62,6 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// Its own and those that it borrows.
-std::vector<torch::Tensor> direct_parameters(const Module& module) {
-  auto parameters = module.parameters(/*recurse=*/false);
-  if (const auto* hookable = dynamic_cast<const nn::Hookable*>(&module)) {
-    for (auto& borrowed : hookable->borrowed_parameters()) parameters.push_back(borrowed);
-  }
-  return parameters;
-}
-
 bool has_parameters(const Module& module) {
   return !direct_parameters(module).empty() ||
          std::ranges::any_of(module.children(),
@@ -324,6 +315,14 @@ void drop_empty(std::vector<UnitModules>& units) {
 }
 
 }  // namespace
+
+std::vector<torch::Tensor> direct_parameters(const Module& module) {
+  auto parameters = module.parameters(/*recurse=*/false);
+  if (const auto* hookable = dynamic_cast<const nn::Hookable*>(&module)) {
+    for (auto& borrowed : hookable->borrowed_parameters()) parameters.push_back(borrowed);
+  }
+  return parameters;
+}
 
 std::vector<std::vector<torch::Tensor>> parameters_of(const std::vector<UnitModules>& units) {
   std::unordered_set<const Module*> elsewhere;

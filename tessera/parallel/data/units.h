@@ -49,6 +49,9 @@ struct UnitRule {
 /// Cost: that of LibTorch's list of the modules' names; by_name: times the number of patterns.
 std::vector<UnitModules> make_units(torch::nn::Module& model, const UnitRule& rule);
 
+/// A module's own parameters and those that it borrows, without its children's.
+std::vector<torch::Tensor> direct_parameters(const torch::nn::Module& module);
+
 /// The parameters of each unit: those of its modules and of what they contain, except where a
 /// contained module belongs to another unit; borrowed ones included. Each once in a unit, in order.
 std::vector<std::vector<torch::Tensor>> parameters_of(const std::vector<UnitModules>& units);
