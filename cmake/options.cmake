@@ -11,6 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 set(TESSERA_SANITIZER "" CACHE STRING "address, undefined or thread")
+option(TESSERA_WERROR "Warnings are errors, as in CI" OFF)
 option(TESSERA_FUZZ "build fuzz/ and nothing else; needs clang" OFF)
 
 find_program(CCACHE_PROGRAM ccache)
@@ -22,7 +23,10 @@ endif()
 
 add_library(tessera_flags INTERFACE)
 target_compile_options(tessera_flags INTERFACE
-  -Wall -Wextra -Wpedantic -Werror -Wno-missing-field-initializers -fpch-preprocess)
+  -Wall -Wextra -Wpedantic $<$<BOOL:${TESSERA_WERROR}>:-Werror> -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  target_compile_options(tessera_flags INTERFACE -fpch-preprocess)
+endif()
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR})
 if(TESSERA_SANITIZER)
   add_compile_options(-fsanitize=${TESSERA_SANITIZER} -fno-omit-frame-pointer)
