@@ -79,7 +79,7 @@ json measure(const Case& one, int num_units, int runs) {
 /// Milliseconds of fully_shard by the number of units, both axes logarithmic; a line for each rule.
 std::string picture(const json& rows) {
   constexpr double kLeft = 70, kRight = 560, kTop = 60, kBottom = 340;
-  const double least_units = 10, most_units = 3000, least_ms = 0.1, most_ms = 100;
+  const double least_units = 10, most_units = 3000, least_ms = 0.1, most_ms = 1000;
   const auto along = [](double value, double least, double most) {
     return std::log(value / least) / std::log(most / least);
   };
@@ -89,12 +89,12 @@ std::string picture(const json& rows) {
   const auto y = [&](double ms) {
     return kBottom - (kBottom - kTop) * along(ms, least_ms, most_ms);
   };
-  std::string svg = R"svg(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 390" role="img">
+  std::string svg = R"svg(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 390" role="img">
 <title>Time to shard a model, by its number of units</title>
 <style>text{font:13px sans-serif;fill:#555}.title{font-size:16px}path{fill:none;stroke:#8884}
 .line{stroke-width:2.5}.by_class{stroke:#2a78d6;fill:#2a78d6}.by_size{stroke:#1baf7a;fill:#1baf7a}
 .by_name{stroke:#d9822b;fill:#d9822b}path.line{fill:none}text.mark{stroke:none}</style>
-<rect width="660" height="390" fill="#fff"/>
+<rect width="600" height="390" fill="#fff"/>
 <text class="title" x="24" y="30">fully_shard: milliseconds of one processor, by the number of units</text>
 )svg";
   for (const double units : {10, 30, 100, 300, 1000, 3000}) {
@@ -102,26 +102,27 @@ std::string picture(const json& rows) {
         R"svg(<path d="M{0:.0f} {1}V{2}"/><text x="{0:.0f}" y="{3}" text-anchor="middle">{4:.0f}</text>)svg",
         x(units), kTop, kBottom, kBottom + 20, units);
   }
-  for (const double ms : {0.1, 1.0, 10.0, 100.0}) {
+  for (const double ms : {0.1, 1.0, 10.0, 100.0, 1000.0}) {
     svg += fmt::format(
         R"svg(<path d="M{0} {1:.0f}H{2}"/><text x="{3}" y="{4:.0f}" text-anchor="end">{5}</text>)svg",
         kLeft, y(ms), kRight, kLeft - 8, y(ms) + 4, ms);
   }
+  double legend = kTop + 20;
   for (const auto& one : kCases) {
     std::string line, dots;
-    double last = kBottom;
     for (const auto& row : rows) {
       if (row["rule"] != one.name) continue;
       const double at = x(row["units"].get<double>());
-      last = y(1e3 * row["fully_shard_seconds"].get<double>());
-      line += fmt::format("{}{:.1f} {:.1f}", line.empty() ? "M" : "L", at, last);
-      dots +=
-          fmt::format(R"(<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"/>)", one.name, at, last);
+      const double height = y(1e3 * row["fully_shard_seconds"].get<double>());
+      line += fmt::format("{}{:.1f} {:.1f}", line.empty() ? "M" : "L", at, height);
+      dots += fmt::format(R"(<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"/>)", one.name, at,
+                          height);
     }
     svg += fmt::format(
-        R"(<path class="line {0}" d="{1}"/>{2}<text class="mark {0}" x="{3}" y="{4:.0f}">{0}</text>)"
+        R"(<path class="line {0}" d="{1}"/>{2}<text class="mark {0}" x="{3}" y="{4}">{0}</text>)"
         "\n",
-        one.name, line, dots, kRight + 8, last + 4);
+        one.name, line, dots, kLeft + 14, legend);
+    legend += 20;
   }
   return svg + "</svg>\n";
 }
