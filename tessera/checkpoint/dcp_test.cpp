@@ -24,8 +24,8 @@ json expected_of(const fs::path& folder) {
 }
 
 /// As a whole, and again in pieces of `step` elements.
-std::vector<std::byte> read_all(const TensorSource& source, const std::string& name,
-                                int64_t step = 0) {
+std::vector<std::byte> read_in_steps(const TensorSource& source, const std::string& name,
+                                     int64_t step = 0) {
   const auto& info = source.info(name);
   std::vector<std::byte> bytes(static_cast<size_t>(info.num_bytes()));
   const int64_t count = info.num_elements(), element = dtype_bytes(info.dtype);
@@ -42,7 +42,7 @@ std::vector<std::byte> read_all(const TensorSource& source, const std::string& n
 template <typename T>
 T number(const TensorSource& source, const std::string& name) {
   T value;
-  const auto bytes = read_all(source, name);
+  const auto bytes = read_in_steps(source, name);
   EXPECT_EQ(bytes.size(), sizeof(T));
   std::memcpy(&value, bytes.data(), sizeof(T));
   return value;
@@ -56,8 +56,10 @@ TEST(DcpTest, ModelOfAccelerateHasEveryRecordedSum) {
   for (const auto& [parameter, tensor] : expected.items()) {
     const auto& name = names.at(parameter);
     EXPECT_EQ(source.info(name).shape, tensor["shape"].get<std::vector<int64_t>>());
-    EXPECT_EQ(sha256(read_all(source, name)), tensor["sha256"].get<std::string>()) << parameter;
-    EXPECT_EQ(sha256(read_all(source, name, 37)), tensor["sha256"].get<std::string>()) << parameter;
+    EXPECT_EQ(sha256(read_in_steps(source, name)), tensor["sha256"].get<std::string>())
+        << parameter;
+    EXPECT_EQ(sha256(read_in_steps(source, name, 37)), tensor["sha256"].get<std::string>())
+        << parameter;
   }
 }
 
@@ -72,7 +74,7 @@ TEST(DcpTest, OptimizerOfAccelerateHasEveryRecordedSum) {
   for (const auto& [state, names] : training.states) {
     for (const auto& [parameter, name] : names) {
       const auto& tensor = expected.at(parameter + "." + state);
-      EXPECT_EQ(sha256(read_all(source, name)), tensor["sha256"].get<std::string>()) << name;
+      EXPECT_EQ(sha256(read_in_steps(source, name)), tensor["sha256"].get<std::string>()) << name;
       ++compared;
     }
   }
@@ -104,7 +106,7 @@ TEST(DcpTest, EveryDtypeAndShardingHasTheRecordedSum) {
     ASSERT_TRUE(source.contains(name)) << name;
     EXPECT_EQ(source.info(name).shape, tensor["shape"].get<std::vector<int64_t>>());
     for (const int64_t step : {0, 1, 3}) {
-      EXPECT_EQ(sha256(read_all(source, name, step)), tensor["sha256"].get<std::string>())
+      EXPECT_EQ(sha256(read_in_steps(source, name, step)), tensor["sha256"].get<std::string>())
           << name << " in steps of " << step;
     }
   }
@@ -113,7 +115,7 @@ TEST(DcpTest, EveryDtypeAndShardingHasTheRecordedSum) {
 TEST(DcpTest, ChunksMayBeInSafetensorsFiles) {
   const DcpSource torch(kMixed), safetensors("tests/fixtures/dcp_safetensors");
   for (const auto* name : {"grid", "cols"})
-    EXPECT_EQ(read_all(safetensors, name, 2), read_all(torch, name)) << name;
+    EXPECT_EQ(read_in_steps(safetensors, name, 2), read_in_steps(torch, name)) << name;
 }
 
 class BrokenDcpTest : public ::testing::Test {
@@ -157,8 +159,9 @@ TEST_F(BrokenDcpTest, BytesAreDamaged) {
   for (size_t i = 0; i < bytes.size(); i += 8) bytes[i] = 'x';
   folder_.write("__0_0.distcp", bytes);
   const DcpSource source(folder_.path());
-  EXPECT_NE(refusal([&] { read_all(source, "rows"); }).find("__0_0.distcp: what begins at byte"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal([&] { read_in_steps(source, "rows"); }).find("__0_0.distcp: what begins at byte"),
+      std::string::npos);
 }
 
 TEST_F(BrokenDcpTest, MetadataIsDamaged) {

@@ -56,7 +56,7 @@ std::string archive_of(const std::string& pickle, size_t num_floats) {
       {{"x/data.pkl", pickle}, {"x/byteorder", "little"}, {"x/data/0", floats(num_floats)}});
 }
 
-std::string refusal(const std::string& file) {
+std::string archive_refusal(const std::string& file) {
   return message_of([&] {
     const TorchArchive archive("file", file);
     archive.tensor(archive.root());
@@ -90,7 +90,7 @@ TEST(TorchArchiveTest, ReadsTensorsWithoutElementsOrDims) {
 
 TEST(TorchArchiveTest, RefusesTensorsBeyondTheirStorage) {
   const auto good = tensor_pickle(0, "K\2K\3\x86", "K\3K\1\x86", 6);
-  EXPECT_EQ(refusal(archive_of(good, 6)), "no error");
+  EXPECT_EQ(archive_refusal(archive_of(good, 6)), "no error");
   const std::pair<std::string, std::string> cases[] = {
       {archive_of(good, 5), "missing or of another size"},
       {archive_of(good, 7), "missing or of another size"},
@@ -109,12 +109,13 @@ TEST(TorchArchiveTest, RefusesTensorsBeyondTheirStorage) {
        "refused builtins.eval"},
   };
   for (const auto& [file, expected] : cases)
-    EXPECT_NE(refusal(file).find(expected), std::string::npos) << expected << "\n" << refusal(file);
+    EXPECT_NE(archive_refusal(file).find(expected), std::string::npos) << expected << "\n"
+                                                                       << archive_refusal(file);
 }
 
 TEST(TorchArchiveTest, RefusesOtherZipFiles) {
   const auto good = archive_of(tensor_pickle(0, "K\2\x85", "K\1\x85", 2), 2);
-  EXPECT_EQ(refusal(good), "no error");
+  EXPECT_EQ(archive_refusal(good), "no error");
   const auto changed = [&](size_t at, char value) {
     auto file = good;
     file.at(at) = value;
@@ -141,7 +142,8 @@ TEST(TorchArchiveTest, RefusesOtherZipFiles) {
       {zip_of({{"x/data.pkl", "\x80\2N."}, {"x/byteorder", "big"}}), "little-endian"},
   };
   for (const auto& [file, expected] : cases)
-    EXPECT_NE(refusal(file).find(expected), std::string::npos) << expected << "\n" << refusal(file);
+    EXPECT_NE(archive_refusal(file).find(expected), std::string::npos) << expected << "\n"
+                                                                       << archive_refusal(file);
 }
 
 TEST(TorchArchiveTest, RefusesEntriesBeyondTheFile) {
@@ -149,14 +151,14 @@ TEST(TorchArchiveTest, RefusesEntriesBeyondTheFile) {
   const size_t first = file.find("PK\1\2"), second = file.find("PK\1\2", first + 1);
   file[first + 44] = 1;  // both begin far behind the end, the second behind the first
   file[second + 44] = 2;
-  EXPECT_EQ(refusal(file), "file: a damaged zip file: an entry lies outside");
+  EXPECT_EQ(archive_refusal(file), "file: a damaged zip file: an entry lies outside");
 }
 
 TEST(TorchArchiveTest, RefusesEveryTruncation) {
   const auto file = read_file("tests/fixtures/deepspeed_universal/zero/bias/fp32.pt");
   const TorchArchive whole("file", file);
   for (size_t size = 0; size < file.size(); ++size)
-    EXPECT_NE(refusal(file.substr(0, size)), "no error") << size;
+    EXPECT_NE(archive_refusal(file.substr(0, size)), "no error") << size;
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace checkpoint;
 
-constexpr const char* kFooter =
+constexpr const char* kCheckpointFooter =
     "Exit code: 0 all is well (diff: equal), 1 a failure (diff: different), 2 damage found or a "
     "mistake in the command.\n"
     "Example:\n  tessera checkpoint verify run/checkpoints";
@@ -112,11 +112,11 @@ void add_verify(CLI::App& app, int& exit_code) {
 }
 
 void add_inspect(CLI::App& app, int& exit_code) {
-  struct Arguments {
+  struct CheckpointArguments {
     std::string path;
     bool tensors = false, json = false;
   };
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CheckpointArguments>();
   auto* command =
       add_command(app, "inspect", "Show what a checkpoint or a stored model holds",
                   "  tessera checkpoint inspect run/checkpoints/step_00000100 --tensors");
@@ -277,7 +277,7 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   auto* command =
       app.add_subcommand("checkpoint", "Look at checkpoints and stored models, and rewrite them")
           ->require_subcommand(1);
-  command->footer(kFooter);
+  command->footer(kCheckpointFooter);
   add_verify(*command, exit_code);
   add_inspect(*command, exit_code);
   add_diff(*command, exit_code);

@@ -18,7 +18,7 @@ namespace {
 
 namespace accelerate = config::accelerate;
 
-struct Arguments {
+struct ConfigArguments {
   std::string file, out;
   bool strict = false, json = false;
 };
@@ -27,7 +27,7 @@ void check_startable(const accelerate::Translation& translation) {
   if (!translation.launch.problem.empty()) throw UserError(translation.launch.problem);
 }
 
-void show(const Arguments& arguments) {
+void show(const ConfigArguments& arguments) {
   if (accelerate::kind_of(arguments.file) == accelerate::FileKind::job) {
     if (arguments.json) user_error("config show: --json is of Accelerate's and DeepSpeed's files");
     fmt::print("{}", config::print_config(config::load_run_config(arguments.file, {})));
@@ -40,7 +40,7 @@ void show(const Arguments& arguments) {
   if (arguments.strict) accelerate::check_ledger(translation.ledger, /*strict=*/true);
 }
 
-void migrate(const Arguments& arguments) {
+void migrate(const ConfigArguments& arguments) {
   if (accelerate::kind_of(arguments.file) == accelerate::FileKind::job) {
     user_error("{}: is a job file already", arguments.file);
   }
@@ -63,7 +63,7 @@ void migrate(const Arguments& arguments) {
 }
 
 void add_show(CLI::App& config, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConfigArguments>();
   auto* command = config.add_subcommand("show", "What becomes here of each key of a configuration");
   command
       ->add_option("FILE", arguments->file,
@@ -80,7 +80,7 @@ void add_show(CLI::App& config, int& exit_code) {
 }
 
 void add_migrate(CLI::App& config, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConfigArguments>();
   auto* command =
       config.add_subcommand("migrate", "Write a configuration as sections of a job file");
   command->add_option("FILE", arguments->file, "Accelerate's YAML or JSON, DeepSpeed's JSON")

@@ -24,25 +24,26 @@ namespace {
 namespace fs = std::filesystem;
 using namespace config::accelerate;
 
-constexpr const char* kFooter = R"(Without a subcommand: asks questions, then writes the file that
+constexpr const char* kQuestionFooter =
+    R"(Without a subcommand: asks questions, then writes the file that
 tessera launch and tessera train take with --config_file (and accelerate launch, too).
 Examples:
   tessera config
   tessera config --config_file fsdp.yaml
   yes '' | tessera config --yes      (the default answer to each question))";
 
-struct Arguments {
+struct QuestionArguments {
   std::string config_file;  ///< "": Accelerate's default place
   std::string mixed_precision = "no";
   bool yes = false;
 };
 
-fs::path file_of(const Arguments& arguments) {
+fs::path file_of(const QuestionArguments& arguments) {
   return arguments.config_file.empty() ? default_config_file() : fs::path(arguments.config_file);
 }
 
 /// The file to write, which the user is known to want written.
-fs::path writable_file(const Arguments& arguments) {
+fs::path writable_file(const QuestionArguments& arguments) {
   const auto file = file_of(arguments);
   if (file.extension() == ".json") {
     user_error("{}: what is written is YAML; choose a name that ends in .yaml", file.string());
@@ -76,7 +77,7 @@ std::string ask(const Question& question) {
   return question.choices[picked].value;
 }
 
-bool may_replace(const fs::path& file, const Arguments& arguments) {
+bool may_replace(const fs::path& file, const QuestionArguments& arguments) {
   if (arguments.yes || !fs::exists(file)) return true;
   return ask({.text = fmt::format("{} exists. Is it replaced?", file.string()),
               .choices = {{"no", "no", ""}, {"yes", "yes", ""}},
@@ -122,7 +123,7 @@ void say_how_to_use(const fs::path& file, const Settings& settings, const Surrou
   }
 }
 
-int run_questions(const Arguments& arguments) {
+int run_questions(const QuestionArguments& arguments) {
   const auto file = writable_file(arguments);
   if (!may_replace(file, arguments)) {
     fmt::print("Kept {}; nothing was written.\n", file.string());
@@ -140,7 +141,7 @@ int run_questions(const Arguments& arguments) {
   return 0;
 }
 
-void write_default(const Arguments& arguments) {
+void write_default(const QuestionArguments& arguments) {
   const std::vector<std::string> known{"no", "fp16", "bf16"};
   const auto& precision = arguments.mixed_precision;
   if (std::find(known.begin(), known.end(), precision) == known.end()) {
@@ -157,7 +158,7 @@ void write_default(const Arguments& arguments) {
   say_how_to_use(file, settings, here);
 }
 
-void update(const Arguments& arguments) {
+void update(const QuestionArguments& arguments) {
   if (arguments.config_file.empty() && !fs::exists(default_config_file())) {
     user_error("{}: no such file; write one with tessera config", default_config_file().string());
   }
@@ -172,17 +173,18 @@ void update(const Arguments& arguments) {
   fmt::print("Updated {}.\n", file.string());
 }
 
-void add_file_option(CLI::App& command, const std::shared_ptr<Arguments>& arguments,
+void add_file_option(CLI::App& command, const std::shared_ptr<QuestionArguments>& arguments,
                      const char* what) {
   command.add_option("--config_file,--config-file", arguments->config_file,
                      std::string(what) + "; $HF_HOME/accelerate/default_config.yaml unless given");
 }
 
-void add_yes_flag(CLI::App& command, const std::shared_ptr<Arguments>& arguments) {
+void add_yes_flag(CLI::App& command, const std::shared_ptr<QuestionArguments>& arguments) {
   command.add_flag("-y,--yes", arguments->yes, "Replace a file that exists");
 }
 
-void add_default(CLI::App& app, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+void add_default(CLI::App& app, const std::shared_ptr<QuestionArguments>& arguments,
+                 int& exit_code) {
   auto* command =
       app.add_subcommand("default", "Write the basic file: one process, or one per GPU");
   add_file_option(*command, arguments, "File to write");
@@ -196,7 +198,8 @@ void add_default(CLI::App& app, const std::shared_ptr<Arguments>& arguments, int
   });
 }
 
-void add_update(CLI::App& app, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+void add_update(CLI::App& app, const std::shared_ptr<QuestionArguments>& arguments,
+                int& exit_code) {
   auto* command =
       app.add_subcommand("update", "Bring a file to today's keys; values stay, comments do not");
   add_file_option(*command, arguments, "File to update");
@@ -210,8 +213,8 @@ void add_update(CLI::App& app, const std::shared_ptr<Arguments>& arguments, int&
 }  // namespace
 
 void add_config_questions(CLI::App& config, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
-  config.footer(kFooter);
+  const auto arguments = std::make_shared<QuestionArguments>();
+  config.footer(kQuestionFooter);
   add_file_option(config, arguments, "File to write");
   add_yes_flag(config, arguments);
   add_default(config, arguments, exit_code);

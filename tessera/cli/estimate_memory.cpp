@@ -38,7 +38,7 @@ namespace fs = std::filesystem;
 using namespace estimate;
 
 constexpr const char* kCommand = "estimate-memory";
-constexpr const char* kFooter =
+constexpr const char* kEstimateFooter =
     R"(The first table is that of Accelerate, the second its phases of one step. The third is of one rank of tessera train,
 for gpt2, llama, mistral, qwen2 and qwen3; docs/estimates.md has its formulas. All settings of a run: --job.
 Examples:
@@ -67,7 +67,7 @@ const RankOption kRankOptions[] = {
     {"--checkpointing", "memory.checkpointing", "Of activations: none, selective or full"},
     {"--optimizer", "optimizer.type", "adamw or sgd"}};
 
-struct Arguments {
+struct EstimateArguments {
   std::string model, job, library, transformers;
   std::vector<std::string> dtypes = load_dtype_names();
   std::vector<std::pair<const RankOption*, std::string>> rank_settings;  ///< as given
@@ -187,7 +187,8 @@ int64_t num_shares(const config::ParallelSection& parallel) {
 }
 
 /// The run whose ranks are asked for: the job's, or one micro-batch a step, with the options given.
-config::RunConfig run_of(const Arguments& arguments, const std::optional<config::RunConfig>& job) {
+config::RunConfig run_of(const EstimateArguments& arguments,
+                         const std::optional<config::RunConfig>& job) {
   auto config = job.value_or(config::RunConfig{});
   if (!job) config.data.seq_len = 512, config.train.micro_batch = 1;
   for (const auto& [option, value] : arguments.rank_settings)
@@ -246,7 +247,7 @@ double parse_bytes(const std::string& text) {
   return std::stod(value);
 }
 
-Limit limit_of(const Arguments& arguments, int64_t num_ranks) {
+Limit limit_of(const EstimateArguments& arguments, int64_t num_ranks) {
   if (!arguments.device_memory.empty())
     return {"the device", parse_bytes(arguments.device_memory), {}};
   const auto machine = this_machine();
@@ -309,7 +310,7 @@ struct Rank {
 };
 
 /// None for a model that does not train here, unless something of a rank was asked for.
-std::optional<Rank> estimate_rank_of(const Arguments& arguments, const Model& model,
+std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const Model& model,
                                      const std::optional<config::RunConfig>& job) {
   const bool asked = job || !arguments.rank_settings.empty() || !arguments.offload.empty() ||
                      !arguments.device_memory.empty();
@@ -329,7 +330,7 @@ std::optional<Rank> estimate_rank_of(const Arguments& arguments, const Model& mo
   return Rank{estimate_rank(config, *model.shape, limit.device, limit.bytes), limit.name};
 }
 
-int run(const Arguments& arguments) {
+int run_estimate_memory(const EstimateArguments& arguments) {
   check_library(arguments.library);
   std::vector<LoadDtype> dtypes;
   for (const auto& name : arguments.dtypes) dtypes.push_back(parse_load_dtype(name));
@@ -359,10 +360,10 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_estimate_memory(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<EstimateArguments>();
   auto* command = app.add_subcommand(
       kCommand, "Estimate what a model takes to load and to train, before anything runs");
-  command->footer(kFooter);
+  command->footer(kEstimateFooter);
   command->add_option("MODEL", arguments->model,
                       "Preset, model's name, folder, config.json or .safetensors");
   command->add_option("--dtypes", arguments->dtypes,
@@ -386,7 +387,7 @@ void add_estimate_memory(CLI::App& app, int& exit_code) {
   command->add_option("--device-memory", arguments->device_memory,
                       "Of a GPU, such as 80GB; unless given, this machine's by the ranks on it");
   command->add_flag("--json", arguments->json, "As JSON, in bytes");
-  command->callback([arguments, &exit_code] { exit_code = run(*arguments); });
+  command->callback([arguments, &exit_code] { exit_code = run_estimate_memory(*arguments); });
 }
 
 }  // namespace tessera::cli

@@ -15,7 +15,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kLaunchFooter =
     R"(Everything after PROGRAM belongs to it. A PROGRAM that ends in .py, and a module (-m), is started by $PYTHON, else python3.
 The ranks get torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ..) and, with a configuration, Accelerate's.
 Options of Accelerate may be spelt with - or _; each beats the configuration file, which beats its defaults.
@@ -42,7 +42,7 @@ std::vector<std::string> program_and_arguments(const CLI::App& command) {
   return words;
 }
 
-struct Arguments {
+struct LaunchArguments {
   launch::LaunchOptions launch;
   AccelerateRequest accelerate;
   bool no_prefix = false, module = false, no_python = false;
@@ -50,7 +50,7 @@ struct Arguments {
 
 /// Python's scripts and modules get an interpreter, which must not keep back what a rank prints.
 std::vector<std::string> with_interpreter(std::vector<std::string> words,
-                                          const Arguments& arguments) {
+                                          const LaunchArguments& arguments) {
   if (arguments.module && arguments.no_python) {
     user_error("launch: --module and --no_python contradict each other; give one of them");
   }
@@ -96,7 +96,7 @@ void check_processes(int num_processes) {
       kMost, num_processes);
 }
 
-int run(const CLI::App& command, Arguments& arguments) {
+int run_launch(const CLI::App& command, LaunchArguments& arguments) {
   auto& options = arguments.launch;
   options.command = with_interpreter(program_and_arguments(command), arguments);
   if (command.count("--master-port") > 0 && options.master_port == 0) {
@@ -109,7 +109,7 @@ int run(const CLI::App& command, Arguments& arguments) {
   return launch::launch(options);
 }
 
-void add_own_options(CLI::App& command, Arguments& arguments) {
+void add_own_options(CLI::App& command, LaunchArguments& arguments) {
   auto& options = arguments.launch;
   command
       .add_option("-n,--nproc-per-node,--nproc_per_node", options.num_processes,
@@ -142,12 +142,13 @@ void add_own_options(CLI::App& command, Arguments& arguments) {
 void add_launch(CLI::App& app, int& exit_code) {
   auto* command =
       app.add_subcommand("launch", "Start N processes of any program as the ranks of one job");
-  auto arguments = std::make_shared<Arguments>();
-  command->footer(kFooter);
+  auto arguments = std::make_shared<LaunchArguments>();
+  command->footer(kLaunchFooter);
   command->prefix_command();
   add_own_options(*command, *arguments);
   add_accelerate_options(*command, arguments->accelerate);
-  command->callback([command, arguments, &exit_code] { exit_code = run(*command, *arguments); });
+  command->callback(
+      [command, arguments, &exit_code] { exit_code = run_launch(*command, *arguments); });
 }
 
 }  // namespace tessera::cli

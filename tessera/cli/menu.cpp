@@ -128,13 +128,13 @@ std::optional<int> wait_for_bytes(int fd, launch::SignalQueue& signals) {
 }
 
 /// The picked item, or the signal that came first.
-struct Outcome {
+struct MenuOutcome {
   size_t picked = 0;
   std::optional<int> signal;
 };
 
-Outcome pick_or_signal(const std::string& question, const std::vector<MenuItem>& items,
-                       size_t marked, int fd) {
+MenuOutcome pick_or_signal(const std::string& question, const std::vector<MenuItem>& items,
+                           size_t marked, int fd) {
   launch::SignalQueue signals;
   const KeyByKey key_by_key(fd);
   Drawing drawing(items, fd);

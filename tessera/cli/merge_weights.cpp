@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct MergeArguments {
   fs::path checkpoint, out;
   bool unsafe = false, remove = false;
 };
@@ -45,7 +45,7 @@ void check_removable(const fs::path& folder, const fs::path& file) {
   }
 }
 
-void run(const Arguments& arguments) {
+void run_merge_weights(const MergeArguments& arguments) {
   if (arguments.unsafe) {
     user_error(
         "--unsafe_serialization: pickled weights (.bin) are not written; leave it out for "
@@ -69,7 +69,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void add_merge_weights(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<MergeArguments>();
   auto* command = app.add_subcommand(
       "merge-weights", "Write the weights of a sharded checkpoint as one .safetensors file");
   command->footer(
@@ -89,7 +89,7 @@ void add_merge_weights(CLI::App& app, int& exit_code) {
   command->add_flag("--remove_checkpoint_dir,--remove-checkpoint-dir", arguments->remove,
                     "Remove CHECKPOINT when all is written");
   command->callback([arguments, &exit_code] {
-    run(*arguments);
+    run_merge_weights(*arguments);
     exit_code = 0;
   });
 }

@@ -28,7 +28,7 @@ namespace {
 using namespace schedule;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kFooter =
+constexpr const char* kScheduleFooter =
     R"(Times are of one stage, one value or one for each stage. What is not given: a forward takes 1, each part of a
 backward as long as a forward. docs/schedules.md explains what is printed.
 Examples:
@@ -38,7 +38,7 @@ Examples:
   tessera schedule Interleaved1F1B --ranks 4 --micro-batches 8 --stages-per-rank 2 --svg picture.svg --csv table.csv
   tessera schedule table.csv --forward-ms 10,12,12,14)";
 
-struct Arguments {
+struct ScheduleArguments {
   std::string what;  ///< a family's name or a .csv file
   std::optional<int> num_ranks, num_micro_batches, stages_per_rank;
   std::vector<double> forward, backward, input, weight;
@@ -78,7 +78,7 @@ std::string list() {
          "step, or its share. Memory: most\nactivations of one stage and micro-batch on a rank.\n";
 }
 
-Times times_of(const Arguments& arguments) {
+Times times_of(const ScheduleArguments& arguments) {
   Times times;
   if (!arguments.forward.empty()) times.forward = arguments.forward;
   times.input = times.weight = times.forward;
@@ -102,7 +102,7 @@ Times times_of(const Arguments& arguments) {
   return times;
 }
 
-void check_values(const Arguments& arguments) {
+void check_values(const ScheduleArguments& arguments) {
   if (const double limit = arguments.memory_limit.value_or(1); !(limit >= 1))
     user_error("schedule: --memory-limit: expected at least 1 activation, got {}", limit);
   if (const double share = arguments.kept_for_weight.value_or(1); !(share >= 0 && share <= 1))
@@ -121,7 +121,7 @@ void check_asked(const Schedule& schedule, const char* option, std::optional<int
              *asked);
 }
 
-Schedule table_of(const Arguments& arguments) {
+Schedule table_of(const ScheduleArguments& arguments) {
   auto schedule = read_csv(arguments.what);
   check_asked(schedule, "--ranks", arguments.num_ranks, schedule.num_ranks());
   check_asked(schedule, "--micro-batches", arguments.num_micro_batches, schedule.num_micro_batches);
@@ -134,7 +134,7 @@ Schedule table_of(const Arguments& arguments) {
   return schedule;
 }
 
-ScheduleOptions options_of(const Arguments& arguments, const Times& times) {
+ScheduleOptions options_of(const ScheduleArguments& arguments, const Times& times) {
   const auto family = parse_family(arguments.what);
   const auto& name = facts(family).name;
   if (!arguments.num_ranks) user_error("{}: expected --ranks, got none", name);
@@ -149,7 +149,7 @@ ScheduleOptions options_of(const Arguments& arguments, const Times& times) {
 }
 
 /// Settings that this table leaves without effect are mistakes.
-void check_effect(const Arguments& arguments, const Schedule& schedule) {
+void check_effect(const ScheduleArguments& arguments, const Schedule& schedule) {
   if (arguments.pair && !has(schedule, [](const Action& action) { return action.with_next; })) {
     user_error("{}: --pair-ms: no forward and backward are computed at once; leave it out",
                schedule.name);
@@ -160,7 +160,7 @@ void check_effect(const Arguments& arguments, const Schedule& schedule) {
   }
 }
 
-struct Outcome {
+struct ScheduleOutcome {
   Schedule schedule;
   Times times;
   Simulation simulation;
@@ -180,7 +180,7 @@ std::vector<int> stages_of(const Schedule& schedule, int rank) {
   return stages;
 }
 
-std::string headline(const Outcome& outcome) {
+std::string headline(const ScheduleOutcome& outcome) {
   const auto& schedule = outcome.schedule;
   const auto ending = [](int number, const char* plural) { return number == 1 ? "" : plural; };
   const int ranks = schedule.num_ranks(), stages = schedule.num_stages,
@@ -190,7 +190,7 @@ std::string headline(const Outcome& outcome) {
                      ending(micro_batches, "es"));
 }
 
-std::string times_text(const Outcome& outcome) {
+std::string times_text(const ScheduleOutcome& outcome) {
   const auto& times = outcome.times;
   const auto one = [&](const char* name, const std::vector<double>& values) {
     return fmt::format("{} {:.6g}", name, fmt::join(values, ","));
@@ -202,7 +202,7 @@ std::string times_text(const Outcome& outcome) {
   return text;
 }
 
-std::string bubble_text(const Outcome& outcome) {
+std::string bubble_text(const ScheduleOutcome& outcome) {
   const auto& run = outcome.simulation;
   const auto by_formula = [&](bool without_barrier) {
     const auto& prediction = outcome.prediction;
@@ -222,7 +222,7 @@ std::string bubble_text(const Outcome& outcome) {
   return text;
 }
 
-std::string rank_table(const Outcome& outcome) {
+std::string rank_table(const ScheduleOutcome& outcome) {
   const auto& schedule = outcome.schedule;
   const bool is_limited = !schedule.peak_limit.empty();
   std::vector<std::vector<std::string>> rows{{"rank", "stages", "bubble", "peak activations"}};
@@ -238,7 +238,7 @@ std::string rank_table(const Outcome& outcome) {
   return table(rows);
 }
 
-Json rank_json(const Outcome& outcome, int rank) {
+Json rank_json(const ScheduleOutcome& outcome, int rank) {
   const auto at = static_cast<size_t>(rank);
   const auto& schedule = outcome.schedule;
   Json actions = Json::array();
@@ -256,7 +256,7 @@ Json rank_json(const Outcome& outcome, int rank) {
           {"actions", actions}};
 }
 
-Json json_of(const Outcome& outcome) {
+Json json_of(const ScheduleOutcome& outcome) {
   const auto& schedule = outcome.schedule;
   Json formula;
   if (outcome.prediction) {
@@ -279,9 +279,9 @@ Json json_of(const Outcome& outcome) {
           {"per_rank", ranks}};
 }
 
-Outcome outcome_of(const Arguments& arguments) {
+ScheduleOutcome outcome_of(const ScheduleArguments& arguments) {
   check_values(arguments);
-  Outcome outcome{.times = times_of(arguments)};
+  ScheduleOutcome outcome{.times = times_of(arguments)};
   if (is_file(arguments.what)) {
     outcome.schedule = table_of(arguments);
   } else {
@@ -298,7 +298,7 @@ Outcome outcome_of(const Arguments& arguments) {
   return outcome;
 }
 
-void write_svg(const std::string& file, const Outcome& outcome) {
+void write_svg(const std::string& file, const ScheduleOutcome& outcome) {
   const auto subtitle =
       fmt::format("{}; time {:.6g}{}, bubble {:.2f} %, at most {:.6g} activations on a rank",
                   times_text(outcome), outcome.simulation.makespan, outcome.unit,
@@ -309,7 +309,7 @@ void write_svg(const std::string& file, const Outcome& outcome) {
                                    .unit = outcome.unit.empty() ? "" : "ms"}));
 }
 
-void run(const Arguments& arguments) {
+void run_schedule(const ScheduleArguments& arguments) {
   for (const auto& file : {arguments.svg, arguments.csv})
     if (!file.empty()) check_output(file, "set --svg and --csv");
   const auto outcome = outcome_of(arguments);
@@ -330,10 +330,10 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void add_schedule(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ScheduleArguments>();
   auto* command = app.add_subcommand(
       "schedule", "Check, time and draw a pipeline schedule; without a name, list them");
-  command->footer(kFooter);
+  command->footer(kScheduleFooter);
   command->add_option(
       "NAME", arguments->what,
       "A schedule, or a .csv file of actions as PyTorch writes and torchtitan reads it");
@@ -364,7 +364,7 @@ void add_schedule(CLI::App& app, int& exit_code) {
   command->add_flag("--json", arguments->json, "As JSON, with every action's start and end");
   command->callback([arguments, command, &exit_code] {
     if (!arguments->what.empty()) {
-      run(*arguments);
+      run_schedule(*arguments);
     } else if (command->count_all() > 1) {
       user_error("schedule: expected a schedule's name or a .csv file, got options alone");
     } else {

@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kTestFooter =
     R"(Checks devices, every collective with every averaging operation, and training steps under each
 placement against one rank alone. Exit code 1 if anything is wrong. To check several machines, start
 it under what starts your jobs (tessera launch, torchrun, srun, mpirun).
@@ -20,13 +20,13 @@ Examples:
   tessera test -n 2
   tessera test --config_file accelerate.yaml)";
 
-struct Arguments {
+struct TestArguments {
   int num_processes = 0;  // 0: not given
   std::string config_file;
   bool cpu = false;
 };
 
-int test(const Arguments& arguments) {
+int test(const TestArguments& arguments) {
   int processes = num_ranks(-1);
   std::vector<std::string> command{worker_path(), kSelfTest};
   bool cpu = arguments.cpu;
@@ -52,7 +52,7 @@ int test(const Arguments& arguments) {
 }  // namespace
 
 void add_test(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TestArguments>();
   auto* command = app.add_subcommand("test", "Is this set-up working?");
   command
       ->add_option(
@@ -62,7 +62,7 @@ void add_test(CLI::App& app, int& exit_code) {
   command->add_option("--config_file,--config-file", arguments->config_file,
                       "Accelerate's configuration");
   command->add_flag("--cpu", arguments->cpu, "Even where there are GPUs");
-  command->footer(kFooter);
+  command->footer(kTestFooter);
   command->callback([arguments, &exit_code] { exit_code = test(*arguments); });
 }
 

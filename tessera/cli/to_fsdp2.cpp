@@ -14,12 +14,12 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct Fsdp2Arguments {
   std::string input, output;
   bool overwrite = false;
 };
 
-void run(Arguments arguments) {
+void run_to_fsdp2(Fsdp2Arguments arguments) {
   if (arguments.output.empty() && !arguments.overwrite) {
     user_error("give --output_file, or --overwrite to replace {}", arguments.input);
   }
@@ -38,7 +38,7 @@ void run(Arguments arguments) {
 }  // namespace
 
 void add_to_fsdp2(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<Fsdp2Arguments>();
   auto* command = app.add_subcommand(
       "to-fsdp2", "Convert an Accelerate configuration from FSDP version 1 to version 2");
   command->footer("Example:\n  tessera to-fsdp2 --config_file fsdp.yaml --output_file fsdp2.yaml");
@@ -48,7 +48,7 @@ void add_to_fsdp2(CLI::App& app, int& exit_code) {
                       "Configuration to write; the one read with --overwrite alone");
   command->add_flag("--overwrite", arguments->overwrite, "Replace a file that exists");
   command->callback([arguments, &exit_code] {
-    run(*arguments);
+    run_to_fsdp2(*arguments);
     exit_code = 0;
   });
 }

@@ -15,21 +15,6 @@
 #include "tessera/comm/thread.h"
 
 namespace tessera::comm {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
-using Why = MissingPeers::Why;
-constexpr auto kPatience = Milliseconds(1000);
-constexpr auto kHangUp = Milliseconds(300);
-constexpr int kRepeats = 4;  // a rank that waits says so anew between any two of them
-constexpr auto kSilence = Milliseconds(2000);  // a store that lives answers within this
-
-std::string key_of(int rank) { return fmt::format("roll_call/{}", rank); }
-
-std::string name_of(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
 
 /// What a rank says of itself.
 struct Word {
@@ -38,21 +23,7 @@ struct Word {
   std::vector<int> ranks;
 };
 
-std::string to_text(const Word& word) {
-  return fmt::format("{} {} {}", static_cast<int>(word.state), word.beat,
-                     fmt::join(word.ranks, " "));
-}
-
-/// Of a rank that has said nothing: it goes on.
-Word from_text(const std::string& text) {
-  Word word;
-  std::istringstream words(text);
-  int state = 0;
-  words >> state >> word.beat;
-  word.state = static_cast<Word::State>(state);
-  for (int rank = 0; words >> rank;) word.ranks.push_back(rank);
-  return word;
-}
+constexpr int kRepeats = 4;  // a rank that waits says so anew between any two of them
 
 struct Heard {
   std::string first, last;  // words, since the first question
@@ -61,6 +32,37 @@ struct Heard {
   /// It said that it waits, and has not repeated that.
   bool has_stopped() const { return times >= kRepeats && first == last; }
 };
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+using Why = MissingPeers::Why;
+constexpr auto kPatience = Milliseconds(1000);
+constexpr auto kHangUp = Milliseconds(300);
+constexpr auto kSilence = Milliseconds(2000);  // a store that lives answers within this
+
+std::string key_of(int rank) { return fmt::format("roll_call/{}", rank); }
+
+std::string name_of(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+std::string to_text(const Word& word) {
+  return fmt::format("{} {} {}", static_cast<int>(word.state), word.beat,
+                     fmt::join(word.ranks, " "));
+}
+
+/// Of a rank that has said nothing: it goes on.
+Word word_from(const std::string& text) {
+  Word word;
+  std::istringstream words(text);
+  int state = 0;
+  words >> state >> word.beat;
+  word.state = static_cast<Word::State>(state);
+  for (int rank = 0; words >> rank;) word.ranks.push_back(rank);
+  return word;
+}
 
 /// The ranks at the end of the chain that starts at `missing`, and whether a deadline was what
 /// ended it.
@@ -78,7 +80,7 @@ Answer follow(const MissingPeers& missing, int self, const std::map<int, Heard>&
     pending.pop_back();
     if (rank == self || !answer.asked.insert(rank).second) continue;
     const auto found = heard.find(rank);
-    const Word word = found == heard.end() ? Word{} : from_text(found->second.last);
+    const Word word = found == heard.end() ? Word{} : word_from(found->second.last);
     const bool stopped = word.state == Word::State::waits && found->second.has_stopped();
     if (word.state == Word::State::goes_on || stopped) {
       answer.ranks.insert(rank);

@@ -94,7 +94,7 @@ std::string to_text(const Meeting& meeting) {
   return fmt::format("{}\n{}", meeting.name, fmt::join(meeting.ranks, " "));
 }
 
-Meeting from_text(const std::string& text) {
+Meeting meeting_from(const std::string& text) {
   Meeting meeting;
   std::istringstream words(text);
   std::getline(words, meeting.name);
@@ -119,7 +119,7 @@ void check_answer(const std::string& answer) {
 /// If `peer` waits for this rank elsewhere: tells it that this rank will not come, and throws.
 void refuse_deadlock(c10d::Store& store, const Meeting& meeting, int rank, int peer) {
   if (!store.check({whereabouts_of(peer)})) return;
-  const auto other = from_text(store.get_to_str(whereabouts_of(peer)));
+  const auto other = meeting_from(store.get_to_str(whereabouts_of(peer)));
   if (std::ranges::find(other.ranks, rank) == other.ranks.end()) return;
   if (store.check({place_of(meeting, peer)})) return;  // it has answered meanwhile, and gone on
   if (to_text(other) == to_text(meeting) || store.check({place_of(other, rank)})) return;

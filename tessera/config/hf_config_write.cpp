@@ -6,12 +6,12 @@
 namespace tessera::config {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json rope_scaling_json(const std::optional<RopeScaling>& scaling) {
+OrderedJson rope_scaling_json(const std::optional<RopeScaling>& scaling) {
   if (!scaling) return nullptr;
   const auto& s = *scaling;
-  Json json{{"factor", s.factor}};
+  OrderedJson json{{"factor", s.factor}};
   switch (s.type) {
     case RopeScalingType::linear:
       json["rope_type"] = "linear";
@@ -37,7 +37,7 @@ Json rope_scaling_json(const std::optional<RopeScaling>& scaling) {
   return json;
 }
 
-Json gpt2_json(const ModelShape& s) {
+OrderedJson gpt2_json(const ModelShape& s) {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
           {"vocab_size", s.vocab_size},
@@ -56,8 +56,9 @@ Json gpt2_json(const ModelShape& s) {
           {"eos_token_id", nullptr}};
 }
 
-void add_window(const ModelShape& s, const std::string& type, Json& json) {
-  const Json window = s.sliding_window == 0 ? Json(nullptr) : Json(s.sliding_window);
+void add_window(const ModelShape& s, const std::string& type, OrderedJson& json) {
+  const OrderedJson window =
+      s.sliding_window == 0 ? OrderedJson(nullptr) : OrderedJson(s.sliding_window);
   if (type == "mistral") json["sliding_window"] = window;
   if (type != "qwen2" && type != "qwen3") return;
   json["use_sliding_window"] = s.sliding_window != 0;
@@ -65,31 +66,31 @@ void add_window(const ModelShape& s, const std::string& type, Json& json) {
   json["max_window_layers"] = s.sliding_window == 0 ? s.num_layers : s.num_full_layers;
 }
 
-Json llama_json(const ModelShape& s) {
+OrderedJson llama_json(const ModelShape& s) {
   static const std::map<std::string, std::string> kArchitectures = {
       {"llama", "LlamaForCausalLM"},
       {"mistral", "MistralForCausalLM"},
       {"qwen2", "Qwen2ForCausalLM"},
       {"qwen3", "Qwen3ForCausalLM"}};
   const auto type = hf_model_type(s);
-  Json json{{"architectures", {kArchitectures.at(type)}},
-            {"model_type", type},
-            {"vocab_size", s.vocab_size},
-            {"hidden_size", s.dim},
-            {"intermediate_size", s.ffn_dim},
-            {"num_hidden_layers", s.num_layers},
-            {"num_attention_heads", s.num_heads},
-            {"num_key_value_heads", s.num_kv_heads},
-            {"head_dim", s.head_dim},
-            {"hidden_act", "silu"},
-            {"max_position_embeddings", s.max_seq_len},
-            {"rms_norm_eps", s.norm_eps},
-            {"rope_theta", s.rope_theta},
-            {"rope_scaling", rope_scaling_json(s.rope_scaling)},
-            {"attention_dropout", 0.0},
-            {"tie_word_embeddings", s.tie_embeddings},
-            {"bos_token_id", nullptr},
-            {"eos_token_id", nullptr}};
+  OrderedJson json{{"architectures", {kArchitectures.at(type)}},
+                   {"model_type", type},
+                   {"vocab_size", s.vocab_size},
+                   {"hidden_size", s.dim},
+                   {"intermediate_size", s.ffn_dim},
+                   {"num_hidden_layers", s.num_layers},
+                   {"num_attention_heads", s.num_heads},
+                   {"num_key_value_heads", s.num_kv_heads},
+                   {"head_dim", s.head_dim},
+                   {"hidden_act", "silu"},
+                   {"max_position_embeddings", s.max_seq_len},
+                   {"rms_norm_eps", s.norm_eps},
+                   {"rope_theta", s.rope_theta},
+                   {"rope_scaling", rope_scaling_json(s.rope_scaling)},
+                   {"attention_dropout", 0.0},
+                   {"tie_word_embeddings", s.tie_embeddings},
+                   {"bos_token_id", nullptr},
+                   {"eos_token_id", nullptr}};
   if (type == "llama" || type == "qwen3") json["attention_bias"] = s.out_bias;
   if (type == "llama") json["mlp_bias"] = s.mlp_bias;
   add_window(s, type, json);
@@ -105,7 +106,7 @@ std::string hf_model_type(const ModelShape& s) {
   return s.sliding_window != 0 ? "mistral" : "llama";
 }
 
-Json to_hf_config(const ModelShape& s) {
+OrderedJson to_hf_config(const ModelShape& s) {
   return s.family == ModelFamily::gpt2 ? gpt2_json(s) : llama_json(s);
 }
 

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
+#include "tessera/estimate/widths.h"
+
 namespace tessera::estimate {
 namespace {
 
 using config::ModelFamily;
 using config::RunConfig;
 using schedule::Kind;
-
-constexpr double kFloat = 4;
 
 /// Numbers per token: those in the dtype of computation, and those always in float32.
 struct Numbers {

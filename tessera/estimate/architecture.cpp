@@ -7,6 +7,7 @@
 
 #include "tessera/config/hf_config.h"
 #include "tessera/config/json_keys.h"
+#include "tessera/estimate/widths.h"
 
 namespace tessera::estimate {
 namespace {
@@ -15,7 +16,6 @@ using config::JsonKeys;
 using config::ModelFamily;
 using config::ModelShape;
 
-constexpr int64_t kFloat = 4, kLong = 8;
 constexpr int64_t kLargestSize = 1 << 28;  // two of them multiplied stay far below 2^63
 
 /// A size that the product of two and a word's bytes does not overflow with.

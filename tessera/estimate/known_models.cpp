@@ -4,6 +4,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/letters.h"
 #include "tessera/config/hf_config.h"
 #include "tessera/config/model_shape.h"
 
@@ -170,16 +171,11 @@ const std::vector<Published>& published() {
   return list;
 }
 
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
 /// The part after the slash; all of it without one.
 std::string without_owner(const std::string& name) { return name.substr(name.find('/') + 1); }
 
 bool is_name_of(const Published& model, const std::string& asked) {
-  const auto name = lower(model.name);
+  const auto name = lower_case(model.name);
   const auto matches = [&](const std::string& text) {
     return text == name || text == without_owner(name) || text == model.preset;
   };
@@ -191,7 +187,7 @@ bool is_name_of(const Published& model, const std::string& asked) {
 }  // namespace
 
 std::optional<nlohmann::json> known_config(const std::string& name) {
-  const auto asked = lower(name);
+  const auto asked = lower_case(name);
   for (const auto& model : published()) {
     if (!is_name_of(model, asked)) continue;
     auto config = nlohmann::json::parse(model.config);

@@ -4,11 +4,10 @@
 #include <cctype>
 
 #include "tessera/base/error.h"
+#include "tessera/estimate/widths.h"
 
 namespace tessera::estimate {
 namespace {
-
-constexpr int64_t kFloat = 4;
 
 double sum_of_bytes(const Module& module) {
   auto bytes = static_cast<double>(module.bytes);

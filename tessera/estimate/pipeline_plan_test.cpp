@@ -21,11 +21,11 @@ TEST(CutLayers, SharesCostsEvenly) {
   EXPECT_THAT(cut_layers(5, 1, {.head = 3}), ElementsAre(5));
 }
 
-struct Job {
+struct PlanJob {
   config::RunConfig config;
   config::ModelShape shape;
 
-  Job() {
+  PlanJob() {
     config.parallel.pp = 4;
     config.train.global_batch = 8;
     shape = config::model_preset("tiny");
@@ -43,7 +43,7 @@ struct Job {
 };
 
 TEST(PipelinePlan, ReadsTheSection) {
-  Job job;
+  PlanJob job;
   job.config.parallel.stage_layers = {0, 4, 4, 0};
   auto plan = job.plan();
   EXPECT_EQ(plan.schedule.name, "1F1B");
@@ -62,7 +62,7 @@ TEST(PipelinePlan, ReadsTheSection) {
 }
 
 TEST(PipelinePlan, RefusesInOneLine) {
-  Job job;
+  PlanJob job;
   job.config.parallel.stages_per_rank = 3;
   job.config.parallel.pipeline_schedule = "LoopedBFS";
   EXPECT_EQ(job.error(),
@@ -89,7 +89,7 @@ TEST(PipelinePlan, RefusesInOneLine) {
 TEST(PipelinePlan, TakesATableThatFits) {
   const auto path = ::testing::TempDir() + "pipeline_plan_test.csv";
   write_file(path, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
-  Job job;
+  PlanJob job;
   job.config.parallel.pipeline_schedule = path;
   job.config.parallel.pp = 2;
   EXPECT_EQ(job.error(),

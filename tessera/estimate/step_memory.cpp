@@ -5,13 +5,13 @@
 
 #include "tessera/base/machine.h"
 #include "tessera/estimate/activations.h"
+#include "tessera/estimate/widths.h"
 
 namespace tessera::estimate {
 namespace {
 
 using config::RunConfig;
 
-constexpr double kFloat = 4, kLong = 8;
 constexpr double kMiB = 1 << 20;
 
 // On a CPU each channel has two lanes of two slots of 512 KiB for every rank

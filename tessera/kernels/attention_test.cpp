@@ -60,7 +60,7 @@ std::vector<at::Tensor> results_of(Attention function, const Inputs& in,
 
 /// Largest difference over the largest value of `expected`, or over 1 where that is less (T = 1: a
 /// gradient of zero).
-double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
+double largest_error(const at::Tensor& actual, const at::Tensor& expected) {
   const double largest = expected.abs().max().item<double>();
   return (actual - expected).abs().max().item<double>() / std::max(largest, 1.0);
 }
@@ -76,7 +76,7 @@ void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double 
     const IsaScope scope(isa);
     const auto actual = results_of(attention, in, options, dtype);
     for (int i = 0; i < 4; ++i) {
-      EXPECT_LT(relative_error(actual[i], expected[i]), i == 0 ? forward_error : backward_error)
+      EXPECT_LT(largest_error(actual[i], expected[i]), i == 0 ? forward_error : backward_error)
           << names[i] << ", " << name_of(isa) << ", " << shape;
     }
   }
@@ -132,10 +132,9 @@ TEST(AttentionTest, AWindowHoldsTheQueryAndTheKeysBeforeIt) {
   const auto expected = at::scaled_dot_product_attention(in.q.transpose(1, 2), in.k.transpose(1, 2),
                                                          in.v.transpose(1, 2), visible);
   const AttentionOptions options{.window = window};
-  EXPECT_LT(
-      relative_error(attention_reference(in.q, in.k, in.v, options).transpose(1, 2), expected),
-      1e-12);
-  EXPECT_LT(relative_error(attention(in.q, in.k, in.v, options).transpose(1, 2), expected), 1e-12);
+  EXPECT_LT(largest_error(attention_reference(in.q, in.k, in.v, options).transpose(1, 2), expected),
+            1e-12);
+  EXPECT_LT(largest_error(attention(in.q, in.k, in.v, options).transpose(1, 2), expected), 1e-12);
 }
 
 /// A window that hides nothing gives the same bits as none.
@@ -159,14 +158,14 @@ TEST(AttentionTest, ReadsViewsIntoAFusedProductInPlace) {
                      at::ones({1}).expand({2, 70, heads, dim})};
   const auto actual = results_of(attention, views, {}, at::kFloat);
   const auto expected = results_of(attention_reference, views, {}, at::kDouble);
-  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 4e-6) << i;
+  for (int i = 0; i < 4; ++i) EXPECT_LT(largest_error(actual[i], expected[i]), 4e-6) << i;
 
   // Heads before tokens in memory, and a last dimension that is not contiguous.
   const auto turned = at::randn({2, heads, 70, dim}).transpose(1, 2);
   const auto across = at::randn({2, 70, dim, heads}).transpose(2, 3);
-  EXPECT_LT(relative_error(attention(turned, across, across),
-                           attention_reference(turned, across, across)),
-            4e-6);
+  EXPECT_LT(
+      largest_error(attention(turned, across, across), attention_reference(turned, across, across)),
+      4e-6);
 }
 
 TEST(AttentionTest, ScaleIsUsed) {
@@ -179,7 +178,7 @@ TEST(AttentionTest, ScaleIsUsed) {
         const IsaScope scope(isa);
         const auto actual = results_of(attention, in, options, dtype);
         for (int i = 0; i < 4; ++i) {
-          EXPECT_LT(relative_error(actual[i], expected[i]), dtype == at::kFloat ? 4e-6 : 2e-2)
+          EXPECT_LT(largest_error(actual[i], expected[i]), dtype == at::kFloat ? 4e-6 : 2e-2)
               << i << ", " << dtype << ", scale " << scale << ", " << name_of(isa);
         }
       }
@@ -227,7 +226,7 @@ TEST(AttentionTest, RisingScoresRescaleTheSums) {
       const IsaScope scope(isa);
       const auto actual = results_of(attention, in, {}, at::kFloat);
       for (int i = 0; i < 4; ++i) {
-        EXPECT_LT(relative_error(actual[i], expected[i]), 1e-4)
+        EXPECT_LT(largest_error(actual[i], expected[i]), 1e-4)
             << i << ", rise " << rise << ", " << name_of(isa);
       }
     }
@@ -239,7 +238,7 @@ TEST(AttentionTest, LargeScoresDoNotOverflow) {
   in.q *= 60;
   const auto actual = results_of(attention, in, {}, at::kFloat);
   const auto expected = results_of(attention_reference, in, {}, at::kDouble);
-  for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 2e-4) << i;
+  for (int i = 0; i < 4; ++i) EXPECT_LT(largest_error(actual[i], expected[i]), 2e-4) << i;
 }
 
 TEST(AttentionTest, NotANumberReachesTheOutput) {
@@ -305,7 +304,7 @@ TEST(AttentionTest, OtherDtypesGoThroughLibTorch) {
     const AttentionOptions options{.window = shape.window};
     const auto actual = results_of(attention, in, options, at::kDouble);
     const auto expected = results_of(attention_reference, in, options, at::kDouble);
-    for (int i = 0; i < 4; ++i) EXPECT_LT(relative_error(actual[i], expected[i]), 1e-12) << i;
+    for (int i = 0; i < 4; ++i) EXPECT_LT(largest_error(actual[i], expected[i]), 1e-12) << i;
   }
   const auto described = at::empty({2, 8, 4, 16}, at::device(at::kMeta));
   EXPECT_EQ(attention(described, described, described).sizes(), described.sizes());

@@ -22,19 +22,19 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Operator = std::function<at::Tensor(const Tensors&)>;
 
-double relative_error(const at::Tensor& got, const at::Tensor& want) {
+double relative_distance(const at::Tensor& got, const at::Tensor& want) {
   const auto w = want.to(at::kDouble);
   return ((got.to(at::kDouble) - w).norm() / w.norm()).item<double>();
 }
 
 /// inputs[0] is x, the others are parameters.
-struct Case {
+struct SinkCase {
   std::string name;
   Operator ours, plain;
   Tensors inputs;
 };
 
-std::vector<Case> cases() {
+std::vector<SinkCase> cases() {
   at::manual_seed(5);
   const auto x = at::randn({4, 9, 48});
   return {
@@ -99,7 +99,7 @@ TEST(GradientSink, Bfloat16ParametersGetFloat32Gradients) {
       EXPECT_EQ(got[i].scalar_type(), at::kFloat) << c.name;
       // The norms round x / rms(x) to bfloat16 on the way, as Hugging Face's do.
       const bool rounds = c.name == "rms_norm" || (!exact && i == 0);
-      EXPECT_LT(relative_error(got[i], want[i]), rounds ? 3e-3 : 1e-5) << c.name << " " << i;
+      EXPECT_LT(relative_distance(got[i], want[i]), rounds ? 3e-3 : 1e-5) << c.name << " " << i;
     }
   }
 }
@@ -115,7 +115,7 @@ TEST(GradientSink, Float16ParametersGetFloat32Gradients) {
     const auto want = twice(c.plain, wide, false);
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].scalar_type(), at::kFloat) << c.name;
-      EXPECT_LT(relative_error(got[i], want[i]), 2e-3) << c.name << " " << i;
+      EXPECT_LT(relative_distance(got[i], want[i]), 2e-3) << c.name << " " << i;
     }
   }
 }
@@ -139,7 +139,7 @@ TEST(GradientSink, LinearCrossEntropyAddsInFloat32) {
   const auto exact = weight.detach().to(at::kDouble).requires_grad_();
   linear_cross_entropy_reference(hidden.to(at::kDouble), exact, targets).backward();
   // At 100 a bfloat16 steps by 0.5, more than any of these gradients; the logits' are rounded.
-  EXPECT_LT(relative_error(sink - 100, exact.grad()), 5e-3);
+  EXPECT_LT(relative_distance(sink - 100, exact.grad()), 5e-3);
 }
 
 // What LibTorch does itself with such a parameter: operators without a sink keep the buffer, too.

@@ -21,7 +21,7 @@ extern char** environ;
 namespace tessera::launch {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
+using EnvironmentMap = std::map<std::string, std::string>;
 
 void check(const LaunchOptions& options) {
   if (options.command.empty()) user_error("launch: no program given; name one after the options");
@@ -47,8 +47,8 @@ void check(const LaunchOptions& options) {
   }
 }
 
-Variables own_environment() {
-  Variables result;
+EnvironmentMap own_environment() {
+  EnvironmentMap result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const auto equals = text.find('=');
@@ -123,7 +123,7 @@ class Launch {
 
   const LaunchOptions& options_;
   std::string program_;
-  Variables variables_;
+  EnvironmentMap variables_;
   std::string run_id_;
   std::vector<FileDescriptor> logs_;  // by local rank; empty without log_dir
 };
@@ -151,7 +151,7 @@ std::vector<RankStart> Launch::starts(Rendezvous rendezvous, int attempt,
   for (int local_rank = 0; local_rank < options_.num_processes; ++local_rank) {
     const int rank = first_rank() + local_rank;
     RankStart start{.rank = rank, .inherited_fds = {progress.fd()}};
-    Variables variables = variables_;
+    EnvironmentMap variables = variables_;
     const auto set = [&](const char* name, const auto& value) {
       variables[name] = fmt::format("{}", value);
     };

@@ -19,8 +19,7 @@ constexpr std::array<std::string_view, 4> kKinds = {"F", "B", "I", "W"};  // in 
 constexpr std::array<std::string_view, 7> kLowered = {"SEND_F",  "RECV_F",  "SEND_B",     "RECV_B",
                                                       "UNSHARD", "RESHARD", "REDUCE_GRAD"};
 // A larger number is a mistyped one.
-constexpr int kMostNumber = 999'999;    // of a stage or a micro-batch
-constexpr size_t kMostCells = 1 << 18;  // stages times micro-batches
+constexpr int kMostNumber = 999'999;  // of a stage or a micro-batch
 
 std::string_view trimmed(std::string_view text) {
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '"'; };

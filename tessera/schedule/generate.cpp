@@ -14,8 +14,6 @@
 namespace tessera::schedule {
 namespace {
 
-constexpr double kMostCells = 1 << 18;  // stages times micro-batches: seconds to arrange
-
 std::string letters(std::string_view name) {
   std::string result;
   for (const char c : name)

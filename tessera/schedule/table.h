@@ -1,10 +1,14 @@
 // A pipeline schedule as data: what each rank computes, in order. One engine executes any of them.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace tessera::schedule {
+
+/// Stages times micro-batches of a table: more would take minutes to arrange.
+inline constexpr size_t kMostCells = 1 << 18;
 
 /// What a rank does with one micro-batch in one stage. The backward pass is done at once, or split
 /// (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2): its input part makes the

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tessera/nn/layers.h"
+#include "tests/own_modules/blocks.h"
 #include "tests/own_modules/harness.h"
 
 namespace tessera::own_modules {
@@ -14,27 +15,21 @@ namespace {
 using nn::Linear;
 using torch::Tensor;
 
-struct BlockImpl : Own {
-  Linear up = child("up", Linear(6, 9, true)), down = child("down", Linear(9, 6, true));
-  Tensor forward(Tensor x) { return x + down(up(x).tanh()); }
-};
-using Block = nn::Hooked<BlockImpl>;
-
-struct MlpImpl : Own {
+struct WideMlpImpl : Own {
   Linear first = child("first", Linear(4, 6, true));
   Block block = child("block", Block());
   Linear last = child("last", Linear(6, 5, true));
   Tensor forward(Tensor x) { return last(block(first(x))); }
 };
 
-struct StoppedImpl : MlpImpl {
+struct StoppedImpl : WideMlpImpl {
   Tensor forward(Tensor x) {
     const auto y = first(x);
     return last(block(y.detach()) * y + block(y).detach());
   }
 };
 
-struct StraightThroughImpl : MlpImpl {
+struct StraightThroughImpl : WideMlpImpl {
   Tensor forward(Tensor x) {
     const auto y = block(first(x));
     return last(y + (y.sign() - y).detach());
@@ -52,12 +47,12 @@ struct Step : torch::autograd::Function<Step> {
     return {gradients[0] / (1 + context->get_saved_variables()[0].abs())};
   }
 };
-struct CustomFunctionImpl : MlpImpl {
+struct CustomFunctionImpl : WideMlpImpl {
   Tensor forward(Tensor x) { return last(Step::apply(block(first(x)))); }
 };
 
 /// A target from the net's own block, without grad mode, within the same forward; before or after.
-struct TargetImpl : MlpImpl {
+struct TargetImpl : WideMlpImpl {
   Tensor forward(Tensor x, bool target_first) {
     const auto y = first(x);
     Tensor target;
@@ -73,7 +68,7 @@ struct TargetImpl : MlpImpl {
 };
 
 /// The blocks below work without grad mode in some steps, as in gradual unfreezing.
-struct UnfreezingImpl : MlpImpl {
+struct UnfreezingImpl : WideMlpImpl {
   Tensor forward(Tensor x, bool frozen) {
     Tensor y;
     {
@@ -102,7 +97,7 @@ struct TwoHeadsImpl : Own {
   Tensor forward(Tensor x) { return block(first(x)); }
 };
 
-struct DroppedOutputImpl : MlpImpl {  ///< what a module computed is used by nobody
+struct DroppedOutputImpl : WideMlpImpl {  ///< what a module computed is used by nobody
   Linear other = child("other", Linear(6, 6, true));
   Tensor forward(Tensor x) {
     const auto y = first(x);
@@ -160,7 +155,7 @@ struct IdentitiesImpl : Own {
 };
 
 /// Results are changed in place by whoever called the module.
-struct InPlaceImpl : MlpImpl {
+struct InPlaceImpl : WideMlpImpl {
   Tensor forward(Tensor x) {
     auto y = first(x);
     y += 1;
@@ -241,7 +236,7 @@ struct LearntLossImpl : Own {
 };
 
 /// Changes the gradients of a parameter, and of what flows between blocks, by hooks of its own.
-struct HooksImpl : MlpImpl {
+struct HooksImpl : WideMlpImpl {
   Tensor scale = parameter("scale", {6});
   HooksImpl() {
     scale.register_hook([](const Tensor& gradient) { return gradient * 0.5; });
@@ -253,7 +248,7 @@ struct HooksImpl : MlpImpl {
   }
 };
 
-struct HookOnLinearImpl : MlpImpl {
+struct HookOnLinearImpl : WideMlpImpl {
   HookOnLinearImpl() {
     block->up->weight.register_hook([](const Tensor& gradient) { return gradient * 0.5; });
   }
@@ -263,7 +258,7 @@ std::vector<Case> operations() {
   // Each makes a loss of rows [rows, 5].
   const auto with = [](const std::string& name,
                        std::function<Tensor(const Tensor& y, const Rows& rows)> loss) {
-    return net_case<MlpImpl>("loss_with_" + name, {}, [loss](auto& net, const Rows& rows) {
+    return net_case<WideMlpImpl>("loss_with_" + name, {}, [loss](auto& net, const Rows& rows) {
       return rows.loss(loss(net(rows.randn({4})).to(torch::kFloat32), rows));
     });
   };
@@ -350,33 +345,33 @@ std::vector<Case> gradient_cases() {
                          in_full_shard}}},
           with_side),
       net_case<WithSideImpl<AddedSideImpl>>("a_side_loss_given_to_add_output", {}, with_side),
-      loop_case<MlpImpl>("gradient_of_the_input", {},
-                         [](Run& run) {
-                           auto net = run.net<MlpImpl>();
-                           const auto x = run.rows.randn({4}).clone().requires_grad_();
-                           run.backward(run.rows.loss(net(x).square()));
-                           run.note(x.grad().square().sum());
-                           run.update();
-                         }),
-      loop_case<MlpImpl>("gradient_kept_in_the_middle", {},
-                         [](Run& run) {
-                           auto net = run.net<MlpImpl>();
-                           const auto middle = net->block(net->first(run.rows.randn({4})));
-                           middle.retain_grad();
-                           run.backward(run.rows.loss(net->last(middle).square()));
-                           run.note(middle.grad().to(torch::kFloat32).square().sum());
-                           run.update();
-                         }),
-      loop_case<MlpImpl>("adversarial_rows", {.half = false, .recompute = false},
-                         [](Run& run) {
-                           auto net = run.net<MlpImpl>();
-                           const auto x = run.rows.randn({4}).clone().requires_grad_();
-                           const auto loss = run.rows.loss(net(x).square());
-                           const auto slope = torch::autograd::grad({loss}, {x})[0].sign();
-                           const auto worse = (x + 0.1 * slope).detach();
-                           run.backward(run.rows.loss(net(worse).square()));
-                           run.update();
-                         }),
+      loop_case<WideMlpImpl>("gradient_of_the_input", {},
+                             [](Run& run) {
+                               auto net = run.net<WideMlpImpl>();
+                               const auto x = run.rows.randn({4}).clone().requires_grad_();
+                               run.backward(run.rows.loss(net(x).square()));
+                               run.note(x.grad().square().sum());
+                               run.update();
+                             }),
+      loop_case<WideMlpImpl>("gradient_kept_in_the_middle", {},
+                             [](Run& run) {
+                               auto net = run.net<WideMlpImpl>();
+                               const auto middle = net->block(net->first(run.rows.randn({4})));
+                               middle.retain_grad();
+                               run.backward(run.rows.loss(net->last(middle).square()));
+                               run.note(middle.grad().to(torch::kFloat32).square().sum());
+                               run.update();
+                             }),
+      loop_case<WideMlpImpl>("adversarial_rows", {.half = false, .recompute = false},
+                             [](Run& run) {
+                               auto net = run.net<WideMlpImpl>();
+                               const auto x = run.rows.randn({4}).clone().requires_grad_();
+                               const auto loss = run.rows.loss(net(x).square());
+                               const auto slope = torch::autograd::grad({loss}, {x})[0].sign();
+                               const auto worse = (x + 0.1 * slope).detach();
+                               run.backward(run.rows.loss(net(worse).square()));
+                               run.update();
+                             }),
       loop_case<TwoHeadsImpl>("two_heads_one_loss", {},
                               [](Run& run) {
                                 auto net = run.net<TwoHeadsImpl>();
@@ -406,51 +401,51 @@ std::vector<Case> gradient_cases() {
                                 run.backward(run.rows.loss(z.square()));
                                 run.update();
                               }),
-      loop_case<MlpImpl>("one_backward_of_several_losses", {},
-                         [](Run& run) {
-                           auto net = run.net<MlpImpl>();
-                           const auto y = net(run.rows.randn({4}));
-                           torch::autograd::backward(
-                               {run.rows.loss(y.square()), run.rows.loss(y.sin())},
-                               {torch::ones({}), torch::full({}, 0.5)});
-                           run.finish_backward();
-                           run.update();
-                         }),
-      loop_case<MlpImpl>("a_penalty_on_weights_while_unsharded", {},
-                         [](Run& run) {
-                           auto net = run.net<MlpImpl>();
-                           run.unshard();
-                           const auto penalty = net->block->up->weight.square().sum() +
-                                                net->last->weight.abs().sum();
-                           run.backward(run.rows.loss(net(run.rows.randn({4})).square()) +
-                                        0.1 * run.rows.share() * penalty);
-                           run.update();
-                         }),
-      loop_case<MlpImpl>(
+      loop_case<WideMlpImpl>("one_backward_of_several_losses", {},
+                             [](Run& run) {
+                               auto net = run.net<WideMlpImpl>();
+                               const auto y = net(run.rows.randn({4}));
+                               torch::autograd::backward(
+                                   {run.rows.loss(y.square()), run.rows.loss(y.sin())},
+                                   {torch::ones({}), torch::full({}, 0.5)});
+                               run.finish_backward();
+                               run.update();
+                             }),
+      loop_case<WideMlpImpl>("a_penalty_on_weights_while_unsharded", {},
+                             [](Run& run) {
+                               auto net = run.net<WideMlpImpl>();
+                               run.unshard();
+                               const auto penalty = net->block->up->weight.square().sum() +
+                                                    net->last->weight.abs().sum();
+                               run.backward(run.rows.loss(net(run.rows.randn({4})).square()) +
+                                            0.1 * run.rows.share() * penalty);
+                               run.update();
+                             }),
+      loop_case<WideMlpImpl>(
           "a_penalty_on_weights",
           {.left_out = {{"documented: refused under full_shard", in_full_shard}}},
           [](Run& run) {
-            auto net = run.net<MlpImpl>();
+            auto net = run.net<WideMlpImpl>();
             const auto y = net(run.rows.randn({4}));
             const auto penalty =
                 net->block->up->weight.square().sum() + net->last->weight.abs().sum();
             run.backward(run.rows.loss(y.square()) + 0.1 * run.rows.share() * penalty);
             run.update();
           }),
-      loop_case<MlpImpl>("each_step_in_a_thread_of_its_own", {},
-                         [](Run& run) {
-                           std::exception_ptr error;
-                           std::thread([&] {
-                             try {
-                               auto net = run.net<MlpImpl>();
-                               run.backward(run.rows.loss(net(run.rows.randn({4})).square()));
-                               run.update();
-                             } catch (...) {
-                               error = std::current_exception();
-                             }
-                           }).join();
-                           if (error) std::rethrow_exception(error);
-                         }),
+      loop_case<WideMlpImpl>("each_step_in_a_thread_of_its_own", {},
+                             [](Run& run) {
+                               std::exception_ptr error;
+                               std::thread([&] {
+                                 try {
+                                   auto net = run.net<WideMlpImpl>();
+                                   run.backward(run.rows.loss(net(run.rows.randn({4})).square()));
+                                   run.update();
+                                 } catch (...) {
+                                   error = std::current_exception();
+                                 }
+                               }).join();
+                               if (error) std::rethrow_exception(error);
+                             }),
   };
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
+#include "tests/own_modules/blocks.h"
 #include "tests/own_modules/harness.h"
 
 namespace tessera::own_modules {
@@ -16,19 +17,6 @@ namespace {
 
 using nn::Linear;
 using Parameters = std::vector<torch::Tensor>;
-
-struct BlockImpl : Own {
-  Linear up = child("up", Linear(6, 9, true)), down = child("down", Linear(9, 6, true));
-  torch::Tensor forward(torch::Tensor x) { return x + down(up(x).tanh()); }
-};
-using Block = nn::Hooked<BlockImpl>;
-
-struct MlpImpl : Own {
-  Linear first = child("first", Linear(4, 6, true));
-  Block block = child("block", Block());
-  Linear last = child("last", Linear(6, 3, true));
-  torch::Tensor forward(torch::Tensor x) { return last(block(first(x))); }
-};
 
 /// From samples to one number each.
 struct JudgeImpl : Own {

@@ -1,24 +1,12 @@
 // Modules and parameters that are used again, by others, at times, frozen, or not at all.
 #include "tessera/nn/layers.h"
+#include "tests/own_modules/blocks.h"
 #include "tests/own_modules/harness.h"
 
 namespace tessera::own_modules {
 namespace {
 
 using nn::Linear;
-
-struct BlockImpl : Own {
-  Linear up = child("up", Linear(6, 9, true)), down = child("down", Linear(9, 6, true));
-  torch::Tensor forward(torch::Tensor x) { return x + down(up(x).tanh()); }
-};
-using Block = nn::Hooked<BlockImpl>;
-
-struct MlpImpl : Own {
-  Linear first = child("first", Linear(4, 6, true));
-  Block block = child("block", Block());
-  Linear last = child("last", Linear(6, 3, true));
-  torch::Tensor forward(torch::Tensor x) { return last(block(first(x))); }
-};
 
 struct TwiceInARowImpl : MlpImpl {
   torch::Tensor forward(torch::Tensor x) { return last(block(block(block(first(x))))); }

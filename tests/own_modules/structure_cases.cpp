@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/nn/layers.h"
+#include "tests/own_modules/blocks.h"
 #include "tests/own_modules/harness.h"
 
 namespace tessera::own_modules {
@@ -13,12 +14,6 @@ namespace {
 
 using nn::Linear;
 using torch::Tensor;
-
-struct BlockImpl : Own {
-  Linear up = child("up", Linear(6, 9, true)), down = child("down", Linear(9, 6, true));
-  Tensor forward(Tensor x) { return x + down(up(x).tanh()); }
-};
-using Block = nn::Hooked<BlockImpl>;
 
 template <typename Impl>
 nn::Hooked<Impl> held(const std::shared_ptr<torch::nn::Module>& module) {

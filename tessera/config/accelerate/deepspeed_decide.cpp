@@ -7,18 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/config/accelerate/deepspeed_values.h"
 
 namespace tessera::config::accelerate::deepspeed {
 namespace {
 
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
 std::string optimizer(const DeepspeedValues& values) {
-  return lower(values.text("optimizer.type", ""));
+  return lower_case(values.text("optimizer.type", ""));
 }
 
 int64_t stage_of(const DeepspeedValues& values) {
@@ -186,7 +182,7 @@ std::string autocast_to(const DeepspeedValues& values) {
 std::string compute_dtype(const DeepspeedValues& values) {
   const auto* precision = values.settings().find("mixed_precision");
   for (const std::string dtype : {"fp16", "bf16"}) {
-    const bool asked = precision != nullptr && lower(precision->value) == dtype;
+    const bool asked = precision != nullptr && lower_case(precision->value) == dtype;
     if (values.text(dtype + ".enabled", asked ? "true" : "false") == "true") return dtype;
   }
   return values.flag("torch_autocast.enabled") ? autocast_to(values) : "fp32";

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 using Job = std::vector<std::string>;
 
-Settings settings_of(const std::vector<std::pair<std::string, std::string>>& values) {
+Settings deepspeed_settings_of(const std::vector<std::pair<std::string, std::string>>& values) {
   Settings settings;
   int line = 0;
   for (const auto& [key, value] : values) {
@@ -278,7 +278,7 @@ TEST_F(DeepspeedFileTest, OrderAndLinesAreThoseOfTheFile) {
 // ---- translations ------------------------------------------------------------------------------
 
 TEST_F(DeepspeedFileTest, BatchesBecomeGlobalAndMicroBatch) {
-  const auto two = settings_of({{"num_processes", "2"}});
+  const auto two = deepspeed_settings_of({{"num_processes", "2"}});
   struct Case {
     const char* keys;
     Settings settings;
@@ -487,9 +487,9 @@ TEST_F(DeepspeedFileTest, ZeroDecides) {
 }
 
 TEST_F(DeepspeedFileTest, AutoTakesWhatAccelerateSays) {
-  const auto settings = settings_of({{"mixed_precision", "bf16"},
-                                     {"deepspeed_config.gradient_clipping", "0.25"},
-                                     {"deepspeed_config.zero_stage", "3"}});
+  const auto settings = deepspeed_settings_of({{"mixed_precision", "bf16"},
+                                               {"deepspeed_config.gradient_clipping", "0.25"},
+                                               {"deepspeed_config.zero_stage", "3"}});
   const auto translation = translate(
       R"({"zero_optimization": {"stage": "auto"}, "bf16": {"enabled": "auto"},
           "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"})",
@@ -554,11 +554,11 @@ TEST_F(DeepspeedFileTest, MistakesAreNamedWithFileAndLine) {
 
 TEST_F(DeepspeedFileTest, ContradictionsNameBothOrigins) {
   EXPECT_EQ(error_of("{\"zero_optimization\": {},\n\"fp16\": {\"enabled\": true}}",
-                     settings_of({{"mixed_precision", "bf16"}})),
+                     deepspeed_settings_of({{"mixed_precision", "bf16"}})),
             "ds.json:2: fp16.enabled true contradicts mixed_precision bf16 (acc.yaml:1); keep one "
             "of them, or write \"auto\" here");
   EXPECT_EQ(error_of("{\"zero_optimization\": {\"stage\": 2}}",
-                     settings_of({{"deepspeed_config.zero_stage", "3"}})),
+                     deepspeed_settings_of({{"deepspeed_config.zero_stage", "3"}})),
             "ds.json:1: zero_optimization.stage 2 contradicts deepspeed_config.zero_stage 3 "
             "(acc.yaml:1); keep one of them, or write \"auto\" here");
   EXPECT_EQ(error_of("{\"zero_optimization\": {},\n\"fp16\": {\"enabled\": true},\n"
@@ -566,20 +566,20 @@ TEST_F(DeepspeedFileTest, ContradictionsNameBothOrigins) {
             "ds.json:3: bf16.enabled contradicts fp16.enabled (ds.json:2); keep one of them");
   EXPECT_EQ(error_of("{\"zero_optimization\": {}, \"train_batch_size\": 30,\n"
                      "\"train_micro_batch_size_per_gpu\": 4,\n\"gradient_accumulation_steps\": 2}",
-                     settings_of({{"num_processes", "4"}})),
+                     deepspeed_settings_of({{"num_processes", "4"}})),
             "ds.json:1: train_batch_size 30 is not train_micro_batch_size_per_gpu 4 (ds.json:2) x "
             "gradient_accumulation_steps 2 (ds.json:3) x num_processes 4 (acc.yaml:1); change one "
             "of them");
   EXPECT_EQ(error_of("{\"zero_optimization\": {}, \"train_batch_size\": 30}",
-                     settings_of({{"num_processes", "4"}})),
+                     deepspeed_settings_of({{"num_processes", "4"}})),
             "ds.json:1: train_batch_size 30 is no multiple of num_processes 4 (acc.yaml:1); change "
             "one of them");
   // What agrees, or was never asked for ('no' is what a launcher exports then), is no
   // contradiction.
-  EXPECT_EQ(
-      error_of("{\"zero_optimization\": {\"stage\": 3}, \"fp16\": {\"enabled\": true}}",
-               settings_of({{"mixed_precision", "no"}, {"deepspeed_config.zero_stage", "3"}})),
-      "no error");
+  EXPECT_EQ(error_of("{\"zero_optimization\": {\"stage\": 3}, \"fp16\": {\"enabled\": true}}",
+                     deepspeed_settings_of(
+                         {{"mixed_precision", "no"}, {"deepspeed_config.zero_stage", "3"}})),
+            "no error");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cctype>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/base/nearest.h"
 #include "tessera/config/accelerate/deepspeed_json.h"
 #include "tessera/config/accelerate/deepspeed_keys.h"
@@ -19,11 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kAuto = "auto";
-
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 // ---- names -------------------------------------------------------------------------------------
 
@@ -113,9 +109,9 @@ std::optional<Setting> said_by(const Settings& settings, const std::string& key)
   if (key == "fp16.enabled" || key == "bf16.enabled") {
     const auto* precision = settings.find("mixed_precision");
     // 'no' is what a launcher exports when nothing was asked for.
-    if (precision == nullptr || lower(precision->value) == "no") return {};
+    if (precision == nullptr || lower_case(precision->value) == "no") return {};
     auto setting = *precision;
-    setting.value = key.starts_with(lower(precision->value)) ? "true" : "false";
+    setting.value = key.starts_with(lower_case(precision->value)) ? "true" : "false";
     return setting;
   }
   const auto twin = twins().find(key);
@@ -125,7 +121,7 @@ std::optional<Setting> said_by(const Settings& settings, const std::string& key)
 
 bool same_value(const std::string& a, const std::string& b) {
   const auto x = parse_number(a), y = parse_number(b);
-  return x && y ? *x == *y : lower(a) == lower(b);
+  return x && y ? *x == *y : lower_case(a) == lower_case(b);
 }
 
 void check_against(const Settings& settings, const Setting& setting) {

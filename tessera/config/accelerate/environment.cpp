@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/accelerate/normal_value.h"
 #include "tessera/config/accelerate/settings.h"
@@ -38,16 +39,6 @@ bool has_section(const Settings& settings, const std::string& section) {
   return std::ranges::any_of(settings.all(), [&](const Setting& setting) {
     return !setting.is_null && find_key(setting.key)->section == section;
   });
-}
-
-std::string upper_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
-  return text;
-}
-
-std::string lower_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
 }
 
 // ---- to the ranks ------------------------------------------------------------------------------

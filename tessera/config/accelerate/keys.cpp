@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 
+#include "tessera/base/letters.h"
+
 namespace tessera::config::accelerate {
 namespace {
 
@@ -14,11 +16,6 @@ using enum KeyType;
 const Range kAtLeastZero{.low = 0, .high = 1e12};
 const Range kAtLeastOne{.low = 1, .high = 1e12};
 const Range kDegree{.low = 1, .high = 65536};  ///< of a kind of parallelism, of ranks
-
-std::string upper_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
-  return text;
-}
 
 /// What most keys have not, or as their name says.
 struct Rest {

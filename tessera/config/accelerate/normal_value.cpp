@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/base/nearest.h"
 #include "tessera/config/accelerate/shown_value.h"
 
@@ -16,11 +17,6 @@ namespace tessera::config::accelerate {
 namespace {
 
 constexpr size_t kLongestText = 4096;  // the longest path of Linux
-
-std::string lower_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 std::string expected(const Key& key) {
   if (!key.choices.empty()) return fmt::format("one of {}", fmt::join(key.choices, ", "));

@@ -39,7 +39,7 @@ Question yes_no_question(std::string name, std::string text, std::string if_no,
 
 using MaybeQuestion = std::optional<Question>;
 
-MaybeQuestion device(const Context& context) {
+MaybeQuestion ask_device(const Context& context) {
   const auto& machine = context.here.machine;
   if (machine.gpus.empty() && !context.here.slurm) return std::nullopt;
   const auto gpus = machine.gpus.empty()
@@ -52,7 +52,7 @@ MaybeQuestion device(const Context& context) {
                   .default_value = machine.gpus.empty() ? "cpu" : "gpu"};
 }
 
-MaybeQuestion num_machines(const Context&) {
+MaybeQuestion ask_num_machines(const Context&) {
   return number_question("num_machines", "How many machines take part?", 1, 1, 65536);
 }
 
@@ -61,13 +61,13 @@ bool names_machines(const Context& context) {
   return context.num_machines() > 1 && !context.here.slurm;
 }
 
-MaybeQuestion machine_rank(const Context& context) {
+MaybeQuestion ask_machine_rank(const Context& context) {
   if (!names_machines(context)) return std::nullopt;
   return number_question("machine_rank", "Which of them is this (0: the first)?", 0, 0,
                          context.num_machines() - 1);
 }
 
-MaybeQuestion main_process_ip(const Context& context) {
+MaybeQuestion ask_main_process_ip(const Context& context) {
   if (!names_machines(context)) return std::nullopt;
   return Question{.name = "main_process_ip",
                   .text = "What is the host name or address of the first machine?",
@@ -79,12 +79,12 @@ MaybeQuestion main_process_ip(const Context& context) {
                   }};
 }
 
-MaybeQuestion main_process_port(const Context& context) {
+MaybeQuestion ask_main_process_port(const Context& context) {
   if (!names_machines(context)) return std::nullopt;
   return number_question("main_process_port", "Which port there is free?", 29500, 1, 65535);
 }
 
-MaybeQuestion num_processes(const Context& context) {
+MaybeQuestion ask_num_processes(const Context& context) {
   const auto machines = context.num_machines();
   const auto gpus = context.on_gpu() ? context.num_gpus() : 0;
   const auto each = gpus > 0           ? gpus
@@ -103,7 +103,7 @@ MaybeQuestion num_processes(const Context& context) {
   return question;
 }
 
-MaybeQuestion gpu_ids(const Context& context) {
+MaybeQuestion ask_gpu_ids(const Context& context) {
   const auto wanted = context.num_processes(), gpus = context.num_gpus();
   if (!context.on_gpu() || context.num_machines() > 1 || wanted >= gpus) return std::nullopt;
   std::string first = "0";
@@ -126,7 +126,7 @@ MaybeQuestion gpu_ids(const Context& context) {
                   }};
 }
 
-MaybeQuestion model(const Context&) {
+MaybeQuestion ask_model(const Context&) {
   const auto presets = model_preset_names();
   return Question{.name = "model",
                   .text =
@@ -142,7 +142,7 @@ MaybeQuestion model(const Context&) {
                   }};
 }
 
-MaybeQuestion strategy(const Context& context) {
+MaybeQuestion ask_strategy(const Context& context) {
   if (context.num_processes() <= 1) return std::nullopt;
   std::vector<Choice> choices{
       {"replicate", "nothing (DDP)", ""},
@@ -164,7 +164,7 @@ MaybeQuestion strategy(const Context& context) {
                   .default_value = fits ? "replicate" : "fsdp"};
 }
 
-MaybeQuestion deepspeed_config_file(const Context& context) {
+MaybeQuestion ask_deepspeed_config_file(const Context& context) {
   if (context.strategy() != "deepspeed_file") return std::nullopt;
   return Question{.name = "deepspeed_config_file",
                   .text = "Where is the JSON file?",
@@ -175,7 +175,7 @@ MaybeQuestion deepspeed_config_file(const Context& context) {
                   }};
 }
 
-MaybeQuestion mixed_precision(const Context& context) {
+MaybeQuestion ask_mixed_precision(const Context& context) {
   if (context.strategy() == "deepspeed_file") return std::nullopt;  // which says it itself
   const auto memory = [&](bool mixed) {
     return per_process(context, states(context, context.strategy(), mixed).all);
@@ -197,7 +197,7 @@ MaybeQuestion mixed_precision(const Context& context) {
                   .default_value = context.on_gpu() ? "bf16" : "no"};
 }
 
-MaybeQuestion offload(const Context& context) {
+MaybeQuestion ask_offload(const Context& context) {
   if (!context.on_gpu() || !(context.is_fsdp() || context.is_zero())) return std::nullopt;
   const auto bytes = states(context, context.strategy(), context.is_mixed());
   const auto host =
@@ -212,7 +212,7 @@ MaybeQuestion offload(const Context& context) {
                   amount(context, host)));
 }
 
-MaybeQuestion auto_wrap_policy(const Context& context) {
+MaybeQuestion ask_auto_wrap_policy(const Context& context) {
   if (!context.is_fsdp()) return std::nullopt;
   return Question{
       .name = "fsdp_auto_wrap_policy",
@@ -224,7 +224,7 @@ MaybeQuestion auto_wrap_policy(const Context& context) {
       .default_value = "TRANSFORMER_BASED_WRAP"};
 }
 
-MaybeQuestion transformer_classes(const Context& context) {
+MaybeQuestion ask_transformer_classes(const Context& context) {
   if (!context.is_fsdp() || context.answer("fsdp_auto_wrap_policy") != "TRANSFORMER_BASED_WRAP") {
     return std::nullopt;
   }
@@ -234,7 +234,7 @@ MaybeQuestion transformer_classes(const Context& context) {
                       "(empty: the model knows)?"};
 }
 
-MaybeQuestion min_num_params(const Context& context) {
+MaybeQuestion ask_min_num_params(const Context& context) {
   if (!context.is_fsdp() || context.answer("fsdp_auto_wrap_policy") != "SIZE_BASED_WRAP") {
     return std::nullopt;
   }
@@ -246,20 +246,20 @@ MaybeQuestion min_num_params(const Context& context) {
                   }};
 }
 
-MaybeQuestion activation_checkpointing(const Context& context) {
+MaybeQuestion ask_activation_checkpointing(const Context& context) {
   if (!context.is_fsdp()) return std::nullopt;
   return yes_no_question(
       "fsdp_activation_checkpointing", "Are activations computed again in the backward?",
       "those of every block are kept", "those of one block are kept; a third more computing");
 }
 
-MaybeQuestion gradient_accumulation_steps(const Context& context) {
+MaybeQuestion ask_gradient_accumulation_steps(const Context& context) {
   if (!context.is_zero()) return std::nullopt;
   return number_question("gradient_accumulation_steps", "How many forwards make up one step?", 1, 1,
                          1'000'000);
 }
 
-MaybeQuestion gradient_clipping(const Context& context) {
+MaybeQuestion ask_gradient_clipping(const Context& context) {
   if (!context.is_zero()) return std::nullopt;
   return Question{.name = "gradient_clipping",
                   .text = "What is the largest norm of the gradients (0: any)?",
@@ -274,24 +274,24 @@ MaybeQuestion gradient_clipping(const Context& context) {
                   }};
 }
 
-constexpr std::array kQuestions{device,
-                                num_machines,
-                                machine_rank,
-                                main_process_ip,
-                                main_process_port,
-                                num_processes,
-                                gpu_ids,
-                                model,
-                                strategy,
-                                deepspeed_config_file,
-                                mixed_precision,
-                                offload,
-                                auto_wrap_policy,
-                                transformer_classes,
-                                min_num_params,
-                                activation_checkpointing,
-                                gradient_accumulation_steps,
-                                gradient_clipping};
+constexpr std::array kQuestions{ask_device,
+                                ask_num_machines,
+                                ask_machine_rank,
+                                ask_main_process_ip,
+                                ask_main_process_port,
+                                ask_num_processes,
+                                ask_gpu_ids,
+                                ask_model,
+                                ask_strategy,
+                                ask_deepspeed_config_file,
+                                ask_mixed_precision,
+                                ask_offload,
+                                ask_auto_wrap_policy,
+                                ask_transformer_classes,
+                                ask_min_num_params,
+                                ask_activation_checkpointing,
+                                ask_gradient_accumulation_steps,
+                                ask_gradient_clipping};
 
 std::string distributed_type(const Context& context) {
   if (context.num_processes() <= 1) return "NO";

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/values.h"
 
@@ -43,8 +44,7 @@ std::string yaml_text(const std::string& text) {
     return std::isalnum(c) != 0 ||
            std::string_view("_-./,").find(static_cast<char>(c)) != std::string_view::npos;
   });
-  std::string lower = text;
-  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto lower = lower_case(text);
   const bool word = parse_bool(lower) || lower == "null" || lower == "y" || lower == "n";
   if (plain && !word && std::isalpha(static_cast<unsigned char>(text[0])) != 0) return text;
   std::string out = "'";

@@ -4,6 +4,8 @@
 #include <cctype>
 #include <string_view>
 
+#include "tessera/base/letters.h"
+
 namespace tessera::config::accelerate {
 namespace {
 
@@ -13,8 +15,7 @@ bool is_of_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 
 
 /// Does a word of the name, "api_key" having two, end as secrets do?
 bool is_secret(std::string_view name) {
-  std::string upper(name);
-  std::ranges::transform(upper, upper.begin(), [](unsigned char c) { return std::toupper(c); });
+  const auto upper = upper_case(name);
   for (const std::string_view end : {"TOKEN", "SECRET", "PASSWORD", "KEY"}) {
     for (auto at = upper.find(end); at != std::string::npos; at = upper.find(end, at + 1)) {
       const auto after = at + end.size();

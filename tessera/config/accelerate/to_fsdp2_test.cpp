@@ -12,7 +12,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 
-Settings settings_of(const std::vector<std::pair<std::string, std::string>>& values) {
+Settings fsdp_settings_of(const std::vector<std::pair<std::string, std::string>>& values) {
   Settings settings;
   int line = 0;
   for (const auto& [key, value] : values) {
@@ -22,10 +22,10 @@ Settings settings_of(const std::vector<std::pair<std::string, std::string>>& val
 }
 
 Settings with_strategy(const std::string& strategy, const char* key = "fsdp_sharding_strategy") {
-  return settings_of({{"distributed_type", "FSDP"},
-                      {"num_machines", "2"},
-                      {"num_processes", "8"},
-                      {std::string("fsdp_config.") + key, strategy}});
+  return fsdp_settings_of({{"distributed_type", "FSDP"},
+                           {"num_machines", "2"},
+                           {"num_processes", "8"},
+                           {std::string("fsdp_config.") + key, strategy}});
 }
 
 TEST(ToFsdp2Test, StrategiesUnderEitherNameBecomeReshardAndSizes) {
@@ -53,13 +53,13 @@ TEST(ToFsdp2Test, StrategiesUnderEitherNameBecomeReshardAndSizes) {
 
 TEST(ToFsdp2Test, WhatVersion2LacksIsLeftOutAndSaid) {
   const auto [settings, changes] =
-      to_fsdp2(settings_of({{"distributed_type", "FSDP"},
-                            {"fsdp_config.fsdp_backward_prefetch", "BACKWARD_PRE"},
-                            {"fsdp_config.fsdp_forward_prefetch", "false"},
-                            {"fsdp_config.fsdp_use_orig_params", "true"},
-                            {"fsdp_config.fsdp_sync_module_states", "true"},
-                            {"fsdp_config.fsdp_state_dict_type", "LOCAL_STATE_DICT"},
-                            {"fsdp_config.fsdp_offload_params", "true"}}));
+      to_fsdp2(fsdp_settings_of({{"distributed_type", "FSDP"},
+                                 {"fsdp_config.fsdp_backward_prefetch", "BACKWARD_PRE"},
+                                 {"fsdp_config.fsdp_forward_prefetch", "false"},
+                                 {"fsdp_config.fsdp_use_orig_params", "true"},
+                                 {"fsdp_config.fsdp_sync_module_states", "true"},
+                                 {"fsdp_config.fsdp_state_dict_type", "LOCAL_STATE_DICT"},
+                                 {"fsdp_config.fsdp_offload_params", "true"}}));
   EXPECT_THAT(
       changes,
       ElementsAre("fsdp_version: 2",
@@ -77,7 +77,7 @@ TEST(ToFsdp2Test, WhatVersion2LacksIsLeftOutAndSaid) {
 
 TEST(ToFsdp2Test, TrueAndFalseStay) {
   const auto [settings, changes] =
-      to_fsdp2(settings_of({{"fsdp_config.fsdp_reshard_after_forward", "false"}}));
+      to_fsdp2(fsdp_settings_of({{"fsdp_config.fsdp_reshard_after_forward", "false"}}));
   EXPECT_EQ(settings.text("fsdp_config.fsdp_reshard_after_forward"), "false");
   EXPECT_THAT(changes, ElementsAre("fsdp_version: 2", "fsdp_reshard_after_forward: false"));
 }
@@ -97,21 +97,21 @@ TEST(ToFsdp2Test, WhatCannotBeConverted) {
   const auto error_of = [](const Settings& settings) {
     return testing::message_of([&] { to_fsdp2(settings); });
   };
-  EXPECT_EQ(error_of(settings_of({{"distributed_type", "NO"}})),
+  EXPECT_EQ(error_of(fsdp_settings_of({{"distributed_type", "NO"}})),
             "acc.yaml:1: distributed_type is NO, and there is no fsdp_config: nothing to convert");
-  EXPECT_EQ(error_of(settings_of({{"fsdp_config.fsdp_version", "2"}})),
+  EXPECT_EQ(error_of(fsdp_settings_of({{"fsdp_config.fsdp_version", "2"}})),
             "acc.yaml:1: fsdp_version is 2 already; nothing to convert");
-  EXPECT_EQ(error_of(settings_of(
+  EXPECT_EQ(error_of(fsdp_settings_of(
                 {{"num_machines", "2"}, {"fsdp_config.fsdp_sharding_strategy", "HYBRID_SHARD"}})),
             "acc.yaml:2: HYBRID_SHARD splits within each machine and copies between them: give "
             "num_processes");
-  EXPECT_THAT(error_of(settings_of({{"fsdp_config.fsdp_sharding_strategy", "HYBRID_SHARD"},
-                                    {"num_machines", "2"},
-                                    {"num_processes", "3"}})),
+  EXPECT_THAT(error_of(fsdp_settings_of({{"fsdp_config.fsdp_sharding_strategy", "HYBRID_SHARD"},
+                                         {"num_machines", "2"},
+                                         {"num_processes", "3"}})),
               EndsWith("(acc.yaml:2): each machine starts the same number"));
   EXPECT_THAT(
-      error_of(settings_of({{"fsdp_config.fsdp_sharding_strategy", "HYBRID_SHARD"},
-                            {"fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD"}})),
+      error_of(fsdp_settings_of({{"fsdp_config.fsdp_sharding_strategy", "HYBRID_SHARD"},
+                                 {"fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD"}})),
       EndsWith("fsdp_reshard_after_forward FULL_SHARD (acc.yaml:2): version 1 has one strategy"));
 }
 

@@ -189,6 +189,10 @@ std::string note_of(const Decision& decision) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
+Decision max_grad_norm(const RuleInput& input) {
+  return translated({{"optimizer.max_grad_norm", input.setting.value}});
+}
+
 void contradict(const Setting& a, const Setting& b, const std::string& why) {
   user_error("{}: {} {} contradicts {} {} ({}): {}", a.origin, a.key, a.value, b.key, b.value,
              b.origin, why);

@@ -29,6 +29,9 @@ const Rules& fsdp_rules();         ///< fsdp_config, of distributed_type FSDP
 const Rules& deepspeed_rules();    ///< deepspeed_config, of DEEPSPEED
 const Rules& megatron_lm_rules();  ///< megatron_lm_config, of MEGATRON_LM
 
+/// The rule of keys that limit the norm of the gradients.
+Decision max_grad_norm(const RuleInput& input);
+
 /// Both are right by themselves, but not together.
 [[noreturn]] void contradict(const Setting& a, const Setting& b, const std::string& why);
 

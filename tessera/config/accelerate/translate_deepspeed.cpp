@@ -48,10 +48,6 @@ Decision accumulation(const RuleInput& input) {
   return translated({}, "train.micro_batch=" + (steps == "1" ? "0" : "share of a rank / " + steps));
 }
 
-Decision gradient_clipping(const RuleInput& input) {
-  return translated({{"optimizer.max_grad_norm", input.setting.value}});
-}
-
 Decision zero3_init(const RuleInput& input) {
   if (input.setting.value == "true")
     return honoured("always so: a rank makes its own slices alone");
@@ -93,7 +89,7 @@ const Rules& deepspeed_rules() {
       {kSection + "offload_optimizer_nvme_path", nvme_path},
       {kSection + "offload_param_nvme_path", nvme_path},
       {kSection + "gradient_accumulation_steps", accumulation},
-      {kSection + "gradient_clipping", gradient_clipping},
+      {kSection + "gradient_clipping", max_grad_norm},
       {kSection + "zero3_init_flag", zero3_init},
       {kSection + "zero3_save_16bit_model", save_16bit_model},
       {kSection + "deepspeed_moe_layer_cls_names", moe_layers},

@@ -52,10 +52,6 @@ Decision recompute_blocks(const RuleInput& input) {
   return refused("each block is computed again by itself; set uniform and 1");
 }
 
-Decision gradient_clipping(const RuleInput& input) {
-  return translated({{"optimizer.max_grad_norm", input.setting.value}});
-}
-
 Decision offload_optimizer(const RuleInput& input) {
   return translated({{"parallel.offload_optimizer", input.setting.value}});
 }
@@ -110,7 +106,7 @@ const Rules& megatron_lm_rules() {
       {kPrefix + "recompute_method", recompute_blocks},
       {kPrefix + "recompute_num_layers", recompute_blocks},
       {kPrefix + "use_distributed_optimizer", distributed_optimizer},
-      {kPrefix + "gradient_clipping", gradient_clipping},
+      {kPrefix + "gradient_clipping", max_grad_norm},
       {kPrefix + "optimizer_cpu_offload", offload_optimizer},
       {kPrefix + "overlap_cpu_optimizer_d2h_h2d", overlap},
       {kPrefix + "decoder_last_pipeline_num_layers", last_stage},

@@ -22,7 +22,7 @@ using ::testing::Not;
 using Values = std::vector<std::pair<std::string, std::string>>;
 
 /// As a file whose lines they are.
-Settings settings_of(const Values& values) {
+Settings translated_settings(const Values& values) {
   Settings settings;
   int line = 0;
   for (const auto& [key, value] : values) {
@@ -35,14 +35,14 @@ Settings settings_of(const Values& values) {
 
 std::vector<std::string> job_of(const Values& values) {
   std::vector<std::string> lines;
-  for (const auto& [key, value, origin, _] : translate(settings_of(values)).job) {
+  for (const auto& [key, value, origin, _] : translate(translated_settings(values)).job) {
     lines.push_back(key + "=" + value);
   }
   return lines;
 }
 
 LedgerEntry entry_of(const Values& values, const std::string& key) {
-  for (const auto& entry : translate(settings_of(values)).ledger) {
+  for (const auto& entry : translate(translated_settings(values)).ledger) {
     if (entry.setting.key == find_key(key)->dotted()) return entry;
   }
   ADD_FAILURE() << key;
@@ -54,7 +54,7 @@ Verdict verdict_of(const Values& values, const std::string& key) {
 }
 
 std::string error_of(const Values& values) {
-  return message_of([&] { translate(settings_of(values)); });
+  return message_of([&] { translate(translated_settings(values)); });
 }
 
 Values fsdp(const Values& more = {}) {
@@ -83,7 +83,8 @@ TEST(TranslateTest, PlainDataParallel) {
                                         "precision.compute=bf16", "precision.autocast=true"));
   }
   const auto plan =
-      translate(settings_of({{"distributed_type", "MULTI_CPU"}, {"num_processes", "4"}})).launch;
+      translate(translated_settings({{"distributed_type", "MULTI_CPU"}, {"num_processes", "4"}}))
+          .launch;
   EXPECT_EQ(plan.num_processes, 4);  // Accelerate starts one
   EXPECT_TRUE(plan.cpu);
 }
@@ -195,7 +196,7 @@ TEST(TranslateTest, ZeroStages) {
               AllOf(Contains("parallel.offload_params=true"),
                     Not(Contains("parallel.offload_optimizer=true"))));
   const auto accumulated =
-      translate(settings_of(deepspeed({{"gradient_accumulation_steps", "4"}})));
+      translate(translated_settings(deepspeed({{"gradient_accumulation_steps", "4"}})));
   ASSERT_TRUE(accumulated.accumulation);
   EXPECT_EQ(accumulated.accumulation->value, "4");
 }
@@ -228,7 +229,8 @@ TEST(TranslateTest, OtherHardwareIsRefusedUnlessOnTheCpu) {
 
 TEST(TranslateTest, GpusAreNumbersOrNamesEachOnce) {
   const auto with = [](const std::string& ids, const std::string& origin = "a.yaml:3") {
-    auto settings = settings_of({{"distributed_type", "MULTI_GPU"}, {"num_processes", "2"}});
+    auto settings =
+        translated_settings({{"distributed_type", "MULTI_GPU"}, {"num_processes", "2"}});
     settings.set({.key = "gpu_ids", .value = ids, .origin = origin});
     return message_of([&] { translate(settings); });
   };
@@ -302,7 +304,7 @@ TEST(TranslateTest, Contradictions) {
 
 TEST(TranslateTest, RefusedAndStrict) {
   const auto check = [](const Values& values, bool strict) {
-    return message_of([&] { check_ledger(translate(settings_of(values)).ledger, strict); });
+    return message_of([&] { check_ledger(translate(translated_settings(values)).ledger, strict); });
   };
   EXPECT_EQ(check(fsdp({{"ignored_modules", "head"}}), false),
             "a.yaml:3: fsdp_config.fsdp_ignored_modules head is refused: no module can be left out "
@@ -386,7 +388,7 @@ TEST(TranslateTest, EveryKeyHasARuleAndWhatItTranslatesChangesTheRun) {
     std::set<std::string> effects;
     bool translated = false, honoured_alike = true;
     for (const auto& value : samples(key)) {
-      auto settings = settings_of(base_of(key));
+      auto settings = translated_settings(base_of(key));
       if (key.name == "deepspeed_config_file") break;  // read from a file: ledger_test.cpp
       settings.set({.key = key.dotted(), .value = value, .origin = "a.yaml:9"});
       const bool tensor = key.name == "parallelism_config_tp_size";
@@ -444,7 +446,7 @@ TEST(TranslateTest, WhatIsTranslatedIsAValidJob) {
       {{"version", "2"}, {"reshard_after_forward", "false"}, {"auto_wrap_policy", "NO_WRAP"}}));
   all.push_back({{"distributed_type", "NO"}, {"mixed_precision", "bf16"}});
   for (const auto& values : all) {
-    const auto translation = translate(settings_of(values));
+    const auto translation = translate(translated_settings(values));
     auto loaded = load_run_config("recipes/tiny_llama.yaml", translation.job);
     loaded.config.parallel.num_ranks = translation.launch.num_processes;
     EXPECT_EQ(message_of([&] { check(loaded.config, loaded.origins); }), "no error")

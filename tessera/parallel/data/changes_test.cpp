@@ -27,8 +27,8 @@ const std::vector<Placement> kPlacements{Placement::replicate, Placement::shard_
 const std::vector<UnitRule> kRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
                                    {.kind = UnitRuleKind::whole_model}};
 
-struct BlockImpl : nn::Hookable {
-  BlockImpl() : in(6, 6, true), out(6, 6) {
+struct ResidualImpl : nn::Hookable {
+  ResidualImpl() : in(6, 6, true), out(6, 6) {
     register_module("in", in), register_module("out", out);
     running = register_buffer("running", torch::zeros({6}));
     calls = register_buffer("calls", torch::zeros({}, torch::kInt64));
@@ -45,7 +45,7 @@ struct BlockImpl : nn::Hookable {
   nn::Linear in, out;
   torch::Tensor running, calls;
 };
-using Block = nn::Hooked<BlockImpl>;
+using Residual = nn::Hooked<ResidualImpl>;
 
 struct Net : nn::Hookable {
   Net() : first(4, 6, true), last(6, 3) {
@@ -61,7 +61,7 @@ struct Net : nn::Hookable {
     return last(y.tanh());
   }
   nn::Linear first;
-  Block block0, block1;
+  Residual block0, block1;
   nn::Linear last;
   bool with_block1 = true;
 };

@@ -19,8 +19,8 @@ namespace {
 using nn::Linear;
 
 /// Layers of uneven sizes, of which the last may be left unused.
-struct Net : nn::Hookable {
-  explicit Net(const torch::TensorOptions& options = {}, bool with_unused = true)
+struct TestNet : nn::Hookable {
+  explicit TestNet(const torch::TensorOptions& options = {}, bool with_unused = true)
       : first(7, 50, true, options),
         second(50, 9, true, options),
         third(9, 3, true, options),
@@ -45,14 +45,14 @@ struct Net : nn::Hookable {
 };
 
 constexpr double kLearningRate = 0.1;
-constexpr int kSteps = 3;
+constexpr int kNumSteps = 3;
 
 /// Values after a few steps on the whole batch of the plain net.
 std::map<std::string, torch::Tensor> plain_result(const torch::Tensor& batch) {
-  Net net;
+  TestNet net;
   torch::optim::SGD optimizer(net.parameters(),
                               torch::optim::SGDOptions(kLearningRate).momentum(0.9));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kNumSteps; ++step) {
     optimizer.zero_grad();
     (net.forward(batch).square().sum() / batch.size(0)).backward();
     optimizer.step();
@@ -75,12 +75,12 @@ Rows uneven_rows(const mesh::Axis& axis) {
 }
 
 /// The same steps data parallel, in two uneven micro-batches.
-void train(Net& net, DataParallel& model, const Rows& rows, bool reduce_each) {
+void train(TestNet& net, DataParallel& model, const Rows& rows, bool reduce_each) {
   torch::optim::SGD optimizer(model.parameters(),
                               torch::optim::SGDOptions(kLearningRate).momentum(0.9));
   model.set_gradient_divide_factor(1);
   const auto total = static_cast<double>(rows.all.size(0));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kNumSteps; ++step) {
     for (const bool last : {false, true}) {
       model.set_requires_gradient_sync(last || reduce_each);
       model.set_is_last_backward(last);
@@ -93,7 +93,7 @@ void train(Net& net, DataParallel& model, const Rows& rows, bool reduce_each) {
   }
 }
 
-void expect_result(const Net& net, DataParallel& model, const torch::Tensor& batch,
+void expect_result(const TestNet& net, DataParallel& model, const torch::Tensor& batch,
                    Tolerance tolerance = {.absolute = 1e-5, .relative = 1e-5}) {
   model.unshard();
   for (const auto& [name, expected] : plain_result(batch)) {
@@ -118,7 +118,7 @@ TEST_P(PlacementsTest, StepsEqualThoseOfTheWholeBatch) {
     const auto& axis = mesh.axis("dp_shard");
     for (const auto prefetch :
          {BackwardPrefetch::none, BackwardPrefetch::pre, BackwardPrefetch::post}) {
-      Net net;
+      TestNet net;
       auto model = parallelise(net, net.units(), DataAxes::of(mesh),
                                {.unit = kKinds.at(kind),
                                 .backward_prefetch = prefetch,
@@ -143,7 +143,7 @@ class HybridTest : public ::testing::TestWithParam<std::tuple<std::string, bool>
 TEST_P(HybridTest, TwoByTwoEqualsTheWholeBatch) {
   const auto& [kind, reduce_each] = GetParam();
   on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.unit = kKinds.at(kind)});
     const auto rows = uneven_rows(mesh.axis({"dp_replicate", "dp_shard"}));
     train(net, model, rows, reduce_each);
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, HybridTest,
 
 TEST(Reshard, ToASmallerWorld) {
   on_mesh({.shape = {.dp_shard = 4}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     auto model =
         parallelise(net, net.units(), DataAxes::of(mesh, 2),
                     {.unit = {.placement = Placement::full_shard, .reshard_after_forward = 2},
@@ -169,14 +169,14 @@ TEST(Reshard, ToASmallerWorld) {
     train(net, model, rows, true);
     // Each backward gathers among two ranks, but for the last unit (which the first backward does
     // not know yet) and the unused one.
-    EXPECT_EQ(inner.counters().all_gather.calls - before, 2 * 2 * kSteps + 1);
+    EXPECT_EQ(inner.counters().all_gather.calls - before, 2 * 2 * kNumSteps + 1);
     expect_result(net, model, rows.all);
   });
 }
 
 TEST(Reshard, AWorldThatDoesNotDivideIsAnError) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     EXPECT_THROW(fully_shard(net, mesh, {.unit = {.reshard_after_forward = 2}}), UserError);
     EXPECT_THROW(fully_shard(net, mesh, {.overrides = {{"nothing*", {}}}}), UserError);
   });
@@ -185,7 +185,7 @@ TEST(Reshard, AWorldThatDoesNotDivideIsAnError) {
 TEST(FullShard, CollectivesPerStep) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const bool reshards : {true, false}) {
-      Net net;
+      TestNet net;
       auto units = net.units();
       auto model = parallelise(net, units, DataAxes::of(mesh),
                                {.unit = {.reshard_after_forward = reshards}});
@@ -213,7 +213,7 @@ TEST(FullShard, CollectivesPerStep) {
 
 TEST(FullShard, StatesShrinkWithTheRanksAndGatheredMemoryIsBounded) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
-    Net net(/*options=*/{}, /*with_unused=*/false);
+    TestNet net(/*options=*/{}, /*with_unused=*/false);
     auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.max_gathered_units = 2});
     int64_t whole = 0, largest = 0;
     for (const auto& unit : model.units()) {
@@ -237,7 +237,7 @@ TEST_P(PolicyTest, Bf16ComputesWithFp32Slices) {
     unit.mixed_precision = {.param_dtype = torch::kBFloat16,
                             .reduce_dtype = torch::kFloat32,
                             .output_dtype = torch::kFloat32};
-    Net net;
+    TestNet net;
     auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.unit = unit});
     nn::Hooks look;
     look.before_backward = [&] {
@@ -263,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, PolicyTest,
 TEST(FrozenParameters, CostNeitherGradientNorState) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto& [name, unit] : kKinds) {
-      Net net;
+      TestNet net;
       net.first->weight.set_requires_grad(false);
       net.second->weight.set_requires_grad(false);
       const auto before = net.second->weight.detach().clone();
@@ -283,8 +283,8 @@ TEST(FrozenParameters, CostNeitherGradientNorState) {
 TEST(Start, OnTheMetaDeviceEachRankFillsItsSlices) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto& [name, unit] : kKinds) {
-      const Net values;
-      Net net(torch::device(torch::kMeta));
+      const TestNet values;
+      TestNet net(torch::device(torch::kMeta));
       auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.unit = unit});
       int64_t filled = 0;
       model.fill([&](const std::string& parameter, int64_t begin, const torch::Tensor& part) {
@@ -303,7 +303,7 @@ TEST(Start, OnTheMetaDeviceEachRankFillsItsSlices) {
 
 TEST(Start, TheValuesOfRankZeroCount) {
   on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
-    Net net(mesh.rank() == 0 ? torch::TensorOptions() : torch::device(torch::kMeta));
+    TestNet net(mesh.rank() == 0 ? torch::TensorOptions() : torch::device(torch::kMeta));
     auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.sync_module_states = true});
     const auto rows = uneven_rows(mesh.world());
     train(net, model, rows, false);
@@ -324,12 +324,12 @@ std::string value_error(const Body& body) {
 
 TEST(Start, ModelsThatDifferAreNamed) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     if (mesh.rank() == 1) net.second->bias.detach()[2] += 1;
     EXPECT_THAT(
         value_error([&] { parallelise(net, net.units(), DataAxes::of(mesh)); }),
         ::testing::AllOf(::testing::HasSubstr("layer1.bias"), ::testing::HasSubstr("rank 1")));
-    Net other;
+    TestNet other;
     auto units = other.units();
     if (mesh.rank() == 2) std::swap(units[0], units[1]);
     EXPECT_THAT(
@@ -340,7 +340,7 @@ TEST(Start, ModelsThatDifferAreNamed) {
 
 TEST(Start, FilledValuesThatDifferAreNamed) {
   on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
-    Net net(torch::device(torch::kMeta));
+    TestNet net(torch::device(torch::kMeta));
     auto model = parallelise(net, net.units(), DataAxes::of(mesh));
     const auto fill = [&](const std::string& name, int64_t, const torch::Tensor& part) {
       part.fill_(mesh.rank() == 3 && name == "layer1.weight" ? 1 : 2);
@@ -353,7 +353,7 @@ TEST(Start, FilledValuesThatDifferAreNamed) {
 }
 
 TEST(Start, AParameterInNoUnitIsNamed) {
-  Net net;
+  TestNet net;
   auto units = net.units();
   units.pop_back();
   EXPECT_THAT(value_error([&] { parallelise(net, units, DataAxes::of(mesh::DeviceMesh())); }),
@@ -364,13 +364,13 @@ TEST(Gradients, NormUnusedParametersAndNonFiniteUnits) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto& [name, unit] : kKinds) {
       const auto rows = uneven_rows(mesh.axis("dp_shard"));
-      Net plain;
+      TestNet plain;
       (plain.forward(rows.all).sum() / rows.all.size(0)).backward();
       double squares = 0;
       for (const auto& parameter : plain.parameters()) {
         if (parameter.grad().defined()) squares += parameter.grad().square().sum().item<double>();
       }
-      Net net;
+      TestNet net;
       auto model = parallelise(net, net.units(), DataAxes::of(mesh),
                                {.unit = unit, .gradient_divide_factor = 1});
       model.slices();  // as for an optimizer
@@ -393,7 +393,7 @@ TEST(Gradients, NormUnusedParametersAndNonFiniteUnits) {
 TEST(Gradients, AreTheMeanOverRanksUnlessTold) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto& [name, unit] : kKinds) {
-      Net net;
+      TestNet net;
       auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.unit = unit});
       // The gradient of third's bias is the number of rows: 1 and 3.
       net.forward(torch::ones({mesh.rank() == 0 ? 1 : 3, 7})).sum().backward();
@@ -430,7 +430,7 @@ int64_t clones_in(const std::function<void()>& body) {
 TEST(Gradients, OfMicroBatchesAreNotCopiedOnOneRank) {
   on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto placement : {Placement::replicate, Placement::full_shard}) {
-      Net net;
+      TestNet net;
       auto model =
           parallelise(net, net.units(), DataAxes::of(mesh), {.unit = {.placement = placement}});
       const auto backward = [&] {
@@ -447,7 +447,7 @@ TEST(Gradients, OfMicroBatchesAreNotCopiedOnOneRank) {
 
 TEST(Overrides, AUnitMayDiffer) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     auto model = parallelise(net, net.units(), DataAxes::of(mesh),
                              {.overrides = {{"sec*", {.placement = Placement::replicate}},
                                             {"third", {.placement = Placement::shard_gradients}}}});
@@ -462,7 +462,7 @@ TEST(Offload, SlicesOnTheHostChangeNothing) {
        {OffloadPolicy{.offload_params = true}, OffloadPolicy{.offload_optimizer = true},
         OffloadPolicy{.offload_optimizer = true, .fraction = 0.3}}) {
     on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
-      Net net;
+      TestNet net;
       auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.offload = policy});
       const auto rows = uneven_rows(mesh.axis("dp_shard"));
       train(net, model, rows, true);
@@ -473,7 +473,7 @@ TEST(Offload, SlicesOnTheHostChangeNothing) {
 
 TEST(Offload, AFractionIsTheLastUnits) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
+    TestNet net;
     const auto model = parallelise(net, net.units(), DataAxes::of(mesh),
                                    {.offload = {.offload_optimizer = true, .fraction = 0.3}});
     std::vector<bool> offloaded;

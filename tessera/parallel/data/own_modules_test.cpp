@@ -19,11 +19,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<Placement> kPlacements{Placement::replicate, Placement::shard_optimizer,
-                                         Placement::shard_gradients, Placement::full_shard};
+const std::vector<Placement> kAllPlacements{Placement::replicate, Placement::shard_optimizer,
+                                            Placement::shard_gradients, Placement::full_shard};
 
-struct Net : nn::Hookable {
-  Net() : first(4, 6), middle(6, 6), last(6, 3) {
+struct OwnNet : nn::Hookable {
+  OwnNet() : first(4, 6), middle(6, 6), last(6, 3) {
     register_module("first", first), register_module("middle", middle);
     register_module("last", last);
     torch::manual_seed(3);
@@ -34,9 +34,9 @@ struct Net : nn::Hookable {
   nn::Linear first, middle, last;
 };
 
-const std::vector<UnitRule> kRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
-                                   {.kind = UnitRuleKind::by_name, .patterns = {"middle"}},
-                                   {.kind = UnitRuleKind::whole_model}};
+const std::vector<UnitRule> kUnitRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
+                                       {.kind = UnitRuleKind::by_name, .patterns = {"middle"}},
+                                       {.kind = UnitRuleKind::whole_model}};
 
 /// Norm of the gradient that `backward` leaves in a plain net.
 template <typename Model>
@@ -60,8 +60,8 @@ void expect_gradient(
   const double expected = plain_norm<Model>(whole);
   for (const int ranks : {1, 2, 3}) {
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
-      for (const auto placement : kPlacements) {
-        for (const auto& rule : kRules) {
+      for (const auto placement : kAllPlacements) {
+        for (const auto& rule : kUnitRules) {
           SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + " by " +
                        std::to_string(static_cast<int>(rule.kind)));
           Model net;
@@ -86,49 +86,49 @@ torch::Tensor part_of_batch(int rank, int ranks) {
 torch::Tensor loss(const torch::Tensor& y) { return y.square().sum(); }
 
 TEST(OwnModules, OneGraphTwoBackwards) {
-  const auto twice = [](Net& net, const torch::Tensor& x) {
+  const auto twice = [](OwnNet& net, const torch::Tensor& x) {
     const auto y = net.forward(x);
     loss(y).backward({}, /*retain_graph=*/true);
     y.sin().sum().backward();
   };
-  expect_gradient<Net>([&](Net& net) { twice(net, batch()); },
-                       [&](Net& net, DataParallel& model, int rank, int ranks) {
-                         twice(net, part_of_batch(rank, ranks));
-                         model.finish_backward();
-                       });
+  expect_gradient<OwnNet>([&](OwnNet& net) { twice(net, batch()); },
+                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
+                            twice(net, part_of_batch(rank, ranks));
+                            model.finish_backward();
+                          });
 }
 
 TEST(OwnModules, TwoForwardsTwoBackwardsOneFinish) {
-  const auto twice = [](Net& net, const torch::Tensor& x) {
+  const auto twice = [](OwnNet& net, const torch::Tensor& x) {
     loss(net.forward(x)).backward();
     net.forward(x * 2).sin().sum().backward();
   };
-  expect_gradient<Net>([&](Net& net) { twice(net, batch()); },
-                       [&](Net& net, DataParallel& model, int rank, int ranks) {
-                         twice(net, part_of_batch(rank, ranks));
-                         model.finish_backward();
-                       });
+  expect_gradient<OwnNet>([&](OwnNet& net) { twice(net, batch()); },
+                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
+                            twice(net, part_of_batch(rank, ranks));
+                            model.finish_backward();
+                          });
 }
 
 TEST(OwnModules, AGradientOfTheInputBeforeTheBackward) {
-  const auto both = [](Net& net, const torch::Tensor& x) {
+  const auto both = [](OwnNet& net, const torch::Tensor& x) {
     const auto input = x.clone().requires_grad_();
     const auto value = loss(net.forward(input));
     const auto of_input =
         torch::autograd::grad({value}, {input}, {}, /*retain_graph=*/true)[0].detach();
     (value * of_input.abs().sum().clamp_max(1)).backward();
   };
-  expect_gradient<Net>([&](Net& net) { both(net, batch()); },
-                       [&](Net& net, DataParallel& model, int rank, int ranks) {
-                         both(net, part_of_batch(rank, ranks));
-                         model.finish_backward();
-                       });
+  expect_gradient<OwnNet>([&](OwnNet& net) { both(net, batch()); },
+                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
+                            both(net, part_of_batch(rank, ranks));
+                            model.finish_backward();
+                          });
 }
 
 TEST(OwnModules, GradientsOfGradientsAreRefused) {
   on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
-    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    OwnNet net;
+    auto model = fully_shard(net, mesh, {}, kUnitRules[0]);
     auto x = batch().requires_grad_();
     const auto value = loss(net.forward(x));
     try {
@@ -173,7 +173,7 @@ TEST(OwnModules, AUnitReturnsAViewOfItsParameter) {
       for (int rank = 0; rank < ranks; ++rank) run(net, part_of_batch(rank, ranks));
     });
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
-      for (const auto placement : kPlacements) {
+      for (const auto placement : kAllPlacements) {
         WithTable net;
         auto model =
             fully_shard(net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1},
@@ -258,19 +258,19 @@ TEST(OwnModules, AChildIsCalledAtTimes) {
 // A penalty reads a weight outside of its module: before or after the module's own backward.
 TEST(OwnModules, AWeightInTheLoss) {
   for (const int ranks : {1, 2, 3}) {
-    const auto run = [&](Net& net, const torch::Tensor& x) {
+    const auto run = [&](OwnNet& net, const torch::Tensor& x) {
       const auto value = loss(net.forward(x));
       const auto penalty = 0.3 * (loss(net.first->weight) + loss(net.last->weight)) / ranks;
       (value + penalty).backward();
     };
-    const double expected = plain_norm<Net>([&](Net& net) {
+    const double expected = plain_norm<OwnNet>([&](OwnNet& net) {
       for (int rank = 0; rank < ranks; ++rank) run(net, part_of_batch(rank, ranks));
     });
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
       for (const auto placement :
            {Placement::replicate, Placement::shard_optimizer, Placement::shard_gradients}) {
-        for (const auto& rule : kRules) {
-          Net net;
+        for (const auto& rule : kUnitRules) {
+          OwnNet net;
           auto model = fully_shard(
               net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
           model.slices();  // as for an optimizer
@@ -292,8 +292,8 @@ TEST(OwnModules, AWeightInTheLoss) {
 TEST(OwnModules, ACallPastTheHolderIsNamed) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto placement : {Placement::shard_optimizer, Placement::shard_gradients}) {
-      Net net;
-      auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kRules[0]);
+      OwnNet net;
+      auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kUnitRules[0]);
       const auto x = batch();
       loss(net.last(net.middle->forward(net.first(x).tanh()).tanh())).backward();
       try {
@@ -310,7 +310,7 @@ TEST(OwnModules, ACallPastTheHolderIsNamed) {
 TEST(OwnModules, TheUsualLoopWithZeroGrad) {
   torch::Tensor expected;
   {
-    Net net;
+    OwnNet net;
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
@@ -321,12 +321,12 @@ TEST(OwnModules, TheUsualLoopWithZeroGrad) {
   }
   for (const int ranks : {1, 2, 3}) {
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
-      for (const auto placement : kPlacements) {
+      for (const auto placement : kAllPlacements) {
         for (const bool set_to_none : {false, true}) {
-          Net net;
+          OwnNet net;
           auto model = fully_shard(net, mesh,
                                    {.unit = {.placement = placement}, .gradient_divide_factor = 1},
-                                   kRules[0]);
+                                   kUnitRules[0]);
           torch::optim::SGD optimizer(model.parameters(),
                                       torch::optim::SGDOptions(0.05).momentum(0.9));
           for (int step = 0; step < 3; ++step) {
@@ -348,8 +348,8 @@ TEST(OwnModules, TheUsualLoopWithZeroGrad) {
 
 TEST(OwnModules, AForgottenFinishIsNamedAndFreedGradientsAreUndefined) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
-    Net net;
-    auto model = fully_shard(net, mesh, {}, kRules[0]);
+    OwnNet net;
+    auto model = fully_shard(net, mesh, {}, kUnitRules[0]);
     loss(net.forward(batch())).backward();
     EXPECT_THROW(model.finish_step(), c10::ValueError);
     model.finish_backward();
@@ -363,8 +363,8 @@ TEST(OwnModules, ABackwardAfterTheModelIsGoneIsNamed) {
   on_mesh({.shape = {.dp_shard = 1}}, [](const mesh::DeviceMesh& mesh) {
     torch::Tensor value;
     {
-      auto net = std::make_shared<Net>();
-      auto model = fully_shard(*net, mesh, {}, kRules[0]);
+      auto net = std::make_shared<OwnNet>();
+      auto model = fully_shard(*net, mesh, {}, kUnitRules[0]);
       value = loss(net->forward(batch()));
     }
     EXPECT_THROW(value.backward(), c10::ValueError);
