@@ -1,5 +1,6 @@
 # What stands below a prefix: programs, a static library per folder and its headers, the CMake package Tessera, LibTorch.
 # `cmake --install`, `make install` and CPack put it there. Nothing in it names a folder outside: it may be moved.
+# The component `programs` is what trains; with the component `finds_libtorch` it uses the user's PyTorch.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -10,13 +11,14 @@ set_property(CACHE TESSERA_BUNDLE_LIBTORCH PROPERTY STRINGS AUTO ON OFF)
 if(TESSERA_BUNDLE_LIBTORCH STREQUAL ON AND TESSERA_WITH_CUDA)
   message(FATAL_ERROR "TESSERA_BUNDLE_LIBTORCH=ON: expected AUTO or OFF in a build with CUDA (TESSERA_CUDA)")
 endif()
+file(RELATIVE_PATH to_libraries ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR}/tessera)
+set(program_rpath "$ORIGIN/${to_libraries}")
 if(TESSERA_BUNDLE_LIBTORCH STREQUAL OFF OR TESSERA_WITH_CUDA)
   set(installed_libtorch ${TESSERA_LIBTORCH})
   set(worker_rpath ${TESSERA_LIBTORCH}/lib)
 else()
   set(installed_libtorch ${CMAKE_INSTALL_LIBDIR}/tessera/libtorch)
-  file(RELATIVE_PATH from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR}/tessera/libtorch/lib)
-  set(worker_rpath "$ORIGIN/${from_programs}")
+  set(worker_rpath ${program_rpath}/libtorch/lib)
 
   # Of what tessera-worker loads, that which stands with LibTorch: in a wheel, CUDA's libraries are beside its folder.
   file(REAL_PATH ${TESSERA_LIBTORCH}/.. beside_libtorch)
@@ -28,8 +30,17 @@ else()
 endif()
 set(TESSERA_INSTALLED_LIBTORCH ${installed_libtorch} CACHE INTERNAL
     "where installed programs find LibTorch; relative: below the prefix")
-set_target_properties(tessera-worker PROPERTIES INSTALL_RPATH "${worker_rpath}")
-install(TARGETS tessera tessera-worker RUNTIME_DEPENDENCY_SET tessera_loads DESTINATION ${CMAKE_INSTALL_BINDIR})
+set_target_properties(tessera PROPERTIES INSTALL_RPATH "${program_rpath}")
+set_target_properties(tessera-worker PROPERTIES INSTALL_RPATH "${program_rpath};${worker_rpath}")
+target_link_options(tessera PRIVATE -Wl,--disable-new-dtags)  # as tessera-worker: these before the system's
+install(TARGETS tessera tessera-worker RUNTIME_DEPENDENCY_SET tessera_loads
+        DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
+# Distributions have them under changing names; two small ones.
+install(RUNTIME_DEPENDENCY_SET tessera_loads DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera COMPONENT programs
+        PRE_INCLUDE_REGEXES "^lib(fmt|yaml-cpp)\\." PRE_EXCLUDE_REGEXES ".")
+file(WRITE ${CMAKE_BINARY_DIR}/needs_libtorch "${torch_version}\n")
+install(FILES ${CMAKE_BINARY_DIR}/needs_libtorch DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera
+        COMPONENT finds_libtorch EXCLUDE_FROM_ALL)
 
 # Completions, printed by the program itself, where the shells look. Below /usr Debian's zsh has a folder of its own.
 install(CODE "
@@ -44,7 +55,7 @@ install(CODE "
     file(MAKE_DIRECTORY \"\${share}/\${CMAKE_MATCH_2}\")
     execute_process(COMMAND \"$<TARGET_FILE:tessera>\" completion \${CMAKE_MATCH_1}
                     OUTPUT_FILE \"\${share}/\${CMAKE_MATCH_2}\${CMAKE_MATCH_3}\" COMMAND_ERROR_IS_FATAL ANY)
-  endforeach()")
+  endforeach()" COMPONENT programs)
 
 configure_file(cmake/version.h.in ${CMAKE_BINARY_DIR}/include/tessera/version.h @ONLY)
 
@@ -73,8 +84,9 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake 
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package})
 install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake cmake/libtorch.cmake
         DESTINATION ${package})
-install(DIRECTORY recipes examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES LICENSE CHANGELOG.md docs/install.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
+install(FILES LICENSE CHANGELOG.md docs/install.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
 
 # `./dev package`, or cpack in the build folder.
 set(CPACK_GENERATOR DEB TGZ)
@@ -88,5 +100,6 @@ set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # gzip takes several times as long over
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${TESSERA_LIBTORCH}/lib)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libcurl4-openssl-dev")  # to build programs with it
+    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev")  # to build programs with it
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # to fetch models
 include(CPack)

@@ -24,18 +24,27 @@
 namespace tessera::cli {
 namespace {
 
+namespace fs = std::filesystem;
 using Overrides = std::vector<config::Override>;
 
 constexpr const char* kExample =
     "Examples:\n"
     "  tessera train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=200\n"
-    "  tessera train recipes/tiny_llama.yaml --config_file fsdp.yaml --cpu\n\n"
+    "  tessera train recipes/tiny_llama.yaml --config_file fsdp.yaml --cpu\n"
+    "  tessera train tiny_llama --data.train=FOLDER          (a recipe that was installed)\n\n"
     "Every key of the job file can be set on the command line as --section.key=value:\n\n";
 
-struct Arguments {
+struct TrainArguments {
   std::string job, resume, config_file;
   bool print_config = false, strict = false, cpu = false;
 };
+
+/// `job`, or the job file of the recipe of that name that was installed with this program.
+std::string job_file(const std::string& job) {
+  if (job.find('/') != std::string::npos || fs::exists(job)) return job;
+  const auto recipe = install_prefix() / "share/doc/tessera/recipes" / (job + ".yaml");
+  return fs::exists(recipe) ? recipe.string() : job;
+}
 
 std::vector<std::string> worker_command(const std::string& job, const Overrides& overrides,
                                         const config::Origins& origins) {
@@ -98,8 +107,8 @@ using Ranks = std::optional<launch::RankEnvironment>;
 
 /// What an Accelerate configuration asks: --config_file, or the one with which a launcher started
 /// this rank. As many processes as there are, or as the command line says.
-std::optional<AccelerateRun> accelerate_run_of(const Arguments& arguments, const Overrides& own,
-                                               const Ranks& ranks) {
+std::optional<AccelerateRun> accelerate_run_of(const TrainArguments& arguments,
+                                               const Overrides& own, const Ranks& ranks) {
   namespace accelerate = config::accelerate;
   const auto& file = arguments.config_file;
   AccelerateRequest request{.config_file = file, .strict = arguments.strict};
@@ -155,7 +164,7 @@ config::Override micro_batch(const config::accelerate::Setting& steps,
 
 /// The job file with what takes the place of its values: first the Accelerate configuration's, then
 /// the command line's.
-config::LoadedConfig load(const Arguments& arguments, const Overrides& overrides,
+config::LoadedConfig load(const TrainArguments& arguments, const Overrides& overrides,
                           const Ranks& ranks) {
   auto loaded = config::load_run_config(arguments.job, overrides);
   auto& parallel = loaded.config.parallel;
@@ -173,7 +182,7 @@ void check_pipeline(const config::RunConfig& config) {
                           config::fitting_mesh(config.parallel, config.parallel.num_ranks));
 }
 
-int train(const Arguments& arguments, Overrides overrides) {
+int train(const TrainArguments& arguments, Overrides overrides) {
   const auto ranks = launch::rank_environment();
   launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
   if (const auto run = accelerate_run_of(arguments, overrides, ranks)) {
@@ -210,9 +219,10 @@ int train(const Arguments& arguments, Overrides overrides) {
 }  // namespace
 
 void add_train(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TrainArguments>();
   auto* command = app.add_subcommand("train", "Train a model as a job file says");
-  command->add_option("JOB", arguments->job, "Job file (YAML)")->required();
+  command->add_option("JOB", arguments->job, "Job file (YAML), or an installed recipe's name")
+      ->required();
   command->add_flag("--print-config", arguments->print_config,
                     "Show the configuration and where each value came from");
   command->add_option("--resume", arguments->resume,
@@ -225,6 +235,7 @@ void add_train(CLI::App& app, int& exit_code) {
   command->allow_extras();
   command->footer([] { return kExample + config::config_help(); });
   command->callback([command, arguments, &exit_code] {
+    arguments->job = job_file(arguments->job);
     auto overrides = parse_overrides(command->remaining());
     if (!arguments->resume.empty()) {
       overrides.push_back({.key = "checkpoint.resume", .value = arguments->resume});

@@ -7,12 +7,19 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/cli/libtorch_of_user.h"
 
 namespace tessera::cli {
 
+std::filesystem::path install_prefix() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+}
+
 std::string worker_path() {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tessera-worker")
-      .string();
+  const auto prefix = install_prefix();
+  const auto worker = prefix / "bin" / "tessera-worker";
+  use_libtorch_of_user(worker, prefix);
+  return worker.string();
 }
 
 void become(const std::vector<std::string>& command) {

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 namespace tessera::cli {
 
-/// tessera-worker, which stands beside tessera.
+/// The folder that has this program in bin/.
+std::filesystem::path install_prefix();
+
+/// tessera-worker, which stands beside tessera. Where that was installed without a LibTorch of its
+/// own, this process's LD_LIBRARY_PATH names one (libtorch_of_user.h), for those it starts.
 std::string worker_path();
 
 /// Stands before a configuration's overrides: check the set-up instead of training.

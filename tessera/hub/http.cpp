@@ -1,26 +1,19 @@
 #include "tessera/hub/http.h"
 
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <exception>
 #include <memory>
-#include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
+#include "tessera/hub/libcurl.h"
 
 namespace tessera::hub {
 namespace {
 
 constexpr int kMaxRedirections = 10;
-
-std::string lower_case(std::string_view text) {
-  std::string lower(text);
-  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  return lower;
-}
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r\n");
@@ -30,15 +23,16 @@ std::string_view trimmed(std::string_view text) {
 
 /// A part of `location`, which may be relative to `base`; "" if it is no URL.
 std::string url_part(const std::string& base, const std::string& location, CURLUPart part) {
-  const std::unique_ptr<CURLU, decltype(&curl_url_cleanup)> url(curl_url(), curl_url_cleanup);
+  const auto& curl = libcurl();
+  const std::unique_ptr<CURLU, decltype(curl.url_cleanup)> url(curl.url(), curl.url_cleanup);
   char* text = nullptr;
-  if (curl_url_set(url.get(), CURLUPART_URL, base.c_str(), 0) != CURLUE_OK ||
-      curl_url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK ||
-      curl_url_get(url.get(), part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) {
+  if (curl.url_set(url.get(), CURLUPART_URL, base.c_str(), 0) != CURLUE_OK ||
+      curl.url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK ||
+      curl.url_get(url.get(), part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) {
     return "";
   }
   const std::string found = text;
-  curl_free(text);
+  curl.free(text);
   return found;
 }
 
@@ -74,7 +68,7 @@ struct Transfer {
   static size_t on_body(char* data, size_t size, size_t count, void* self) {
     auto& transfer = *static_cast<Transfer*>(self);
     auto& response = transfer.response;
-    curl_easy_getinfo(transfer.curl, CURLINFO_RESPONSE_CODE, &response.status);
+    libcurl().easy_getinfo(transfer.curl, CURLINFO_RESPONSE_CODE, &response.status);
     if (!transfer.sink || (response.status != 200 && response.status != 206)) return size * count;
     try {
       transfer.sink(response, {data, size * count});
@@ -89,8 +83,8 @@ struct Transfer {
 struct Headers {
   curl_slist* list = nullptr;
 
-  void add(const std::string& line) { list = curl_slist_append(list, line.c_str()); }
-  ~Headers() { curl_slist_free_all(list); }
+  void add(const std::string& line) { list = libcurl().slist_append(list, line.c_str()); }
+  ~Headers() { libcurl().slist_free_all(list); }
 };
 
 }  // namespace
@@ -108,21 +102,20 @@ int64_t Response::number(const std::string& name) const {
 }
 
 Http::Http(const Settings& settings) : settings_(settings), origin_(origin_of(settings.endpoint)) {
-  static std::once_flag once;
-  std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
   if (!settings.endpoint.starts_with("http://") && !settings.endpoint.starts_with("https://")) {
     user_error("HF_ENDPOINT: expected http://host or https://host, got '{}'", settings.endpoint);
   }
-  curl_ = curl_easy_init();
+  curl_ = libcurl().easy_init();
   if (curl_ == nullptr) throw SystemError("libcurl cannot be started");
 }
 
-Http::~Http() { curl_easy_cleanup(curl_); }
+Http::~Http() { libcurl().easy_cleanup(curl_); }
 
 bool Http::is_endpoint(const std::string& url) const { return origin_of(url) == origin_; }
 
 Response Http::send_once(const Request& request, const BodySink& sink) {
-  curl_easy_reset(curl_);  // the connection stays
+  const auto& curl = libcurl();
+  curl.easy_reset(curl_);  // the connection stays
   Headers headers;
   headers.add("Accept-Encoding: identity");  // sizes and ranges are those of the file
   if (!settings_.token.empty() && is_endpoint(request.url)) {
@@ -130,29 +123,29 @@ Response Http::send_once(const Request& request, const BodySink& sink) {
   }
   if (request.first_byte > 0) headers.add(fmt::format("Range: bytes={}-", request.first_byte));
   Transfer transfer{.response = {.url = request.url}, .sink = sink, .curl = curl_};
-  curl_easy_setopt(curl_, CURLOPT_URL, request.url.c_str());
+  curl.easy_setopt(curl_, CURLOPT_URL, request.url.c_str());
   // What begins encrypted stays encrypted.
-  curl_easy_setopt(curl_, CURLOPT_PROTOCOLS_STR,
+  curl.easy_setopt(curl_, CURLOPT_PROTOCOLS_STR,
                    origin_.starts_with("https") ? "https" : "http,https");
-  curl_easy_setopt(curl_, CURLOPT_HTTPHEADER, headers.list);
-  curl_easy_setopt(curl_, CURLOPT_USERAGENT, "tessera");
-  curl_easy_setopt(curl_, CURLOPT_NOBODY, request.only_headers ? 1L : 0L);
-  curl_easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT, long{settings_.connect_seconds});
-  curl_easy_setopt(curl_, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl_easy_setopt(curl_, CURLOPT_LOW_SPEED_TIME, long{settings_.stall_seconds});
-  curl_easy_setopt(curl_, CURLOPT_HEADERFUNCTION, Transfer::on_header);
-  curl_easy_setopt(curl_, CURLOPT_HEADERDATA, &transfer);
-  curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, Transfer::on_body);
-  curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &transfer);
-  const CURLcode code = curl_easy_perform(curl_);
+  curl.easy_setopt(curl_, CURLOPT_HTTPHEADER, headers.list);
+  curl.easy_setopt(curl_, CURLOPT_USERAGENT, "tessera");
+  curl.easy_setopt(curl_, CURLOPT_NOBODY, request.only_headers ? 1L : 0L);
+  curl.easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
+  curl.easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT, long{settings_.connect_seconds});
+  curl.easy_setopt(curl_, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl.easy_setopt(curl_, CURLOPT_LOW_SPEED_TIME, long{settings_.stall_seconds});
+  curl.easy_setopt(curl_, CURLOPT_HEADERFUNCTION, Transfer::on_header);
+  curl.easy_setopt(curl_, CURLOPT_HEADERDATA, &transfer);
+  curl.easy_setopt(curl_, CURLOPT_WRITEFUNCTION, Transfer::on_body);
+  curl.easy_setopt(curl_, CURLOPT_WRITEDATA, &transfer);
+  const CURLcode code = curl.easy_perform(curl_);
   if (transfer.error) std::rethrow_exception(transfer.error);
   if (code != CURLE_OK) {
-    const auto reason = fmt::format("{}: {}", origin_of(request.url), curl_easy_strerror(code));
+    const auto reason = fmt::format("{}: {}", origin_of(request.url), curl.easy_strerror(code));
     if (code == CURLE_COULDNT_RESOLVE_HOST) throw NoSuchHost(reason);
     throw Unreachable(reason);
   }
-  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &transfer.response.status);
+  curl.easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &transfer.response.status);
   return transfer.response;
 }
 
@@ -181,9 +174,9 @@ Response Http::send(const Request& request, const BodySink& sink) {
 }
 
 std::string url_encoded(std::string_view text) {
-  char* encoded = curl_easy_escape(nullptr, text.data(), static_cast<int>(text.size()));
+  char* encoded = libcurl().easy_escape(nullptr, text.data(), static_cast<int>(text.size()));
   std::string result = encoded;
-  curl_free(encoded);
+  libcurl().free(encoded);
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/letters.h"
 
 namespace tessera::hub {
 namespace fs = std::filesystem;
@@ -62,8 +63,7 @@ std::string token() {
 }
 
 bool is_on(const char* name) {
-  auto value = variable(name);
-  std::ranges::transform(value, value.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto value = lower_case(variable(name));
   return value == "1" || value == "on" || value == "yes" || value == "true";
 }
 

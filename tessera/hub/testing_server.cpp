@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
+#include "tessera/base/letters.h"
 #include "tessera/base/sha256.h"
 
 namespace tessera::hub::testing {
@@ -28,8 +29,8 @@ ServerRequest parse(const std::string& text) {
   for (std::string line; std::getline(lines, line);) {
     const auto colon = line.find(':');
     if (colon == std::string::npos) continue;
-    std::string name = line.substr(0, colon), value = line.substr(colon + 1);
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    const auto name = lower_case(line.substr(0, colon));
+    auto value = line.substr(colon + 1);
     value.erase(0, value.find_first_not_of(' '));
     while (!value.empty() && std::isspace(static_cast<unsigned char>(value.back())))
       value.pop_back();

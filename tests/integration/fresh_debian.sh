@@ -2,6 +2,7 @@
 # The README's two commands on a fresh Debian 12: a minimal root made by debootstrap, a clone of this checkout's last
 # commit, and nothing else. About 4 GB below TMPDIR. Mirrors, certificates and proxies are the host's.
 # Needs root and debootstrap; exit code 77 says that one is absent.
+# Usage: fresh_debian.sh [COMMAND ..]   (SUITE=bookworm; default: './dev train --train.steps=6' './dev test')
 set -eu
 checkout=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 say() { echo "fresh_debian: $*"; }
@@ -11,6 +12,8 @@ absent() { say "skipped: $*"; exit 77; }
 command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends debootstrap git >/dev/null 2>&1 ||
   absent "no debootstrap, and apt-get could not install it"
 
+suite=${SUITE:-bookworm}
+[ $# -gt 0 ] || set -- './dev train --train.steps=6' './dev test'
 root=$(mktemp -d)
 clean_up() {
   for folder in dev proc; do
@@ -23,10 +26,10 @@ trap 'exit 130' INT TERM HUP
 
 # The mirror from which this host, if it is a Debian 12 itself, takes its packages; else debootstrap's own.
 # shellcheck disable=SC2016  # apt-get expands $(REPO_URI)
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
-say "debootstrap of bookworm into $root ${mirror:+from $mirror} .."
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $suite" | head -n 1)
+say "debootstrap of $suite into $root ${mirror:+from $mirror} .."
 # shellcheck disable=SC2086  # no mirror, no argument
-debootstrap --variant=minbase bookworm "$root" $mirror >"$root.log" 2>&1 || {
+debootstrap --variant=minbase "$suite" "$root" $mirror >"$root.log" 2>&1 || {
   tail -n 5 "$root.log" >&2
   say "debootstrap failed (above)"
   exit 1
@@ -59,9 +62,13 @@ inside() {
   done
   chroot "$root" /usr/bin/env -i "$@"
 }
-for command in './dev train --train.steps=5' './dev test'; do
+for command; do
   say "$command .."
   started=$(date +%s)
-  inside sh -c "cd /tessera && $command"
-  say "$command: passed in $(($(date +%s) - started)) s"
+  # With the seconds that have passed before each line.
+  { inside sh -c "cd /tessera && $command" 2>&1 || touch "$root/failed"; } | while IFS= read -r line; do
+    echo "$(($(date +%s) - started)) s: $line"
+  done
+  [ ! -e "$root/failed" ] || exit 1
+  say "$command: took $(($(date +%s) - started)) s"
 done

@@ -48,7 +48,7 @@ step version "$prefix/bin/tessera" --version
 expect version "^$version\$"
 step rpath readelf -d "$prefix/bin/tessera-worker"
 # shellcheck disable=SC2016  # the loader expands $ORIGIN
-expect rpath 'Library rpath: \[\$ORIGIN/\.\./[^:]*/tessera/libtorch/lib\]'
+expect rpath 'Library rpath: \[\$ORIGIN/\.\./[^:]*/tessera:\$ORIGIN/\.\./[^:]*/tessera/libtorch/lib\]'
 step libraries ldd "$prefix/bin/tessera-worker"
 expect libraries "libtorch_cpu.so => $prefix/"
 if grep -E "not found|=> ($PWD|$(setting TESSERA_LIBTORCH))/" "$folder/libraries" >&2; then
