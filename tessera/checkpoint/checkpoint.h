@@ -20,6 +20,12 @@ inline constexpr std::string_view kOptimizerPrefix = "optimizer/";
 
 inline bool is_optimizer_state(std::string_view name) { return name.starts_with(kOptimizerPrefix); }
 
+/// The state's name in that of one of the optimizer's tensors: "exp_avg".
+inline std::string_view optimizer_state(std::string_view name) {
+  name.remove_prefix(kOptimizerPrefix.size());
+  return name.substr(0, name.find('/'));
+}
+
 class Checkpoint : public TensorSource {
  public:
   /// UserError, one line: not complete, an index that is not the one it was completed with or that

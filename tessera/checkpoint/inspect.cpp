@@ -34,8 +34,7 @@ void add_checkpoint(const Checkpoint& checkpoint, ordered_json& about) {
       num_parameters += tensor.info.num_elements();
       continue;
     }
-    const auto rest = name.substr(kOptimizerPrefix.size());
-    auto& count = states[rest.substr(0, rest.find('/'))];
+    auto& count = states[std::string(optimizer_state(name))];
     count = count.is_null() ? 1 : count.get<int64_t>() + 1;
   }
   about["step"] = index.step;

@@ -6,16 +6,15 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::cli {
 namespace fs = std::filesystem;
@@ -28,12 +27,10 @@ std::string text_of(const Version& version) {
 }
 
 std::optional<Version> version_in(const fs::path& file, const char* pattern) {
-  std::ifstream stream(file);
-  std::stringstream text;
-  text << stream.rdbuf();
-  const auto read = text.str();
+  if (!fs::is_regular_file(file)) return {};
+  const auto text = read_file(file);
   std::smatch found;
-  if (!std::regex_search(read, found, std::regex(pattern))) return {};
+  if (!std::regex_search(text, found, std::regex(pattern))) return {};
   return Version{std::stoi(found[1]), std::stoi(found[2])};
 }
 

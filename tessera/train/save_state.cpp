@@ -98,8 +98,7 @@ void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint:
   for (const auto* optimizer : optimizers) kept.merge(torch_state_names(*optimizer));
   for (const auto& [name, tensor] : found.index().tensors) {
     if (optimizers.empty() || !checkpoint::is_optimizer_state(name)) continue;
-    const auto begin = checkpoint::kOptimizerPrefix.size();
-    const auto state = name.substr(begin, name.find('/', begin) - begin);
+    const std::string state(checkpoint::optimizer_state(name));
     if (kept.contains(state)) continue;
     user_error("{}: has {} of an optimizer; expected one that keeps it, as the one saved did",
                found.path().string(), state);

@@ -465,29 +465,34 @@ DataParallel::Engine::Inside DataParallel::Engine::inside(torch::nn::Module& mod
 
 std::unordered_set<const void*> DataParallel::Engine::sharded_in(const Inside& inside,
                                                                  const torch::nn::Module& model) {
+  std::unordered_map<const void*, size_t> owners;  // of parameters: indices of `inside`
+  std::vector<std::unordered_set<const torch::nn::Module*>> below(inside.size());
   std::unordered_set<const void*> keys;
-  for (const auto& [path, inner] : inside) {
-    std::unordered_set<const void*> own;
-    for (const auto& unit : inner->units) {
+  for (size_t i = 0; i < inside.size(); ++i) {
+    for (const auto& module : inside[i].second->model->modules()) below[i].insert(module.get());
+    for (const auto& unit : inside[i].second->units) {
       for (const auto& buffer : unit.buffers()) {
-        for (const auto& entry : buffer.entries())
-          own.insert(entry.parameter.unsafeGetTensorImpl());
+        for (const auto& entry : buffer.entries()) {
+          const auto* key = entry.parameter.unsafeGetTensorImpl();
+          owners.emplace(key, i);
+          keys.insert(key);
+        }
       }
     }
-    std::unordered_set<const torch::nn::Module*> below;
-    for (const auto& module : inner->model->modules()) below.insert(module.get());
-    const auto check = [&](const std::string& name, const torch::nn::Module& module) {
-      for (const auto& parameter : direct_parameters(module)) {
-        TORCH_CHECK_VALUE(!own.contains(parameter.unsafeGetTensorImpl()), name,
-                          ": expected parameters of its own, got one of ", path,
-                          ", which was sharded before; shard a module that contains both");
-      }
-    };
-    check("the model", model);
-    for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-      if (!below.contains(item.value().get())) check(item.key(), *item.value());
+  }
+  const auto check = [&](const std::string& name, const torch::nn::Module& module) {
+    for (const auto& parameter : direct_parameters(module)) {
+      const auto owner = owners.find(parameter.unsafeGetTensorImpl());
+      if (owner == owners.end() || below[owner->second].contains(&module)) continue;
+      TORCH_CHECK_VALUE(false, name, ": expected parameters of its own, got one of ",
+                        inside[owner->second].first,
+                        ", which was sharded before; shard a module that contains both");
     }
-    keys.merge(own);
+  };
+  if (inside.empty()) return keys;
+  check("the model", model);
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    check(item.key(), *item.value());
   }
   return keys;
 }
