@@ -1,4 +1,10 @@
 # Language, warnings and build-wide switches.
+set(oldest_GNU 12)
+set(oldest_Clang 14)
+if(DEFINED oldest_${CMAKE_CXX_COMPILER_ID} AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS oldest_${CMAKE_CXX_COMPILER_ID})
+  message(FATAL_ERROR "${CMAKE_CXX_COMPILER}: expected g++ ${oldest_GNU}, clang ${oldest_Clang} or newer, got ${CMAKE_CXX_COMPILER_ID} "
+                      "${CMAKE_CXX_COMPILER_VERSION}; install one, name it (CXX=g++-${oldest_GNU}) and remove build/")
+endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -54,6 +54,11 @@ std::string output_of(const std::string& command) {
   return output;
 }
 
+/// As one word of a shell's.
+std::string shell_word(const std::string& text) {
+  return "'" + std::regex_replace(text, std::regex("'"), R"('\'')") + "'";
+}
+
 /// Where PyTorch may be, best first. `python3` is asked where its packages are; it does not load them.
 std::vector<fs::path> candidates(const fs::path& prefix) {
   std::vector<fs::path> found;
@@ -74,7 +79,7 @@ std::vector<fs::path> candidates(const fs::path& prefix) {
 /// The first thing that `worker` would miss with what LD_LIBRARY_PATH names; "" if nothing.
 std::string missing_in(const fs::path& worker) {
   const auto report = output_of(fmt::format(
-      "LD_TRACE_LOADED_OBJECTS=1 LD_WARN=yes LD_BIND_NOW=yes '{}' 2>&1", worker.string()));
+      "LD_TRACE_LOADED_OBJECTS=1 LD_WARN=yes LD_BIND_NOW=yes {} 2>&1", shell_word(worker.string())));
   std::smatch found;
   static const std::regex missing(
       R"((undefined symbol: \S+|\S+ => not found|version .* not found))");

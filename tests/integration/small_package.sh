@@ -13,7 +13,7 @@ case $(setting TESSERA_INSTALLED_LIBTORCH) in
 esac
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-prefix=$folder/prefix
+prefix="$folder/user's prefix"
 libtorch=$(setting TESSERA_LIBTORCH)
 version=$(cat "$build/needs_libtorch")
 
