@@ -78,8 +78,9 @@ std::vector<fs::path> candidates(const fs::path& prefix) {
 
 /// The first thing that `worker` would miss with what LD_LIBRARY_PATH names; "" if nothing.
 std::string missing_in(const fs::path& worker) {
-  const auto report = output_of(fmt::format(
-      "LD_TRACE_LOADED_OBJECTS=1 LD_WARN=yes LD_BIND_NOW=yes {} 2>&1", shell_word(worker.string())));
+  const auto report =
+      output_of(fmt::format("LD_TRACE_LOADED_OBJECTS=1 LD_WARN=yes LD_BIND_NOW=yes {} 2>&1",
+                            shell_word(worker.string())));
   std::smatch found;
   static const std::regex missing(
       R"((undefined symbol: \S+|\S+ => not found|version .* not found))");

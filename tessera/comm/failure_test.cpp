@@ -310,10 +310,10 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
     for (size_t i = 0; i < cases.size(); ++i) {
       const auto& [first, others, name_of_first, name_of_others] = cases[i];
       const auto& axis = mesh.axis("dp_shard", {.channel = fmt::format("case {}", i)});
+      const auto& call = axis.rank() == 0 ? first : others;
       axis.all_reduce(at::ones({1000})).wait();
       std::string message;
-      const double seconds = seconds_of(
-          [&] { message = error_of([&] { (axis.rank() == 0 ? first : others)(axis); }); });
+      const double seconds = seconds_of([&] { message = error_of([&] { call(axis); }); });
       EXPECT_LT(seconds, 5);
       const auto expected =
           axis.rank() == 0

@@ -278,9 +278,9 @@ TEST(HfConfig, NamesTheArchitectureOfEveryFamily) {
   for (const auto& [name, architecture] : architectures) {
     const auto published = fixture("families/" + name);
     const auto json = to_hf_config(shape_of(published));
-    EXPECT_EQ(json["architectures"], Json::array({architecture}));
-    EXPECT_EQ(json["architectures"], published["architectures"]);
-    EXPECT_EQ(json["model_type"], published["model_type"]);
+    EXPECT_EQ(json["architectures"].get<Json>(), Json::array({architecture}));
+    EXPECT_EQ(json["architectures"].get<Json>(), published["architectures"]);
+    EXPECT_EQ(json["model_type"].get<Json>(), published["model_type"]);
   }
   EXPECT_EQ(to_hf_config(model_preset("gpt2"))["architectures"], Json::array({"GPT2LMHeadModel"}));
 }

@@ -91,9 +91,10 @@ TEST(Datasets, WhatIsHeldOutIsSpreadAndNotTrainedOn) {
         << name;
     if (num_tokens < 1000) continue;
     for (int tenth = 0; tenth < 10; ++tenth) {  // each part of the text has some of both
+      const int64_t begin = tenth * num_tokens / 10, end = (tenth + 1) * num_tokens / 10;
       const auto has_one = [&](const std::set<int64_t>& tokens) {
-        const auto found = tokens.lower_bound(tenth * num_tokens / 10);
-        return found != tokens.end() && *found < (tenth + 1) * num_tokens / 10;
+        const auto found = tokens.lower_bound(begin);
+        return found != tokens.end() && *found < end;
       };
       EXPECT_TRUE(has_one(train) && has_one(held_out)) << name << ": part " << tenth;
     }

@@ -65,13 +65,16 @@ void add_rms_norm_apart(benchmark::State& state) {
 }
 void rotary_ours(benchmark::State& state) {
   const auto [cos, sin] = rotary_tables(512, 64);
-  forward_backward(state, [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+  forward_backward(state,
+                   [&cos = cos, &sin = sin](const Tensors& t) { return rotary(t[0], cos, sin); },
                    {at::randn({2, 512, 8, 64})});
 }
 void rotary_plain(benchmark::State& state) {
   const auto [cos, sin] = rotary_tables(512, 64);
-  forward_backward(state, [&](const Tensors& t) { return rotary_reference(t[0], cos, sin); },
-                   {at::randn({2, 512, 8, 64})});
+  forward_backward(
+      state,
+      [&cos = cos, &sin = sin](const Tensors& t) { return rotary_reference(t[0], cos, sin); },
+      {at::randn({2, 512, 8, 64})});
 }
 void swiglu_ours(benchmark::State& state) {
   forward_backward(state, [](const Tensors& t) { return swiglu(t[0], t[1]); },

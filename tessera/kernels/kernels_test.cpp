@@ -94,8 +94,8 @@ Case gelu_case(int64_t rows, int64_t dim) {
 Case rotary_case(int64_t batch, int64_t tokens, int64_t heads, int64_t dim) {
   const auto [cos, sin] = rotary_tables(tokens, dim);
   return {fmt::format("rotary {}x{}x{}x{}", batch, tokens, heads, dim),
-          [=](const Tensors& t) { return rotary(t[0], cos, sin); },
-          [=](const Tensors& t) { return rotary_reference(t[0], cos, sin); },
+          [cos = cos, sin = sin](const Tensors& t) { return rotary(t[0], cos, sin); },
+          [cos = cos, sin = sin](const Tensors& t) { return rotary_reference(t[0], cos, sin); },
           {at::randn({batch, tokens, heads, dim})}};
 }
 
@@ -453,7 +453,7 @@ TEST(IsaChoice, NamesAndLimits) {
   EXPECT_EQ(name_of(Isa::avx512_bf16), "avx512_bf16");
   EXPECT_LE(current_isa(), detected_isa());
   if (detected_isa() < Isa::avx512_bf16) {
-    EXPECT_THROW(IsaScope(Isa::avx512_bf16), UserError);
+    EXPECT_THROW(IsaScope{Isa::avx512_bf16}, UserError);
   }
 }
 

@@ -345,7 +345,7 @@ torch::Tensor AcceleratorCore::gather(const torch::Tensor& tensor) const {
   const auto texts = axis_.all_gather_bytes(json(own.sizes().vec()).dump());
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const auto sizes = json::parse(texts[rank]).get<std::vector<int64_t>>();
-    TORCH_CHECK_VALUE(std::ranges::equal(sizes | std::views::drop(1), own.sizes().slice(1)),
+    TORCH_CHECK_VALUE(at::IntArrayRef(sizes).slice(1) == own.sizes().slice(1),
                       "gather: expected tensors that differ in their first dimension at most, got ",
                       texts[rank], " on rank ", rank, " and ", own.sizes(), " on rank ",
                       axis_.rank(), "; pad_across_processes makes them equal");

@@ -59,8 +59,8 @@ class ResumeTest : public ::testing::TestWithParam<Cut> {};
 
 TEST_P(ResumeTest, SameRanksSameBitsOtherRanksSameSamples) {
   const SharedFolder folder;
-  const auto& [placement, shape, precision] = GetParam();
-  on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+  on_mesh({.shape = GetParam().shape}, [&](const mesh::DeviceMesh& mesh) {
+    const auto& [placement, shape, precision] = GetParam();
     auto job = job_of(folder, placement, shape);
     job.precision.compute = precision;
     auto whole = train::assemble(job, mesh);
@@ -79,7 +79,7 @@ TEST_P(ResumeTest, SameRanksSameBitsOtherRanksSameSamples) {
     EXPECT_EQ(train_from(resumed, from.counts, kSteps),
               std::vector<double>(losses.begin() + kCut, losses.end()));
   });
-  if (precision != "fp32") return;
+  if (GetParam().precision != "fp32") return;
   for (const mesh::MeshShape& other : {mesh::MeshShape{.dp_shard = 1}, {.dp_shard = 3}}) {
     on_mesh({.shape = other}, [&](const mesh::DeviceMesh& mesh) {
       auto job = job_of(folder, "full_shard", other);

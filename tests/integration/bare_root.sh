@@ -12,6 +12,7 @@ command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends 
   absent "no debootstrap, and apt-get could not install it"
 
 root=$(mktemp -d)
+chmod 755 "$root"
 clean_up() {
   for folder in dev proc; do
     ! mountpoint -q "$root/$folder" || umount -R "$root/$folder" || umount -R -l "$root/$folder"

@@ -60,8 +60,11 @@ class MemoryAccountTest
 
 // P parameters on N ranks, fp32: parameters and Adam's two states (Rajbhandari et al., section 5).
 TEST_P(MemoryAccountTest, IsThatOfTheFormulas) {
-  const auto& [placement, compute, ranks] = GetParam();
-  on_mesh({.shape = mesh_of(placement, ranks)}, [&](const mesh::DeviceMesh& mesh) {
+  const auto shape = std::apply(
+      [](const auto& placement, const auto&, int ranks) { return mesh_of(placement, ranks); },
+      GetParam());
+  on_mesh({.shape = shape}, [](const mesh::DeviceMesh& mesh) {
+    const auto& [placement, compute, ranks] = GetParam();
     kernels::install_caching_allocator();
     const auto job = job_of(placement, compute);
     auto bytes = measured(job, mesh);

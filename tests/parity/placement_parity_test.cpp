@@ -66,7 +66,7 @@ class PlacementParityTest : public ::testing::TestWithParam<std::tuple<std::stri
           check) {
     const auto& [placement, layout] = GetParam();
     const auto shape = mesh_of(kLayouts[layout], placement);
-    on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+    on_mesh({.shape = shape}, [&, &placement = placement](const mesh::DeviceMesh& mesh) {
       for (const auto* checkpointing : {"none", "full", "selective"}) {
         SCOPED_TRACE(checkpointing);
         auto job = with_mesh(job_of("micro", placement), shape);

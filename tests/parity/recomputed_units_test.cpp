@@ -115,8 +115,8 @@ class RecomputedUnitsTest
     : public ::testing::TestWithParam<std::tuple<int, std::string, std::string>> {};
 
 TEST_P(RecomputedUnitsTest, EqualThePlainNet) {
-  const auto& [ranks, rule, recomputation] = GetParam();
-  on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+  on_mesh({.shape = {.dp_shard = std::get<0>(GetParam())}}, [](const mesh::DeviceMesh& mesh) {
+    const auto& [ranks, rule, recomputation] = GetParam();
     torch::manual_seed(5);
     const int64_t rows = 4 * ranks + 1, rank = mesh.axis("dp_shard").rank();
     const auto batch = torch::randn({rows, 4});

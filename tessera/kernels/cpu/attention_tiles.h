@@ -7,6 +7,8 @@
 // plain, and `paired` [depth / kDepth, columns, kDepth]. For floats they are the same.
 #pragma once
 
+#include <utility>  // std::integer_sequence, and no function
+
 #include "tessera/kernels/cpu/vec_math.h"
 
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
@@ -277,17 +279,19 @@ void pack_paired(const Rows<T>& from, int64_t begin, int64_t rows, float factor,
   }
 }
 
+/// Lane i: lane i / 2 + begin of a, where i is even, of b where it is odd.
+template <int begin, int... i>
+TESSERA_INLINE Vec interleave(Vec a, Vec b, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(a, b, (i / 2 + (i % 2) * kWidth + begin)...);
+}
+
 /// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired, kWidth x kWidth steps
 /// at a time in registers: log2(kWidth) perfect shuffles of the rows' concatenation are a
 /// transpose.
 template <typename F>
 [[gnu::noinline]] void transpose_block(const F* from, int64_t padded, F* to) {
   constexpr int64_t kStep = kDepth<F>;
-  IntVec low{}, high{};
-  for (int i = 0; i < kWidth; ++i) {
-    low[i] = i / 2 + (i % 2) * kWidth;
-    high[i] = low[i] + kWidth / 2;
-  }
+  constexpr auto kLanes = std::make_integer_sequence<int, kWidth>();
   for (int64_t r = 0; r < kBlock; r += kWidth) {
     for (int64_t d = 0; d < padded; d += kWidth * kStep) {
       Vec rows[kWidth], mixed[kWidth];
@@ -297,8 +301,8 @@ template <typename F>
       for (int stage = 1; stage < kWidth; stage *= 2) {
 #pragma GCC unroll 8
         for (int i = 0; i < kWidth / 2; ++i) {
-          mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + kWidth / 2], low);
-          mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kWidth / 2], high);
+          mixed[2 * i] = interleave<0>(rows[i], rows[i + kWidth / 2], kLanes);
+          mixed[2 * i + 1] = interleave<kWidth / 2>(rows[i], rows[i + kWidth / 2], kLanes);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) rows[i] = mixed[i];

@@ -174,7 +174,8 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
   // Ranks that hold the same slices must hold the same values.
   std::vector<CheckedUnit> sliced, whole;
   for (auto& unit : engine().units) {
-    auto& checked = (unit.sharded() ? sliced : whole).emplace_back(unit.name());
+    auto& checked = (unit.sharded() ? sliced : whole).emplace_back();
+    checked.name = unit.name();
     for (auto& buffer : unit.buffers()) {
       for (const auto& piece : buffer.pieces()) {
         checked.parameters.emplace_back(piece.name, piece.part);

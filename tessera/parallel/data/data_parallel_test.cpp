@@ -114,21 +114,22 @@ class PlacementsTest : public ::testing::TestWithParam<std::tuple<int, std::stri
 // Uneven rows per rank and uneven micro-batches: the result is that of the whole batch.
 TEST_P(PlacementsTest, StepsEqualThoseOfTheWholeBatch) {
   const auto& [ranks, kind, reduce_each] = GetParam();
-  on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
-    const auto& axis = mesh.axis("dp_shard");
-    for (const auto prefetch :
-         {BackwardPrefetch::none, BackwardPrefetch::pre, BackwardPrefetch::post}) {
-      TestNet net;
-      auto model = parallelise(net, net.units(), DataAxes::of(mesh),
-                               {.unit = kKinds.at(kind),
-                                .backward_prefetch = prefetch,
-                                .forward_prefetch = prefetch != BackwardPrefetch::none});
-      const auto rows = uneven_rows(axis);
-      train(net, model, rows, reduce_each);
-      expect_result(net, model, rows.all);
-      EXPECT_LE(model.memory().peak_gathered_units, 3);
-    }
-  });
+  on_mesh({.shape = {.dp_shard = ranks}},
+          [&kind = kind, &reduce_each = reduce_each](const mesh::DeviceMesh& mesh) {
+            const auto& axis = mesh.axis("dp_shard");
+            for (const auto prefetch :
+                 {BackwardPrefetch::none, BackwardPrefetch::pre, BackwardPrefetch::post}) {
+              TestNet net;
+              auto model = parallelise(net, net.units(), DataAxes::of(mesh),
+                                       {.unit = kKinds.at(kind),
+                                        .backward_prefetch = prefetch,
+                                        .forward_prefetch = prefetch != BackwardPrefetch::none});
+              const auto rows = uneven_rows(axis);
+              train(net, model, rows, reduce_each);
+              expect_result(net, model, rows.all);
+              EXPECT_LE(model.memory().peak_gathered_units, 3);
+            }
+          });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, PlacementsTest,
@@ -142,13 +143,15 @@ class HybridTest : public ::testing::TestWithParam<std::tuple<std::string, bool>
 
 TEST_P(HybridTest, TwoByTwoEqualsTheWholeBatch) {
   const auto& [kind, reduce_each] = GetParam();
-  on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
-    TestNet net;
-    auto model = parallelise(net, net.units(), DataAxes::of(mesh), {.unit = kKinds.at(kind)});
-    const auto rows = uneven_rows(mesh.axis({"dp_replicate", "dp_shard"}));
-    train(net, model, rows, reduce_each);
-    expect_result(net, model, rows.all);
-  });
+  on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2}},
+          [&kind = kind, &reduce_each = reduce_each](const mesh::DeviceMesh& mesh) {
+            TestNet net;
+            auto model =
+                parallelise(net, net.units(), DataAxes::of(mesh), {.unit = kKinds.at(kind)});
+            const auto rows = uneven_rows(mesh.axis({"dp_replicate", "dp_shard"}));
+            train(net, model, rows, reduce_each);
+            expect_result(net, model, rows.all);
+          });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, HybridTest,

@@ -290,7 +290,7 @@ void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& p
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway. Not these
 /// where a sum over replicas follows: it starts at the same place on all ranks.
 void DataParallel::Engine::settle(size_t at_most) {
-  const auto is_done = [this](const Unit& unit) {
+  const auto is_done = [](const Unit& unit) {
     return !unit.sums_over_replicas() && unit.reduce_done();
   };
   while (!reducing.empty() && (reducing.size() > at_most || is_done(units[reducing.front()]))) {
