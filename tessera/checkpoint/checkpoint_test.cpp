@@ -287,7 +287,8 @@ TEST(StripedCheckpoint, SaysInInspectWhereItsStripesLie) {
       source, {{{"a", info, 0, 2, {0, 1, 3}}}, {{"a", info, 0, 4, {1, 2, 3}}}}, folder.path());
   const auto about = inspect(open_with_format(path), /*with_tensors=*/true);
   const auto& ranges = about["tensors"]["a"]["ranges"];
-  EXPECT_EQ(ranges[1]["stripe"], (nlohmann::json{{"offset", 1}, {"run", 2}, {"stride", 3}}));
+  EXPECT_EQ(ranges[1]["stripe"].get<nlohmann::json>(),
+            (nlohmann::json{{"offset", 1}, {"run", 2}, {"stride", 3}}));
   EXPECT_EQ(ranges[1]["begin"], 0);
   EXPECT_EQ(ranges[1]["length"], 4);
 }

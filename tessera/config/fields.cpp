@@ -389,6 +389,10 @@ Section logging_section() {
       .add("every", &S::every, "steps between lines", {kLines},
            {.range = at_least(1), .aliases = {"log_interval", "logging_steps", "interval"}})
       .add("tensorboard", &S::tensorboard, "write TensorBoard event files", kAlways)
+      .add("report_to", &S::report_to,
+           "further places for a run's figures: csv (metrics.csv in its folder), mlflow (mlruns/ "
+           "there, for mlflow ui --backend-store-uri)",
+           kAlways, {.choices = {"csv", "mlflow"}, .aliases = {"log_with", "trackers"}})
       .add("svg", &S::svg, "draw the loss curve", kAlways)
       .add("progress", &S::progress,
            "line: one line that is overwritten; plain: a line each; auto: line on a terminal, else "

@@ -282,7 +282,8 @@ TEST(HfConfig, NamesTheArchitectureOfEveryFamily) {
     EXPECT_EQ(json["architectures"].get<Json>(), published["architectures"]);
     EXPECT_EQ(json["model_type"].get<Json>(), published["model_type"]);
   }
-  EXPECT_EQ(to_hf_config(model_preset("gpt2"))["architectures"], Json::array({"GPT2LMHeadModel"}));
+  EXPECT_EQ(to_hf_config(model_preset("gpt2"))["architectures"].get<Json>(),
+            Json::array({"GPT2LMHeadModel"}));
 }
 
 std::string bert_error(const std::string& key, const Json& value) {

@@ -27,6 +27,12 @@ std::string needs_text(const Field& field) {
   return fmt::format("{}", fmt::join(needs, " and "));
 }
 
+std::string kind_of(const Field& field) {
+  const auto type = type_name(field);
+  if (field.rule.choices.empty()) return type;
+  return type == "list" ? "list of" : "one of";
+}
+
 }  // namespace
 
 std::string print_config(const LoadedConfig& loaded) {
@@ -67,9 +73,8 @@ std::string config_help() {
     for (const auto& field : section.fields) {
       const auto allowed = allowed_values(field), needs = needs_text(field);
       out += fmt::format("  --{:<34} {}\n{:39}({}{}{}; default {}{})\n", field.key, field.meaning,
-                         "", field.rule.choices.empty() ? type_name(field) : "one of",
-                         allowed.empty() ? "" : " ", allowed, default_text(field),
-                         needs.empty() ? "" : "; needs " + needs);
+                         "", kind_of(field), allowed.empty() ? "" : " ", allowed,
+                         default_text(field), needs.empty() ? "" : "; needs " + needs);
     }
   }
   return out;

@@ -36,7 +36,9 @@ void change(const Field& field, RunConfig& config) {
           *value = rule.choices.empty() ? "a \"b\"\\ \n\t# c: 'd' \xc3\xa9 \x7f "
                                         : rule.choices.at(*value == rule.choices[1] ? 0 : 1);
         }
-        if constexpr (std::is_same_v<T, std::vector<std::string>>) *value = {"x, y", "null", "[z]"};
+        if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          *value = rule.choices.empty() ? T{"x, y", "null", "[z]"} : rule.choices;
+        }
         if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
         if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
         if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;

@@ -154,6 +154,7 @@ struct TrainSection {
 struct LoggingSection {
   int64_t every = 1;  ///< steps between lines
   bool tensorboard = true;
+  std::vector<std::string> report_to;  ///< further places: csv, mlflow
   bool svg = true;
   std::string progress = "auto";  ///< auto (one line on a terminal), line, plain, none
 

@@ -46,8 +46,8 @@ std::string describe(const RawValue& raw) {
 
 std::string expected(const Field& field) {
   const auto allowed = allowed_values(field);
-  if (!field.rule.choices.empty()) return "one of " + allowed;
   const auto type = type_name(field);
+  if (!field.rule.choices.empty()) return (type == "list" ? "a list of " : "one of ") + allowed;
   const std::string noun = type == "integer"            ? "a whole number"
                            : type == "number"           ? "a number"
                            : type == "true/false"       ? "true or false"
@@ -81,22 +81,25 @@ bool assign(const Field&, const RawValue& raw, bool& out) {
   return true;
 }
 
+/// Of those that there are, or there are none.
+bool is_choice(const Field& field, const std::string& text) {
+  const auto& choices = field.rule.choices;
+  return choices.empty() || std::ranges::find(choices, text) != choices.end();
+}
+
 bool assign(const Field& field, const RawValue& raw, std::string& out) {
   if (raw.kind != RawValue::Kind::scalar) return false;
-  const auto& choices = field.rule.choices;
-  if (!choices.empty() && std::find(choices.begin(), choices.end(), raw.text) == choices.end()) {
-    return false;
-  }
+  if (!is_choice(field, raw.text)) return false;
   out = raw.text;
   return true;
 }
 
-bool assign(const Field&, const RawValue& raw, std::vector<std::string>& out) {
+bool assign(const Field& field, const RawValue& raw, std::vector<std::string>& out) {
   // One text stands for a list of one: `train: corpus/`.
   auto items = raw.kind == RawValue::Kind::scalar ? std::vector{raw.text} : raw.items;
   if (raw.kind != RawValue::Kind::scalar && raw.kind != RawValue::Kind::list) return false;
   for (const auto& item : items) {
-    if (item.empty()) return false;
+    if (item.empty() || !is_choice(field, item)) return false;
   }
   out = std::move(items);
   return true;
@@ -175,7 +178,8 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
 std::string yaml_value(const Field& field, const RunConfig& config) {
   // The accessor serves reading and writing; here it only reads.
   const auto slot = field.slot(const_cast<RunConfig&>(config));
-  if (!field.rule.choices.empty()) return *std::get<std::string*>(slot);
+  const auto* text = std::get_if<std::string*>(&slot);
+  if (text != nullptr && !field.rule.choices.empty()) return **text;
   return std::visit([](const auto* value) { return to_text(*value); }, slot);
 }
 

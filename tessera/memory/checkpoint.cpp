@@ -144,7 +144,7 @@ variable_list second_forward(const Record& record, at::TensorList leaves, Tape& 
 bool leads_to(const variable_list& tensors, const torch::autograd::Node* node) {
   std::vector<const torch::autograd::Node*> open;
   std::unordered_set<const torch::autograd::Node*> seen;
-  const auto visit = [&](const std::shared_ptr<torch::autograd::Node>& next) {
+  const auto visit = [&](const auto& next) {
     if (next && seen.insert(next.get()).second) open.push_back(next.get());
   };
   for (const auto& tensor : tensors) visit(tensor.grad_fn());

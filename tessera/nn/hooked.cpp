@@ -165,7 +165,7 @@ class WatchedInputs {
 
  private:
   variable_list originals_, watched_;
-  std::shared_ptr<torch::autograd::Node> node_;
+  decltype(torch::autograd::Edge::function) node_;  // the pointer's type changed after 2.11
 };
 
 /// The gradient of an output is known. Without a watched input the hooks after backward run at the

@@ -78,16 +78,11 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
 
 }  // namespace
 
-MetricsLog::MetricsLog(const std::filesystem::path& run_dir, const MetricsLogOptions& options)
-    : path_(run_dir / kMetricsFile) {
-  std::error_code error;
-  std::filesystem::create_directories(run_dir, error);
-  if (error) {
-    throw SystemError(fmt::format("{}: cannot be made: {}", run_dir.string(), error.message()));
-  }
-  const bool append = options.mode == OpenMode::append;
+MetricsLog::MetricsLog(const SinkOptions& options) : path_(options.run_dir / kMetricsFile) {
+  make_folder(options.run_dir);
+  const bool append = options.steps_done > 0;
   if (append && std::filesystem::exists(path_)) {
-    const std::string kept = kept_lines(path_, options.last_step);
+    const std::string kept = kept_lines(path_, options.steps_done);
     if (kept.size() != std::filesystem::file_size(path_)) write_file(path_, kept);
   }
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC);

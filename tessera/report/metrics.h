@@ -1,57 +1,33 @@
-// What is measured at every step, and its record on disk: run_dir/metrics.jsonl.
+// A run's own record of its steps: run_dir/metrics.jsonl.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace tessera::report {
+#include "tessera/report/sink.h"
 
-/// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
-/// memory of the writer).
-struct StepRecord {
-  int64_t step = 0;  ///< 1 for the first
-  double loss = 0;   ///< mean over valid tokens, in nats
-  double grad_norm = 0;
-  double learning_rate = 0;
-  double step_seconds = 0;
-  double tokens_per_second = 0;
-  double mfu = -1;  ///< share of the peak of matrix products, 0..1; below 0: unknown
-  double communication_wait_seconds = 0;  ///< of step_seconds
-  int64_t tokens_seen = 0;                ///< since the first step of the run
-  int64_t memory_bytes = 0;
-  std::optional<double> validation_loss;
-};
+namespace tessera::report {
 
 /// A value at a step: (step, value).
 using StepValue = std::pair<int64_t, double>;
 
-enum class OpenMode { truncate, append };
-
-struct MetricsLogOptions {
-  OpenMode mode = OpenMode::truncate;
-  /// append: lines of later steps are removed first, so that a run resumed from an older checkpoint
-  /// has each step once.
-  int64_t last_step = std::numeric_limits<int64_t>::max();
-};
-
-/// Appends to run_dir/metrics.jsonl one JSON object per line. A line is one write and stands in the
-/// file when the call returns; one that a crash cut short is removed when appending. Numbers read
+/// Appends to run_dir/metrics.jsonl one JSON object per line, for each step and validation. A line
+/// is one write and stands in the file when the call returns; where a run goes on, one that a crash
+/// cut short is removed. Numbers read
 /// back to the same bits; a number that is not finite, and an unknown mfu, is null. Move-only.
 ///
 ///   {"step":1,"loss":7.62,"grad_norm":1.9,"learning_rate":0.0003,"step_seconds":0.41,"tokens_per_second":4995.1,
 ///    "mfu":0.61,"tokens_seen":2048,"memory_bytes":429916160,"communication_wait_seconds":0.012}
 ///   {"step":1,"validation_loss":7.58}
-class MetricsLog {
+class MetricsLog : public Sink {
  public:
   /// Makes the folder. Throws SystemError if the file cannot be written, UserError if a file to
   /// append to is not such a log.
-  explicit MetricsLog(const std::filesystem::path& run_dir, const MetricsLogOptions& options = {});
-  ~MetricsLog();
+  explicit MetricsLog(const SinkOptions& options);
+  ~MetricsLog() override;
   MetricsLog(MetricsLog&& other) noexcept;
   MetricsLog& operator=(MetricsLog&& other) noexcept;
   MetricsLog(const MetricsLog&) = delete;
@@ -59,7 +35,7 @@ class MetricsLog {
 
   /// One line, and a second one if the record has a validation loss. Throws SystemError (no space,
   /// ..).
-  void step(const StepRecord& record);
+  void step(const StepRecord& record) override;
   void validation(int64_t step, double loss);
 
  private:

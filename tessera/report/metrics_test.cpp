@@ -29,7 +29,7 @@ class MetricsLogTest : public TemporaryFolderTest {
 };
 
 TEST_F(MetricsLogTest, ALineStandsInTheFileWhenTheCallReturns) {
-  MetricsLog log(folder_);
+  MetricsLog log({folder_});
   log.step({.step = 1, .loss = 7.5, .mfu = 0.25, .tokens_seen = 2048, .validation_loss = 8});
   EXPECT_EQ(text(),
             R"({"step":1,"loss":7.5,"grad_norm":0.0,"learning_rate":0.0,"step_seconds":0.0,)"
@@ -49,7 +49,7 @@ TEST_F(MetricsLogTest, EveryFiniteNumberReadsBackToTheSameBits) {
     }
   };
   std::vector<StepRecord> written;
-  MetricsLog log(folder_);
+  MetricsLog log({folder_});
   for (int64_t step = 1; step <= 500; ++step) {
     written.push_back({.step = step,
                        .loss = any_finite(),
@@ -81,7 +81,7 @@ TEST_F(MetricsLogTest, EveryFiniteNumberReadsBackToTheSameBits) {
 }
 
 TEST_F(MetricsLogTest, WhatIsNotFiniteOrUnknownIsNull) {
-  MetricsLog log(folder_);
+  MetricsLog log({folder_});
   log.step({.step = 1,
             .loss = std::numeric_limits<double>::quiet_NaN(),
             .grad_norm = std::numeric_limits<double>::infinity()});
@@ -96,11 +96,11 @@ TEST_F(MetricsLogTest, WhatIsNotFiniteOrUnknownIsNull) {
 
 TEST_F(MetricsLogTest, ResumingKeepsEachStepOnce) {
   {
-    MetricsLog log(folder_);
+    MetricsLog log({folder_});
     for (int64_t step = 1; step <= 7; ++step) log.step({.step = step, .validation_loss = 1});
   }
   append_text(R"({"step":8,"lo)");  // a crash in the middle of a line
-  MetricsLog log(folder_, {.mode = OpenMode::append, .last_step = 5});
+  MetricsLog log({.run_dir = folder_, .steps_done = 5});
   log.step({.step = 6});
   const auto history = read_metrics(folder_);
   std::vector<int64_t> steps;
@@ -110,16 +110,16 @@ TEST_F(MetricsLogTest, ResumingKeepsEachStepOnce) {
 }
 
 TEST_F(MetricsLogTest, AppendingDropsOnlyTheLineThatACrashCut) {
-  MetricsLog(folder_).step({.step = 1});
+  MetricsLog({folder_}).step({.step = 1});
   append_text(R"({"step":2,"lo)");
-  MetricsLog log(folder_, {.mode = OpenMode::append});
+  MetricsLog log({.run_dir = folder_, .steps_done = 7});
   log.step({.step = 2});
   EXPECT_EQ(read_metrics(folder_).steps.size(), 2);
 }
 
 TEST_F(MetricsLogTest, TruncatingForgetsTheOldRun) {
-  MetricsLog(folder_).step({.step = 1});
-  MetricsLog log(folder_);
+  MetricsLog({folder_}).step({.step = 1});
+  MetricsLog log({folder_});
   EXPECT_EQ(text(), "");
 }
 
@@ -127,7 +127,7 @@ TEST_F(MetricsLogTest, AFileOfAnotherKindIsAUserErrorWithItsLine) {
   write_file(folder_ / kMetricsFile, "{\"step\":1,\"validation_loss\":2}\nhello\n");
   for (const auto& act : std::vector<std::function<void()>>{
            [&] { read_metrics(folder_); },
-           [&] { MetricsLog(folder_, {.mode = OpenMode::append}); }}) {
+           [&] { MetricsLog({.run_dir = folder_, .steps_done = 1}); }}) {
     try {
       act();
       ADD_FAILURE() << "no error";
@@ -140,9 +140,9 @@ TEST_F(MetricsLogTest, AFileOfAnotherKindIsAUserErrorWithItsLine) {
 
 TEST_F(MetricsLogTest, AFullDiskAndAFileInTheWayAreSystemErrors) {
   write_file(folder_ / "file", "");
-  EXPECT_THROW(MetricsLog(folder_ / "file"), SystemError);
+  EXPECT_THROW(MetricsLog({folder_ / "file"}), SystemError);
   std::filesystem::create_symlink("/dev/full", folder_ / kMetricsFile);
-  MetricsLog log(folder_);
+  MetricsLog log({folder_});
   EXPECT_THROW(log.step({}), SystemError);
 }
 

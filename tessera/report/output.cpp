@@ -1,9 +1,14 @@
 #include "tessera/report/output.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
+
+#include "tessera/base/error.h"
 
 namespace tessera::report {
 
@@ -21,6 +26,22 @@ bool write_all(int fd, std::string_view bytes) {
     }
   }
   return true;
+}
+
+void append_to_file(const std::filesystem::path& path, std::string_view text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const bool written = fd >= 0 && write_all(fd, text);
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  errno = error;
+  if (!written) system_error(path.string() + ": cannot be written");
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw SystemError(fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
 }
 
 }  // namespace tessera::report

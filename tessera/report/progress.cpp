@@ -153,7 +153,7 @@ Progress::Progress(const ProgressOptions& options) : options_(options) {
   utf8_ = utf8_locale();
 }
 
-Progress::~Progress() { finish(); }
+Progress::~Progress() { end_line(); }
 
 double Progress::eta_seconds(const StepRecord& record) {
   if (steps_shown_++ == 0) return -1;
@@ -188,7 +188,7 @@ void Progress::message(const std::string& line) {
   }
 }
 
-void Progress::finish() {
+void Progress::end_line() {
   if (line_.empty()) return;
   write_all(options_.fd, "\n");
   line_.clear();

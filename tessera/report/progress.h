@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/report/metrics.h"
+#include "tessera/report/sink.h"
 
 namespace tessera::report {
 
@@ -31,23 +31,22 @@ struct ProgressOptions {
 /// asked for each time ($COLUMNS or 80 if it does not say): on narrow ones memory, MFU, speed and
 /// ETA give way in that order. Colours only on a terminal and without $NO_COLOR; the bar needs a
 /// UTF-8 locale and is ASCII in others. Not thread-safe.
-class Progress {
+class Progress : public Sink {
  public:
   explicit Progress(const ProgressOptions& options);
-  /// Calls `finish`.
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  /// Calls `end_line`.
+  ~Progress() override;
 
   /// Steps come in order; a resumed run starts above 1. The first step shown gives no ETA, as it
   /// holds all warm-up. The ETA follows a moving average of step_seconds over some twenty steps.
-  void step(const StepRecord& record);
+  void step(const StepRecord& record) override;
 
   /// Prints a line of text; on a terminal above the progress line, which stays.
   void message(const std::string& line);
 
   /// Ends the progress line, so that what follows starts on a new one. Later steps start another.
-  void finish();
+  void end_line();
+  void finish(bool /*success*/) override { end_line(); }
 
  private:
   double eta_seconds(const StepRecord& record);

@@ -134,7 +134,7 @@ TEST_F(ProgressTest, APipeGetsPlainLinesWithoutControlBytes) {
   Progress progress({.total_steps = 10, .every = 4, .fd = pipe.inner});
   progress.message("starting");
   for (int64_t step = 1; step <= 10; ++step) progress.step(example(step));
-  progress.finish();
+  progress.end_line();
   const auto text = pipe.read();
   EXPECT_EQ(text.find_first_of("\r\x1b"), std::string::npos);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5);  // starting, 1, 4, 8, 10
@@ -162,7 +162,7 @@ TEST_F(ProgressTest, MessagesStandAboveTheLine) {
   progress.step(example(1));
   progress.message("validation loss 4.2");
   progress.step(example(2));
-  progress.finish();
+  progress.end_line();
   progress.message("done");
   const auto lines = screen(terminal.read(), 100);
   ASSERT_EQ(lines.size(), 4);

@@ -147,16 +147,13 @@ std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar>
   return Message().number(1, wall_time).integer(2, step).message(5, summary).bytes();
 }
 
-EventWriter::EventWriter(const std::filesystem::path& run_dir) {
-  std::error_code error;
-  std::filesystem::create_directories(run_dir, error);
-  if (error) {
-    throw SystemError(fmt::format("{}: cannot be made: {}", run_dir.string(), error.message()));
-  }
+EventWriter::EventWriter(const SinkOptions& options) {
+  make_folder(options.run_dir);
   const double now = wall_time();
   for (int attempt = 0; fd_ < 0; ++attempt) {
-    path_ = run_dir / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(now),
-                                  host_name(), ::getpid(), attempt);
+    path_ =
+        options.run_dir / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(now),
+                                      host_name(), ::getpid(), attempt);
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (fd_ < 0 && errno != EEXIST) system_error(path_.string() + ": cannot be written");
   }
@@ -175,29 +172,8 @@ void EventWriter::scalars(int64_t step, std::span<const Scalar> scalars) {
   write(scalar_event(wall_time(), step, scalars));
 }
 
-void EventWriter::step(const StepRecord& record) {
-  std::vector<Scalar> values{
-      {"train/loss", record.loss},
-      {"train/grad_norm", record.grad_norm},
-      {"train/learning_rate", record.learning_rate},
-      {"train/tokens_seen", static_cast<double>(record.tokens_seen)},
-      {"speed/step_seconds", record.step_seconds},
-      {"speed/tokens_per_second", record.tokens_per_second},
-      {"speed/communication_wait_seconds", record.communication_wait_seconds},
-      {"memory/bytes", static_cast<double>(record.memory_bytes)}};
-  if (record.mfu >= 0) values.push_back({"speed/mfu", record.mfu});
-  if (record.validation_loss) values.push_back({"validation/loss", *record.validation_loss});
-  scalars(record.step, values);
-}
-
-void EventWriter::validation(int64_t step, double loss) {
-  const Scalar value{"validation/loss", loss};
-  scalars(step, {&value, 1});
-}
-
-void EventWriter::hyper_parameters(const HyperParameters& values,
-                                   const std::vector<std::string>& metrics) {
-  const Message experiment = experiment_message(values, metrics);
+void EventWriter::hyper_parameters(const HyperParameters& values) {
+  const Message experiment = experiment_message(values, {"train/loss", "validation/loss"});
   write(hparams_event("_hparams_/experiment", Message().integer(1, 0).message(2, experiment)));
   Message session;
   for (const auto& [name, value] : values) {

@@ -7,14 +7,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
-#include "tessera/report/metrics.h"
+#include "tessera/report/sink.h"
 
 namespace tessera::report {
 
@@ -26,43 +24,25 @@ uint32_t crc32c(std::string_view bytes);
 /// (4), little-endian. mask(crc) = rotate_right(crc, 15) + 0xA282EAD8.
 std::string tf_record(std::string_view data);
 
-struct Scalar {
-  std::string tag;
-  double value = 0;  ///< stored as float
-};
-
 /// A serialized Event of scalars at one step; `wall_time` in seconds since 1970.
 std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
-
-using HyperParameter = std::variant<bool, double, std::string>;
-using HyperParameters = std::map<std::string, HyperParameter>;
 
 /// Writes run_dir/events.out.tfevents.<time>.<host>.<pid>.<n> (a new file each time, so a resumed
 /// run adds one). An event is one write and can be read when the call returns. One writer per run:
 /// rank 0.
-class EventWriter {
+class EventWriter : public Sink {
  public:
   /// Makes the folder. Throws SystemError if the file cannot be written, as every call below.
-  explicit EventWriter(const std::filesystem::path& run_dir);
+  explicit EventWriter(const SinkOptions& options);
   /// Without `finish` the HPARAMS tab shows the run as running.
-  ~EventWriter();
-  EventWriter(const EventWriter&) = delete;
-  EventWriter& operator=(const EventWriter&) = delete;
+  ~EventWriter() override;
 
-  void scalars(int64_t step, std::span<const Scalar> scalars);
+  void scalars(int64_t step, std::span<const Scalar> scalars) override;
 
-  /// train/{loss,grad_norm,learning_rate,tokens_seen}, speed/{step_seconds,tokens_per_second,mfu,
-  /// communication_wait_seconds}, memory/bytes and, if set, validation/loss.
-  void step(const StepRecord& record);
-  void validation(int64_t step, double loss);
+  /// Shows the run in the HPARAMS tab, with train/loss and validation/loss as its results.
+  void hyper_parameters(const HyperParameters& values) override;
 
-  /// Shows the run in the HPARAMS tab, with the scalars named by `metrics` as its results. Once,
-  /// before `finish`.
-  void hyper_parameters(const HyperParameters& values, const std::vector<std::string>& metrics = {
-                                                           "train/loss", "validation/loss"});
-
-  /// Notes how the run ended.
-  void finish(bool success);
+  void finish(bool success) override;
 
   const std::filesystem::path& path() const { return path_; }
 

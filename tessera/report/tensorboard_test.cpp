@@ -74,7 +74,7 @@ TEST(ScalarEvent, IsTheProtobufMessage) {
 class EventWriterTest : public TemporaryFolderTest {};
 
 TEST_F(EventWriterTest, StartsWithTheVersionAndIsNamedAsTensorBoardWants) {
-  EventWriter writer(folder_);
+  EventWriter writer({folder_});
   EXPECT_THAT(writer.path().filename().string(),
               ::testing::MatchesRegex("events\\.out\\.tfevents\\.[0-9]+\\..+\\.[0-9]+\\.0"));
   const auto events = records(read_file(writer.path()));
@@ -85,20 +85,20 @@ TEST_F(EventWriterTest, StartsWithTheVersionAndIsNamedAsTensorBoardWants) {
 }
 
 TEST_F(EventWriterTest, ASecondWriterInTheSameSecondTakesAnotherFile) {
-  EventWriter first(folder_), second(folder_);
+  EventWriter first({folder_}), second({folder_});
   EXPECT_NE(first.path(), second.path());
 }
 
 TEST_F(EventWriterTest, AFullDiskIsASystemError) {
   write_file(folder_ / "file", "");
-  EXPECT_THROW(EventWriter(folder_ / "file"), SystemError);
+  EXPECT_THROW(EventWriter({folder_ / "file"}), SystemError);
 }
 
 /// The run that tests/integration/tensorboard.sh gives to the real TensorBoard, in the folder of
 /// TESSERA_EVENTS_DIR.
 TEST_F(EventWriterTest, WritesARun) {
   const char* kept = std::getenv("TESSERA_EVENTS_DIR");
-  EventWriter writer(kept != nullptr ? std::filesystem::path(kept) : folder_);
+  EventWriter writer({kept != nullptr ? std::filesystem::path(kept) : folder_});
   writer.hyper_parameters({{"optimizer.learning_rate", 3e-4},
                            {"optimizer.type", std::string("adamw")},
                            {"optimizer.decay_norms_and_biases", false},
@@ -113,7 +113,7 @@ TEST_F(EventWriterTest, WritesARun) {
     if (step == 50) record.grad_norm = NAN;
     writer.step(record);
   }
-  writer.validation(100, 0.25);
+  writer.scalars(100, std::vector<Scalar>{{"validation/loss", 0.25}});
   writer.finish(true);
   const auto events = records(read_file(writer.path()));
   ASSERT_EQ(events.size(), 1 + 2 + 100 + 1 + 1);

@@ -80,20 +80,21 @@ bool Accelerator::check_trigger() {
 void Accelerator::init_trackers(const std::filesystem::path& run_dir,
                                 const report::HyperParameters& config) {
   if (!is_main_process()) return;
-  events_ = std::make_shared<report::EventWriter>(run_dir);
-  if (!config.empty()) events_->hyper_parameters(config);
+  for (const auto& name : core_->options().log_with) {
+    trackers_.push_back(report::make_sink(name, {.run_dir = run_dir}));
+    if (!config.empty()) trackers_.back()->hyper_parameters(config);
+  }
 }
 
 void Accelerator::log(const std::map<std::string, double>& values, int64_t step) {
-  if (!events_) return;
   std::vector<report::Scalar> scalars;
   for (const auto& [tag, value] : values) scalars.push_back({tag, value});
-  events_->scalars(step, scalars);
+  for (auto& tracker : trackers_) tracker->scalars(step, scalars);
 }
 
 void Accelerator::end_training() {
-  if (events_) events_->finish(/*success=*/true);
-  events_.reset();
+  for (auto& tracker : trackers_) tracker->finish(/*success=*/true);
+  trackers_.clear();
   wait_for_everyone();
 }
 

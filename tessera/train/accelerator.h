@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/report/tensorboard.h"
+#include "tessera/report/sink.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/prepared.h"
 
@@ -182,7 +182,7 @@ class Accelerator {
 
   // ---- trackers ----
 
-  /// Opens TensorBoard events in `run_dir` on the main process.
+  /// Opens what log_with names in `run_dir`, on the main process. UserError: another name.
   void init_trackers(const std::filesystem::path& run_dir,
                      const report::HyperParameters& config = {});
   void log(const std::map<std::string, double>& values, int64_t step);
@@ -232,7 +232,7 @@ class Accelerator {
   }
 
   std::shared_ptr<AcceleratorCore> core_;
-  std::shared_ptr<report::EventWriter> events_;
+  std::vector<std::shared_ptr<report::Sink>> trackers_;
   bool trigger_ = false;
 };
 

@@ -46,6 +46,8 @@ struct AcceleratorOptions {
   /// false: a prepared scheduler steps whenever it is told to.
   bool step_scheduler_with_optimizer = true;
   uint64_t seed = 0;  ///< of nn::Dropout
+  /// Where init_trackers() sends what is logged: "tensorboard", "csv", "mlflow" (report/sink.h).
+  std::vector<std::string> log_with = {"tensorboard"};
 };
 
 /// Of one prepared optimizer.

@@ -7,9 +7,11 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -20,9 +22,9 @@
 #include "tessera/report/clock.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
+#include "tessera/report/sink.h"
 #include "tessera/report/summary.h"
 #include "tessera/report/svg.h"
-#include "tessera/report/tensorboard.h"
 #include "tessera/train/account.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/generate.h"
@@ -43,73 +45,52 @@ class Watch {
  public:
   /// `steps_done`: of the run that this one goes on from; 0: none.
   Watch(const Run& run, int world_size, int64_t steps_done)
-      : run_(run),
-        folder_(run.config.train.run_dir),
-        metrics_(folder_, metrics_options(steps_done)),
-        progress_({.mode = report::progress_mode(run.config.logging.progress),
-                   .total_steps = run.config.train.steps,
-                   .every = run.config.logging.every}) {
+      : run_(run), folder_(run.config.train.run_dir) {
+    const auto& logging = run.config.logging;
+    const report::SinkOptions options{.run_dir = folder_, .steps_done = steps_done};
+    sinks_.push_back(std::make_unique<report::MetricsLog>(options));
+    auto progress = std::make_unique<report::Progress>(
+        report::ProgressOptions{.mode = report::progress_mode(logging.progress),
+                                .total_steps = run.config.train.steps,
+                                .every = logging.every});
+    progress_ = progress.get();
+    sinks_.push_back(std::move(progress));
     write_file(folder_ / "config.yaml", config::to_yaml(run.config));
-    const auto shape = run.model->shape();
-    progress_.message(fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
-                                  format_count(static_cast<double>(config::num_parameters(shape))),
-                                  world_size, world_size == 1 ? "" : "s",
-                                  run.config.train.global_batch, run.config.data.seq_len,
-                                  folder_.string()));
+    introduce(world_size);
     if (steps_done > 0) {
       const auto history = report::read_metrics(folder_);
       for (const auto& record : history.steps) totals_.add(record);
       validation_ = history.validation;
     }
-    const auto& precision = run.config.precision;
-    if (precision.parameters == "bf16") {
-      progress_.message(fmt::format(
-          "pure bf16: weights have no fp32 copy, {}",
-          precision.stochastic_rounding
-              ? "updates are rounded at random"
-              : "small updates are lost (precision.stochastic_rounding keeps them on average)"));
-    }
-    if (run.config.logging.tensorboard) {
-      events_.emplace(folder_);
-      events_->hyper_parameters(
-          {{"model/preset", run.config.model.preset},
-           {"optimizer/type", run.config.optimizer.type},
-           {"optimizer/learning_rate", run.config.optimizer.learning_rate},
-           {"optimizer/weight_decay", run.config.optimizer.weight_decay},
-           {"schedule/type", run.config.schedule.type},
-           {"data/seq_len", static_cast<double>(run.config.data.seq_len)},
-           {"train/global_batch", static_cast<double>(run.config.train.global_batch)},
-           {"train/steps", static_cast<double>(run.config.train.steps)},
-           {"parallel/ranks", static_cast<double>(world_size)}});
-    }
+    if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
+    for (const auto& name : logging.report_to) sinks_.push_back(report::make_sink(name, options));
+    const auto values = hyper_parameters(run.config, world_size);
+    for (auto& sink : sinks_) sink->hyper_parameters(values);
   }
 
-  /// A run that did not finish has failed, as far as TensorBoard is concerned.
+  /// A run that did not finish has failed, as far as others' files are concerned.
   ~Watch() {
-    if (!events_) return;
-    try {
-      events_->finish(/*success=*/false);
-    } catch (const SystemError&) {  // a full disk must not hide why the run ended
+    for (auto& sink : sinks_) {
+      try {
+        sink->finish(/*success=*/false);
+      } catch (const SystemError&) {  // a full disk must not hide why the run ended
+      }
     }
   }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  void message(const std::string& line) { progress_.message(line); }
+  void message(const std::string& line) { progress_->message(line); }
 
   void step(const report::StepRecord& record) {
-    metrics_.step(record);
-    progress_.step(record);
-    if (events_) events_->step(record);
+    for (auto& sink : sinks_) sink->step(record);
     totals_.add(record);
     if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
   }
 
   void finish(report::RunSummary summary) {
-    progress_.finish();
+    for (auto& sink : std::exchange(sinks_, {})) sink->finish(/*success=*/true);
     totals_.fill(summary);
-    if (events_) events_->finish(/*success=*/true);
-    events_.reset();
     if (run_.config.logging.svg) {
       const auto subtitle = fmt::format(
           "{}, {} rank{}, {} tokens a step",
@@ -126,16 +107,37 @@ class Watch {
   }
 
  private:
-  static report::MetricsLogOptions metrics_options(int64_t steps_done) {
-    if (steps_done == 0) return {};
-    return {.mode = report::OpenMode::append, .last_step = steps_done};
+  void introduce(int world_size) {
+    const auto& config = run_.config;
+    message(
+        fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
+                    format_count(static_cast<double>(config::num_parameters(run_.model->shape()))),
+                    world_size, world_size == 1 ? "" : "s", config.train.global_batch,
+                    config.data.seq_len, folder_.string()));
+    if (config.precision.parameters != "bf16") return;
+    message(fmt::format(
+        "pure bf16: weights have no fp32 copy, {}",
+        config.precision.stochastic_rounding
+            ? "updates are rounded at random"
+            : "small updates are lost (precision.stochastic_rounding keeps them on average)"));
+  }
+
+  static report::HyperParameters hyper_parameters(const config::RunConfig& config, int world_size) {
+    return {{"model/preset", config.model.preset},
+            {"optimizer/type", config.optimizer.type},
+            {"optimizer/learning_rate", config.optimizer.learning_rate},
+            {"optimizer/weight_decay", config.optimizer.weight_decay},
+            {"schedule/type", config.schedule.type},
+            {"data/seq_len", static_cast<double>(config.data.seq_len)},
+            {"train/global_batch", static_cast<double>(config.train.global_batch)},
+            {"train/steps", static_cast<double>(config.train.steps)},
+            {"parallel/ranks", static_cast<double>(world_size)}};
   }
 
   const Run& run_;
   std::filesystem::path folder_;
-  report::MetricsLog metrics_;
-  report::Progress progress_;
-  std::optional<report::EventWriter> events_;
+  std::vector<std::unique_ptr<report::Sink>> sinks_;
+  report::Progress* progress_ = nullptr;  ///< one of them, which says other things, too
   report::StepTotals totals_;
   std::vector<report::StepValue> validation_;
 };

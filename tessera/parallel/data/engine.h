@@ -2,6 +2,8 @@
 // this folder alone.
 #pragma once
 
+#include <torch/csrc/autograd/edge.h>
+
 #include <deque>
 #include <map>
 #include <set>
@@ -48,7 +50,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     std::optional<size_t> slice;  // of slices, in which it lies
   };
   std::vector<Leaf> leaves;
-  std::vector<std::shared_ptr<torch::autograd::Node>> watched;  // whose hooks tell of gradients
+  /// Whose hooks tell of gradients.
+  std::vector<decltype(torch::autograd::Edge::function)> watched;
   NamedBuffers module_buffers;
   std::vector<size_t> order;      // units in the order of the forward; at first as given
   std::vector<size_t> place;      // of each unit in `order`

@@ -117,7 +117,8 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
                         .parameter = parameter,
                         .decays = !options_.decays || options_.decays(name, parameter)});
   }
-  std::ranges::stable_partition(entries_, [](const auto& entry) { return entry.decays; });
+  std::stable_partition(entries_.begin(), entries_.end(),
+                        [](const auto& entry) { return entry.decays; });
   for (auto& entry : entries_) {
     entry.offset = size_;
     size_ += aligned(entry.parameter.numel(), kAlignment);

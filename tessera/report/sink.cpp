@@ -1,0 +1,51 @@
+#include "tessera/report/sink.h"
+
+#include <array>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/report/csv_log.h"
+#include "tessera/report/mlflow.h"
+#include "tessera/report/tensorboard.h"
+
+namespace tessera::report {
+namespace {
+
+template <typename Kind>
+std::unique_ptr<Sink> make(const SinkOptions& options) {
+  return std::make_unique<Kind>(options);
+}
+
+constexpr std::array<std::pair<std::string_view, std::unique_ptr<Sink> (*)(const SinkOptions&)>, 3>
+    kSinks{
+        {{"tensorboard", make<EventWriter>}, {"csv", make<CsvLog>}, {"mlflow", make<MlflowRun>}}};
+
+}  // namespace
+
+std::vector<Scalar> scalars_of(const StepRecord& record) {
+  std::vector<Scalar> values{
+      {"train/loss", record.loss},
+      {"train/grad_norm", record.grad_norm},
+      {"train/learning_rate", record.learning_rate},
+      {"train/tokens_seen", static_cast<double>(record.tokens_seen)},
+      {"speed/step_seconds", record.step_seconds},
+      {"speed/tokens_per_second", record.tokens_per_second},
+      {"speed/communication_wait_seconds", record.communication_wait_seconds},
+      {"memory/bytes", static_cast<double>(record.memory_bytes)}};
+  if (record.mfu >= 0) values.push_back({"speed/mfu", record.mfu});
+  if (record.validation_loss) values.push_back({"validation/loss", *record.validation_loss});
+  return values;
+}
+
+std::unique_ptr<Sink> make_sink(std::string_view name, const SinkOptions& options) {
+  std::vector<std::string> names;
+  for (const auto& [known, make_it] : kSinks) {
+    if (known == name) return make_it(options);
+    names.emplace_back(known);
+  }
+  user_error("expected figures to go to one of {}, got \"{}\"{}", fmt::join(names, ", "), name,
+             did_you_mean(std::string(name), names));
+}
+
+}  // namespace tessera::report

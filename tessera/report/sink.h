@@ -1,0 +1,74 @@
+// What is measured, and the places where it goes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace tessera::report {
+
+/// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
+/// memory of the writer).
+struct StepRecord {
+  int64_t step = 0;  ///< 1 for the first
+  double loss = 0;   ///< mean over valid tokens, in nats
+  double grad_norm = 0;
+  double learning_rate = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  double mfu = -1;  ///< share of the peak of matrix products, 0..1; below 0: unknown
+  double communication_wait_seconds = 0;  ///< of step_seconds
+  int64_t tokens_seen = 0;                ///< since the first step of the run
+  int64_t memory_bytes = 0;
+  std::optional<double> validation_loss;
+};
+
+struct Scalar {
+  std::string tag;
+  double value = 0;
+};
+
+/// train/{loss,grad_norm,learning_rate,tokens_seen}, speed/{step_seconds,tokens_per_second,
+/// communication_wait_seconds}, memory/bytes and, where they are known, speed/mfu and
+/// validation/loss.
+std::vector<Scalar> scalars_of(const StepRecord& record);
+
+using HyperParameter = std::variant<bool, double, std::string>;
+using HyperParameters = std::map<std::string, HyperParameter>;
+
+/// A place for a run's figures: a screen, a log, another program's files. Rank 0 alone has some.
+/// What cannot be written is a SystemError.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
+
+  /// What the run was asked for: once, before its first figure.
+  virtual void hyper_parameters(const HyperParameters& /*values*/) {}
+  virtual void scalars(int64_t /*step*/, std::span<const Scalar> /*scalars*/) {}
+  virtual void step(const StepRecord& record) { scalars(record.step, scalars_of(record)); }
+  /// How the run ended: once, after its last figure. Without, it is shown as running.
+  virtual void finish(bool /*success*/) {}
+
+ protected:
+  Sink() = default;
+};
+
+struct SinkOptions {
+  std::filesystem::path run_dir;  ///< made if it is missing
+  int64_t steps_done = 0;  ///< of the run that this one goes on from: later figures are dropped
+};
+
+/// By name, as in logging.report_to and log_with: "tensorboard", "csv", "mlflow". UserError: another
+/// name. SystemError: what cannot be written.
+std::unique_ptr<Sink> make_sink(std::string_view name, const SinkOptions& options);
+
+}  // namespace tessera::report
