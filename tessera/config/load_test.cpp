@@ -294,6 +294,9 @@ TEST_F(LoadTest, CommandLineErrorsNameTheOption) {
             "--data.train: expected a list of texts, none of them empty, got a list");
   EXPECT_EQ(error_of(kSmallJob, {"data.train=a,"}),
             "--data.train: expected a list of texts, none of them empty, got a list");
+  EXPECT_EQ(error_of(kSmallJob, {"logging.report_to=csv,mlfow"}),
+            "--logging.report_to: expected a list of csv, mlflow, got 'mlfow' in it; did you mean "
+            "'mlflow'?");
 }
 
 }  // namespace

@@ -169,10 +169,14 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
   const bool fits =
       std::visit([&](auto* slot) { return assign(field, raw, *slot); }, field.slot(config));
   if (fits) return;
-  const auto hint = raw.kind == RawValue::Kind::scalar && !field.rule.choices.empty()
-                        ? did_you_mean(raw.text, field.rule.choices)
-                        : "";
-  user_error("{}: expected {}, got {}{}", where, expected(field), describe(raw), hint);
+  auto texts = raw.items;
+  if (raw.kind == RawValue::Kind::scalar) texts = {raw.text};
+  const auto wrong =
+      std::ranges::find_if(texts, [&](const auto& text) { return !is_choice(field, text); });
+  const bool in_list = wrong != texts.end() && raw.kind == RawValue::Kind::list;
+  user_error("{}: expected {}, got {}{}", where, expected(field),
+             in_list ? config::quoted(*wrong) + " in it" : describe(raw),
+             wrong == texts.end() ? "" : did_you_mean(*wrong, field.rule.choices));
 }
 
 std::string yaml_value(const Field& field, const RunConfig& config) {
