@@ -21,8 +21,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kSlotBytes = int64_t{512} << 10;
-constexpr int kSlots = 2;
 constexpr size_t kPageBytes = 4096;
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(20);
 constexpr int kSpins = 200;  // a peer that runs at the same time answers within microseconds
@@ -264,16 +262,6 @@ void SharedMemory::give_up() {
   }
 }
 
-template <typename Body>
-void SharedMemory::guarded(const Body& body) {
-  try {
-    body();
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
 std::byte* SharedMemory::open_slot(Lane lane, const Deadline& deadline) {
   const uint32_t round = rounds_[lane];
   for (int r = 0; r < size_; ++r) {  // the slot was last used kSlots rounds ago
@@ -299,170 +287,6 @@ void SharedMemory::finish(Lane lane, uint32_t round) {
   auto& done = header_->peers[rank_].done[lane];
   done.store(round + 1, std::memory_order_release);
   futex_wake(done);
-}
-
-void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int64_t count,
-                              const Deadline& deadline) {
-  const int64_t unit = static_cast<int64_t>(c10::elementSize(dtype));
-  const int64_t bytes = count * unit;
-  if (bytes == 0) return barrier(deadline);
-  // A chunk is size_ parts, rank r adds up part r; parts are whole elements and cache lines.
-  const int64_t wanted = std::min(kSlotBytes / size_, (bytes + size_ - 1) / size_);
-  const int64_t part =
-      std::max<int64_t>(64, std::min((wanted + 63) / 64 * 64, kSlotBytes / size_ / 64 * 64));
-  const int64_t chunks = (bytes + part * size_ - 1) / (part * size_);
-  auto* memory = static_cast<std::byte*>(data);
-  const auto length_of = [&](int64_t chunk, int r) {
-    return std::clamp<int64_t>(bytes - (chunk * size_ + r) * part, 0, part);
-  };
-  const auto start_of = [&](int64_t chunk, int r) { return memory + (chunk * size_ + r) * part; };
-  const auto post_parts = [&](int64_t chunk) {
-    std::byte* to = open_slot(kParts, deadline);
-    for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && length_of(chunk, r) > 0) {
-        std::memcpy(to + r * part, start_of(chunk, r), length_of(chunk, r));
-      }
-    }
-    post(kParts);
-  };
-  guarded([&] {
-    uint32_t round = rounds_[kParts];
-    post_parts(0);
-    std::vector<const void*> parts(static_cast<size_t>(size_));
-    for (int64_t chunk = 0; chunk < chunks; ++chunk, ++round) {
-      if (chunk + 1 < chunks) post_parts(chunk + 1);
-      for (int r = 0; r < size_; ++r) {
-        if (r != rank_) await(kParts, r, round, deadline);
-        parts[r] = r == rank_ ? start_of(chunk, r) : slot(r, kParts, round) + rank_ * part;
-      }
-      const int64_t mine = length_of(chunk, rank_);
-      std::byte* result = open_slot(kResults, deadline);
-      reduce_parts(op, dtype, parts, result, mine / unit);
-      finish(kParts, round);
-      const uint32_t result_round = rounds_[kResults];
-      post(kResults);
-      if (mine > 0) std::memcpy(start_of(chunk, rank_), result, mine);
-      for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        await(kResults, r, result_round, deadline);
-        const int64_t length = length_of(chunk, r);
-        if (length > 0) {
-          std::memcpy(start_of(chunk, r), slot(r, kResults, result_round), length);
-        }
-      }
-      finish(kResults, result_round);
-    }
-  });
-}
-
-void SharedMemory::distribute(const std::byte* input, int64_t part_bytes, int64_t unit,
-                              const Use& use, const Deadline& deadline) {
-  if (part_bytes == 0) return barrier(deadline);
-  const int64_t stride = std::max(unit, kSlotBytes / size_ / 64 * 64);
-  const auto post_parts = [&](int64_t begin) {
-    std::byte* to = open_slot(kParts, deadline);
-    const int64_t length = std::min(stride, part_bytes - begin);
-    for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && input != nullptr) {
-        std::memcpy(to + r * stride, input + r * part_bytes + begin, length);
-      }
-    }
-    post(kParts);
-  };
-  guarded([&] {
-    uint32_t round = rounds_[kParts];
-    post_parts(0);
-    std::vector<const void*> parts(static_cast<size_t>(size_));
-    for (int64_t begin = 0; begin < part_bytes; begin += stride, ++round) {
-      if (begin + stride < part_bytes) post_parts(begin + stride);
-      for (int r = 0; r < size_; ++r) {
-        if (r != rank_) await(kParts, r, round, deadline);
-        parts[r] = slot(r, kParts, round) + rank_ * stride;
-        if (r == rank_) parts[r] = input == nullptr ? nullptr : input + r * part_bytes + begin;
-      }
-      use(begin, std::min(stride, part_bytes - begin), parts);
-      finish(kParts, round);
-    }
-  });
-}
-
-void SharedMemory::reduce_scatter(ReduceOp op, at::ScalarType dtype, void* output,
-                                  const void* input, int64_t count, const Deadline& deadline) {
-  const int64_t unit = static_cast<int64_t>(c10::elementSize(dtype));
-  const Use reduce = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
-    reduce_parts(op, dtype, parts, static_cast<std::byte*>(output) + begin, length / unit);
-  };
-  distribute(static_cast<const std::byte*>(input), count * unit, unit, reduce, deadline);
-}
-
-void SharedMemory::scatter(void* output, const void* input, int64_t part_bytes, int root,
-                           const Deadline& deadline) {
-  const Use copy = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
-    auto* to = static_cast<std::byte*>(output) + begin;
-    if (to != parts[root]) std::memcpy(to, parts[root], length);
-  };
-  const auto* from = rank_ == root ? static_cast<const std::byte*>(input) : nullptr;
-  distribute(from, part_bytes, 1, copy, deadline);
-}
-
-void SharedMemory::all_to_all(void* output, const void* input, int64_t part_bytes,
-                              const Deadline& deadline) {
-  const Use copy = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
-    for (int r = 0; r < size_; ++r) {
-      std::memcpy(static_cast<std::byte*>(output) + r * part_bytes + begin, parts[r], length);
-    }
-  };
-  distribute(static_cast<const std::byte*>(input), part_bytes, 1, copy, deadline);
-}
-
-void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes,
-                              const void* input, const Deadline& deadline) {
-  const auto* from = static_cast<const std::byte*>(input);
-  const int64_t rounds = std::max<int64_t>(
-      1, (*std::ranges::max_element(sizes) + kSlotBytes - 1) / kSlotBytes);  // 1: a barrier
-  const auto length_of = [&](int64_t index, int r) {
-    return std::clamp<int64_t>(sizes[r] - index * kSlotBytes, 0, kSlotBytes);
-  };
-  const auto post_input = [&](int64_t index) {
-    std::byte* to = open_slot(kResults, deadline);
-    const int64_t length = length_of(index, rank_);
-    if (length > 0) std::memcpy(to, from + index * kSlotBytes, length);
-    post(kResults);
-  };
-  guarded([&] {
-    uint32_t round = rounds_[kResults];
-    post_input(0);
-    for (int64_t index = 0; index < rounds; ++index, ++round) {
-      if (index + 1 < rounds) post_input(index + 1);
-      for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        await(kResults, r, round, deadline);
-        const int64_t length = length_of(index, r);
-        if (length > 0) {
-          std::memcpy(static_cast<std::byte*>(outputs[r]) + index * kSlotBytes,
-                      slot(r, kResults, round), length);
-        }
-      }
-      finish(kResults, round);
-    }
-  });
-  if (sizes[rank_] > 0 && outputs[rank_] != input) {
-    std::memcpy(outputs[rank_], input, sizes[rank_]);
-  }
-}
-
-void SharedMemory::broadcast(void* data, int64_t bytes, int root, const Deadline& deadline) {
-  std::vector<int64_t> sizes(static_cast<size_t>(size_), 0);
-  std::vector<void*> outputs(static_cast<size_t>(size_), nullptr);
-  sizes[root] = bytes;
-  outputs[root] = data;
-  all_gather(outputs, sizes, data, deadline);
-}
-
-void SharedMemory::barrier(const Deadline& deadline) {
-  const std::vector<int64_t> sizes(static_cast<size_t>(size_), 0);
-  const std::vector<void*> outputs(static_cast<size_t>(size_), nullptr);
-  all_gather(outputs, sizes, nullptr, deadline);
 }
 
 int64_t SharedMemory::used_bytes() const {

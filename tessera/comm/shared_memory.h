@@ -70,6 +70,8 @@ class SharedMemory {
   int64_t used_bytes() const;
 
  private:
+  static constexpr int64_t kSlotBytes = int64_t{512} << 10;
+  static constexpr int kSlots = 2;  ///< of a lane and rank
   enum Lane { kParts, kResults, kLanes };
   struct Header;
   struct Peer;
@@ -99,8 +101,16 @@ class SharedMemory {
   void check_given_up() const;
   void give_up_on(const std::vector<int>& peers, Fault fault);
   std::vector<int> with_fault(Fault fault) const;
+  /// Whatever goes wrong in it, all ranks hear of.
   template <typename Body>
-  void guarded(const Body& body);
+  void guarded(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
 
   int rank_;
   int size_;

@@ -187,15 +187,9 @@ optim::ScheduleOptions make_schedule(const config::RunConfig& config) {
           .total_steps = config.train.steps};
 }
 
-}  // namespace
-
-Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment) {
-  set_threads(config.parallel, environment);
-  return assemble(config, make_mesh(config.parallel, environment));
-}
-
-Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
-  const auto shape = config::resolve_model_shape(config.model);
+/// The job's model. UserError: it is too small for the job's sequences or ranks.
+config::ModelShape shape_for(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
+  auto shape = config::resolve_model_shape(config.model);
   if (shape.family == config::ModelFamily::gpt2 && config.data.seq_len > shape.max_seq_len) {
     user_error("data.seq_len: expected at most {} (the model's positions), got {}",
                shape.max_seq_len, config.data.seq_len);
@@ -203,15 +197,13 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   if (const auto problem = config::division_problem(shape, mesh.shape().tp)) {
     user_error("parallel.tp: {}", *problem);
   }
-  const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
-  const auto& axes = mesh.shape();
-  const config::MeshSizes sizes{
-      .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
-  std::optional<estimate::LayerCosts> measured;
-  if (sizes.pp > 1 && config.parallel.stage_balance == "measured") {
-    measured = measure_layer_costs(config, shape, sizes, mesh);
-  }
-  auto plan = estimate::pipeline_plan(config, shape, sizes, measured);
+  return shape;
+}
+
+/// This rank's batches: to train with, and to validate with if anything is held out.
+std::pair<data::Loader, std::optional<data::Loader>> open_loaders(const config::RunConfig& config,
+                                                                  const config::ModelShape& shape,
+                                                                  const mesh::Axis& data_axis) {
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,
                               .rank = data_axis.rank(),
@@ -226,6 +218,28 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     loading.past_end = data::PastEnd::ignore;
     validation_loader.emplace(std::move(*datasets.validation), loading);
   }
+  return {std::move(train_loader), std::move(validation_loader)};
+}
+
+}  // namespace
+
+Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment) {
+  set_threads(config.parallel, environment);
+  return assemble(config, make_mesh(config.parallel, environment));
+}
+
+Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
+  const auto shape = shape_for(config, mesh);
+  const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
+  const auto& axes = mesh.shape();
+  const config::MeshSizes sizes{
+      .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
+  std::optional<estimate::LayerCosts> measured;
+  if (sizes.pp > 1 && config.parallel.stage_balance == "measured") {
+    measured = measure_layer_costs(config, shape, sizes, mesh);
+  }
+  auto plan = estimate::pipeline_plan(config, shape, sizes, measured);
+  auto [train_loader, validation_loader] = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
   auto parameters = parameters_of(*model);

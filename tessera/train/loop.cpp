@@ -198,6 +198,70 @@ std::string sample_text(Run& run, const Say& say) {
                   {.num_tokens = train.sample_tokens, .on_token = on_token});
 }
 
+/// What a step says beside its figures. UserError: a loss or gradients that end the run.
+void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
+  if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == "stop") {
+    user_error(
+        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
+        "optimizer.learning_rate, or set train.nonfinite to skip",
+        step, result.nonfinite_unit, result.loss, result.grad_norm);
+  }
+  if (result.skipped) {
+    say({fmt::format("step {} skipped: NaN or infinity, first in unit {}", step,
+                     result.nonfinite_unit)});
+  }
+  if (!result.parameters_without_gradient.empty()) {
+    say({fmt::format("no gradient in the first step: {}",
+                     fmt::join(result.parameters_without_gradient, ", "))});
+  }
+}
+
+/// Signals reach the steps, and the launcher hears what the steps are at.
+void connect(Run& run, const Checkpointing& checkpointing, launch::StepBeacon& beacon) {
+  if (checkpointing.enabled()) launch::note_stop_signals();
+  run.wishes = [&checkpointing] {
+    return Wishes{.save = checkpointing.wanted(), .stop = launch::stop_signal() != 0};
+  };
+  if (run.pipeline_axis.size() == 1) return;
+  run.watch_action = [&beacon](const auto& action) { beacon.doing(schedule::describe(action)); };
+}
+
+std::string stopped_text(int64_t step, int64_t steps) {
+  return fmt::format(
+      "stopped at step {} of {} as a signal asked; start it again with checkpoint.resume=auto to "
+      "go on (exit code {})",
+      step, steps, kPreemptedExit);
+}
+
+/// Below 0: the peak is not known.
+double mfu_of(const Run& run, double tokens_per_second, double peak_flops) {
+  if (peak_flops <= 0) return -1;
+  return tokens_per_second / peak_flops *
+         config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
+}
+
+/// `counts`: after the step.
+report::StepRecord record_of(const StepResult& result, const Counts& counts, double seconds,
+                             double waited_seconds) {
+  return {.step = counts.step,
+          .loss = result.loss,
+          .grad_norm = result.grad_norm,
+          .learning_rate = result.learning_rate,
+          .step_seconds = seconds,
+          .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
+          .communication_wait_seconds = waited_seconds,
+          .tokens_seen = counts.tokens_seen,
+          .memory_bytes = report::process_memory().current_bytes};
+}
+
+/// What is known at the end of a run. Collective.
+void add_totals(report::RunSummary& summary, const Run& run) {
+  summary.peak_memory_bytes = peak_memory_by_rank(run.world);
+  summary.memory = memory_account(run);
+  summary.traffic = traffic_account(run);
+  summary.unit_waits = unit_waits(run);
+}
+
 }  // namespace
 
 int train_loop(Run& run, const launch::RankEnvironment& environment) {
@@ -212,23 +276,16 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     for (const auto& line : lines) watch->message(line);
   };
   say(resumed.notes);
-  if (checkpointing.enabled()) launch::note_stop_signals();
-  run.wishes = [&checkpointing] {
-    return Wishes{.save = checkpointing.wanted(), .stop = launch::stop_signal() != 0};
-  };
   auto beacon = launch::StepBeacon::from_environment();
-  if (run.pipeline_axis.size() > 1) {
-    run.watch_action = [&beacon](const auto& action) { beacon.doing(schedule::describe(action)); };
-  }
+  connect(run, checkpointing, beacon);
   report::RunSummary summary{.run_dir = train.run_dir,
                              .world_size = environment.world_size,
                              .parameters = config::num_parameters(run.model->shape()),
                              .matmul_peak_note = "measured, " + run.config.precision.compute};
-  const double flops_per_token =
-      config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
   const int64_t first_step = counts.step + 1;
-  if (first_step > train.steps)
+  if (first_step > train.steps) {
     say({fmt::format("step {} of {}: nothing left to do", counts.step, train.steps)});
+  }
   for (int64_t step = first_step; step <= train.steps; ++step) {
     beacon.set(step);
     const auto start = Clock::now();
@@ -240,54 +297,25 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
       summary.seconds_to_first_step = report::seconds_since_launch();
       summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
     }
-    if (result.skipped && !run.loss_scaler && train.nonfinite == "stop") {
-      user_error(
-          "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
-          "optimizer.learning_rate, or set train.nonfinite to skip",
-          step, result.nonfinite_unit, result.loss, result.grad_norm);
-    }
+    tell_of(run, result, step, say);
     summary.skipped_steps += result.skipped ? 1 : 0;
-    if (watch && result.skipped) {
-      watch->message(fmt::format("step {} skipped: NaN or infinity, first in unit {}", step,
-                                 result.nonfinite_unit));
-    }
-    if (watch && !result.parameters_without_gradient.empty()) {
-      watch->message(fmt::format("no gradient in the first step: {}",
-                                 fmt::join(result.parameters_without_gradient, ", ")));
-    }
     counts.step = step;
     counts.samples_seen += train.global_batch;
     counts.tokens_seen += result.num_tokens;
-    report::StepRecord record{.step = step,
-                              .loss = result.loss,
-                              .grad_norm = result.grad_norm,
-                              .learning_rate = result.learning_rate,
-                              .step_seconds = seconds,
-                              .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
-                              .communication_wait_seconds = wait_seconds(run) - waited_before,
-                              .tokens_seen = counts.tokens_seen,
-                              .memory_bytes = report::process_memory().current_bytes};
-    if (summary.matmul_peak_flops > 0) {
-      record.mfu = record.tokens_per_second * flops_per_token / summary.matmul_peak_flops;
-    }
+    auto record = record_of(result, counts, seconds, wait_seconds(run) - waited_before);
+    record.mfu = mfu_of(run, record.tokens_per_second, summary.matmul_peak_flops);
     if (validates_after(train, step)) record.validation_loss = validation_loss(run);
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
     say(checkpointing.after_step(counts, record.validation_loss, result.wishes));
     if (result.wishes.stop && step < train.steps) {
       say(checkpointing.finish());
-      say(
-          {fmt::format("stopped at step {} of {} as a signal asked; start it again with "
-                       "checkpoint.resume=auto to go on (exit code {})",
-                       step, train.steps, kPreemptedExit)});
+      say({stopped_text(step, train.steps)});
       return kPreemptedExit;
     }
   }
   say(checkpointing.finish());
-  summary.peak_memory_bytes = peak_memory_by_rank(run.world);
-  summary.memory = memory_account(run);
-  summary.traffic = traffic_account(run);
-  summary.unit_waits = unit_waits(run);
+  add_totals(summary, run);
   if (train.sample_tokens > 0) summary.sample = sample_text(run, say);
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <set>
 
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/accelerate/question_context.h"
 #include "tessera/config/model_shape.h"
+#include "tessera/config/values.h"
 
 namespace tessera::config::accelerate {
 namespace {
@@ -265,11 +265,8 @@ MaybeQuestion ask_gradient_clipping(const Context& context) {
                   .text = "What is the largest norm of the gradients (0: any)?",
                   .default_value = "1.0",
                   .problem = [](const std::string& answer) -> std::string {
-                    double number = 0;
-                    const auto* end = answer.data() + answer.size();
-                    const auto [stop, error] = std::from_chars(answer.data(), end, number);
-                    const bool good =
-                        error == std::errc() && stop == end && number >= 0 && std::isfinite(number);
+                    const auto number = parse_number(answer);
+                    const bool good = number && *number >= 0 && std::isfinite(*number);
                     return good ? "" : "expected a number of 0 or more";
                   }};
 }
@@ -389,8 +386,8 @@ Settings basic_settings(const Machine& machine, const std::string& mixed_precisi
 void complete(Settings& settings) {
   for (const auto& key : keys()) {
     // A precision that is not said is the script's matter, or that of a DeepSpeed file.
-    if (!key.section.empty() || key.default_value.empty() || key.name == "mixed_precision")
-      continue;
+    const bool is_left_out = key.default_value.empty() || key.name == "mixed_precision";
+    if (!key.section.empty() || is_left_out) continue;
     if (settings.find(key.dotted()) != nullptr) continue;
     if (key.name == "num_processes" && settings.text("distributed_type") != "NO") continue;
     settings.set({.key = key.dotted(),
