@@ -102,13 +102,13 @@ class Runner {
   std::filesystem::path folder_, bin_, tokens_, errors_;
 };
 
-/// Of the text that a peer's script printed; `why` is set unless there is a summary.
+/// The outcome that a peer's script printed as `printed`; `why` is set unless there is a summary.
 Outcome outcome_of_peer(const std::string& printed);
 
 /// What a command prints to stdout, whatever its exit status.
 std::string output_of(const std::string& command);
 
-/// As one word of a shell command.
+/// `text` as one word of a shell command.
 std::string quoted(const std::string& text);
 
 double median(std::vector<double> values);  ///< 0 if there are none

@@ -61,7 +61,7 @@ struct Options {
   fs::path tessera, folder, tokens, out;
 };
 
-/// A step after the second needs no more: the optimizer's state is there.
+/// A job of two steps: a later one needs no more memory, as the optimizer's state is there.
 std::string job_text(const Case& run, const Options& options) {
   return fmt::format(R"(model: {}
 data: {{train: ["{}"], validation_fraction: 0, seq_len: {}}}

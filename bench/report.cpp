@@ -47,7 +47,7 @@ std::string row(const Contestant& contestant, const std::vector<Result>& runs,
                      100 * foreign, ours);
 }
 
-/// Ours with ours: what sharding costs.
+/// Compares our sharded runs with our own DDP: what sharding costs.
 std::string beside_our_ddp(const Results& results, std::string_view ending) {
   const auto* ddp = runs_of(results, fmt::format("tessera_ddp{}", ending));
   std::string text;

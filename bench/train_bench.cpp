@@ -35,8 +35,8 @@ struct Options {
   std::string out = "build/bench.json";
 };
 
-// All of that many ranks but those with MKL's own choice of instructions, which only the curious
-// need.
+// The contestants of so many ranks, but those with MKL's own choice of instructions, which only the
+// curious need.
 std::vector<std::string> usual_contestants(int num_ranks) {
   std::vector<std::string> names;
   for (const auto& contestant : contestants()) {

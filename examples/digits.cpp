@@ -61,7 +61,7 @@ tessera::data::Digits my_digits(const tessera::mesh::DeviceMesh& mesh, int64_t b
   return tessera::data::draw_digits(/*seed=*/1, begin + rows.begin, begin + rows.end);
 }
 
-/// Of digits that no step has seen.
+/// The share of right answers for digits that no step has seen.
 double accuracy(Net& net, const tessera::mesh::DeviceMesh& mesh) {
   const torch::NoGradGuard no_grad;
   net->eval();

@@ -50,14 +50,14 @@ class AtomicFile {
   int fd_ = -1;
 };
 
-/// `content` under `path`, by AtomicFile.
+/// Writes `content` under `path`, by AtomicFile.
 void write_file(const std::filesystem::path& path, std::string_view content);
 
 /// Why no file could be made in `folder`, or "" if one could. Where it does not exist yet, the
 /// nearest folder above it is asked. Leaves nothing behind.
 std::string why_not_writable(const std::filesystem::path& folder);
 
-/// The whole content; UserError if it cannot be read.
+/// The whole content of a file; UserError if it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
 }  // namespace tessera

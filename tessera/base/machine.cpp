@@ -20,7 +20,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t\n") - begin + 1);
 }
 
-/// The lines "name: value" of a file of /proc; of several of a name the first.
+/// The lines "name: value" of a file of /proc; the first of several with one name.
 std::map<std::string, std::string> named_values(const fs::path& file) {
   std::map<std::string, std::string> values;
   std::ifstream stream(file);

@@ -8,7 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Of the rows of the table the last three are enough: an exchange of neighbours looks back by two.
+/// The Levenshtein table is kept in its last three rows: an exchange of neighbours looks back by
+/// two.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> earlier(b.size() + 1), before(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;

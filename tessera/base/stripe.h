@@ -7,26 +7,26 @@
 
 namespace tessera {
 
-/// Of a tensor of any shape, row-major: elements [offset, offset + run) of each `stride` elements.
-/// A tensor [A, B, C] of which [:, first : first + n, :] is taken is {first C, n C, B C}. The
-/// default is the whole tensor.
+/// The elements of a tensor of any shape, row-major, that are kept: [offset, offset + run) of each
+/// `stride` elements. A tensor [A, B, C] of which [:, first : first + n, :] is taken is
+/// {first C, n C, B C}. The default is the whole tensor.
 struct Stripe {
   int64_t offset = 0, run = 0, stride = 0;
 
   bool whole() const { return run == stride; }
 
-  /// Is it one of a tensor of `num_elements`? All below expects that.
+  /// Is this a stripe of a tensor of `num_elements`? All below expects that.
   bool fits(int64_t num_elements) const {
     return offset >= 0 && run >= 0 && run <= stride && offset <= stride - run &&
            (stride == 0 || num_elements % stride == 0);
   }
 
-  /// Of `num_elements` of the tensor, how many it takes.
+  /// How many of the tensor's `num_elements` the stripe takes.
   int64_t taken(int64_t num_elements) const {
     return whole() ? num_elements : num_elements / stride * run;
   }
 
-  /// How many of those taken lie before a position in the tensor.
+  /// How many of the elements taken lie before a position in the tensor.
   int64_t taken_before(int64_t position) const {
     if (whole()) return position;
     return position / stride * run + std::clamp<int64_t>(position % stride - offset, 0, run);
@@ -35,7 +35,7 @@ struct Stripe {
   /// Where the k-th element taken lies in the tensor.
   int64_t position(int64_t k) const { return whole() ? k : k / run * stride + offset + k % run; }
 
-  /// How many elements from the k-th on lie without a gap.
+  /// How many of the elements taken lie without a gap from the k-th on.
   int64_t stretch(int64_t k) const {
     return whole() ? std::numeric_limits<int64_t>::max() - k : run - k % run;
   }

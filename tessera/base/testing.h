@@ -1,4 +1,4 @@
-// For tests: what a user is told.
+// What a user is told, for tests.
 #pragma once
 
 #include <string>

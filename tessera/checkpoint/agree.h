@@ -10,8 +10,8 @@
 namespace tessera::checkpoint {
 
 /// Runs `action` on every rank and returns all results, in order. Where any rank's threw, every
-/// rank gets the error of the first such rank: UserError with its line, or SystemError with "rank
-/// 2: " before it. `action` itself must not be collective. Collective.
+/// rank gets the error of the first such rank: UserError with its line, or SystemError with
+/// "rank 2: " before it. `action` itself must not be collective. Collective.
 std::vector<std::string> agree(const mesh::Axis& axis, const std::function<std::string()>& action);
 
 }  // namespace tessera::checkpoint

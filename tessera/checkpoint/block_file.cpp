@@ -54,7 +54,7 @@ class File {
     }
   }
 
-  /// As much of `bytes` as the file has.
+  /// Reads as much of `bytes` as the file has from `offset` on; returns how much.
   size_t read_some(std::span<std::byte> bytes, int64_t offset) const {
     size_t total = 0;
     while (total < bytes.size()) {

@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-/// No two blocks alike.
+/// A byte of a content in which no two blocks are alike.
 std::byte byte_at(int64_t offset) {
   return static_cast<std::byte>((offset * 2654435761u + offset / 4096) >> 7);
 }

@@ -45,7 +45,7 @@ Stripe in_bytes(const Stripe& stripe, int64_t element_bytes) {
   return {stripe.offset * element_bytes, stripe.run * element_bytes, stripe.stride * element_bytes};
 }
 
-/// Columns of the same rows, none in common.
+/// Do both stripes take columns of the same rows, and none in common?
 bool apart(const Stripe& a, const Stripe& b) {
   return !a.whole() && !b.whole() && a.stride == b.stride &&
          (a.offset + a.run <= b.offset || b.offset + b.run <= a.offset);

@@ -42,9 +42,10 @@ class Checkpoint : public TensorSource {
     Stripe stripe;
   };
 
-  /// All of them at once, in the order of the files, each block that they touch read once and
-  /// checked, whatever stripes are asked for and stored. UserError as for read_parts. Cost beside
-  /// the bytes: of each pair of a request and a range of its tensor, the runs that they share.
+  /// Reads all requests at once, in the order of the files, each block that they touch read once
+  /// and checked, whatever stripes are asked for and stored. UserError as for read_parts. Cost
+  /// beside the bytes: of each pair of a request and a range of its tensor, the runs that they
+  /// share.
   void read_all(std::span<const Request> requests) const;
 
   /// Reads everything. progress(bytes read) now and then. UserError: the first damage.

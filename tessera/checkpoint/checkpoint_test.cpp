@@ -134,7 +134,7 @@ fs::path write_pieces(const TensorSource& source, const Ranks& ranks, const fs::
   return finish_checkpoint(partial, index, std::nullopt);
 }
 
-/// As ranks write: pieces of a tensor in any order over the files.
+/// Pieces of a tensor lie in any order over the files, as ranks write them.
 TEST(Checkpoint, ReadsPiecesInAnyOrder) {
   const TemporaryFolder folder;
   MemorySource source;
@@ -243,7 +243,7 @@ TEST_P(StripedCheckpoint, IsReadInAnyPart) {
     const std::string name = i % 2 == 0 ? "small" : "large";
     const auto& info = source_.info(name);
     const auto element = dtype_bytes(info.dtype);
-    // Of the whole, or of a stripe that nobody wrote.
+    // A part of the whole tensor, or of a stripe that nobody wrote.
     const int64_t stride = i % 3 == 0 ? 0 : info.shape[2] * (i % 3 == 1 ? 1 : info.shape[1]);
     const auto number = [&](int64_t most) {
       return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1));
@@ -337,7 +337,7 @@ TEST_F(LongRows, AreReadFromTheFilesThatHoldAStripe) {
   EXPECT_THAT(refusal([&] { stored.verify(); }), HasSubstr("shard_00001.safetensors: damaged"));
   fs::remove(stored.path() / shard_name(1));
   EXPECT_EQ(reading(stored, left), "(accepted)");
-  // Of every other row: no column is in the missing file, though rows in between are.
+  // Columns of every other row: none is in the missing file, though rows in between are.
   const Piece rows{"a", source_.info("a"), 0, 2 * kCut, {0, kCut, 2 * kColumns}};
   EXPECT_EQ(reading(stored, rows), "(accepted)");
 }

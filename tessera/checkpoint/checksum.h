@@ -19,7 +19,7 @@ using Checksum = uint64_t;
 Checksum checksum(std::span<const std::byte> bytes);
 inline Checksum checksum(std::string_view text) { return checksum(std::as_bytes(std::span(text))); }
 
-/// Of each block of `bytes`, which begin at a block's begin; appended.
+/// Appends the checksum of each block of `bytes`, which begin at a block's begin.
 void append_checksums(std::span<const std::byte> bytes, std::vector<Checksum>& checksums);
 
 inline int64_t num_blocks(int64_t bytes) {
@@ -27,7 +27,7 @@ inline int64_t num_blocks(int64_t bytes) {
 }
 
 std::string to_hex(Checksum checksum);  ///< 16 digits
-/// The other way round, of one or several one after the other; false if `text` is anything else.
+/// Reverses to_hex for one or several checksums in a row; false if `text` is anything else.
 bool from_hex(std::string_view text, std::vector<Checksum>& checksums);
 
 }  // namespace tessera::checkpoint

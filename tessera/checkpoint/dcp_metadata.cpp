@@ -119,7 +119,7 @@ size_t file_of(const std::string& where, const PickleDict& fields, DcpMetadata& 
   return entry->second;
 }
 
-/// By name, the bytes of each chunk.
+/// The bytes of each chunk, by the tensor's name.
 std::map<std::string, Pieces, std::less<>> read_storage(const std::string& where,
                                                         const PickleDict& storage,
                                                         DcpMetadata& metadata) {
@@ -246,7 +246,7 @@ std::vector<std::string> keys_of(std::string_view name, const PickleSequence& pa
   return name.empty() ? keys : std::vector<std::string>();
 }
 
-/// Other planners keep other things, which is their right.
+/// Reads the paths that the default planner keeps; what other planners keep is left alone.
 void read_paths(const PickleValue* planner_data, DcpMetadata& metadata) {
   const auto* dict = planner_data == nullptr ? nullptr : dict_of(*planner_data);
   if (dict == nullptr) return;

@@ -33,7 +33,7 @@ struct DcpMetadata {
   std::map<std::string, DcpTensor, std::less<>> tensors;
   std::map<std::string, DcpPiece, std::less<>>
       objects;  ///< saved with torch.save, whatever they are
-  /// Of a name "a.b.c": the keys that lead to it in the state dict, ("a", "b.c"). Names whose keys
+  /// By name, "a.b.c", the keys that lead to it in the state dict, ("a", "b.c"). Names whose keys
   /// the writer did not keep are missing.
   std::map<std::string, std::vector<std::string>, std::less<>> paths;
 };

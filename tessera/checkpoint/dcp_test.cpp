@@ -23,7 +23,7 @@ json expected_of(const fs::path& folder) {
   return json::parse(read_file(folder / "expected.json"));
 }
 
-/// As a whole, and again in pieces of `step` elements.
+/// The bytes of a tensor, read in pieces of `step` elements; 0: as a whole.
 std::vector<std::byte> read_in_steps(const TensorSource& source, const std::string& name,
                                      int64_t step = 0) {
   const auto& info = source.info(name);
@@ -125,7 +125,8 @@ class BrokenDcpTest : public ::testing::Test {
       fs::copy(entry.path(), folder_.path() / entry.path().filename());
   }
 
-  /// Of the copy whose `.metadata` has the first `from` (after `after`) replaced by `to`.
+  /// The refusal of the copy whose `.metadata` has the first `from` (after `after`) replaced by
+  /// `to`.
   std::string with(std::string_view from, std::string_view to, std::string_view after = "") {
     auto bytes = read_file(kMixed / ".metadata");
     const auto at = bytes.find(from, bytes.find(after));

@@ -1,8 +1,8 @@
 // DeepSpeed's universal checkpoints (deepspeed/checkpoint/ds_to_universal.py), read without
 // PyTorch.
 //
-//   FOLDER/zero/PARAMETER/fp32.pt         archives of torch.save: {"param": tensor, ..}; of ZeRO-3
-//   a FOLDER/zero/PARAMETER/exp_avg.pt ..   tensor alone, flat, for its shape is not kept here
+//   FOLDER/zero/PARAMETER/fp32.pt         archives of torch.save: {"param": tensor, ..};
+//   FOLDER/zero/PARAMETER/exp_avg.pt ..   of ZeRO-3 a tensor alone, flat, for its shape is not kept here
 //   FOLDER/zero/PARAMETER/step.pt         a tensor without dims or a number; not of ZeRO-3
 #pragma once
 

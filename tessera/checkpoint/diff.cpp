@@ -46,7 +46,7 @@ void compare(std::span<const std::byte> a, std::span<const std::byte> b, double 
   }
 }
 
-/// Of types whose values are not known here: their bytes.
+/// Compares values of types that are not known here by their bytes.
 void compare_codes(std::span<const std::byte> a, std::span<const std::byte> b,
                    TensorDifference& found) {
   for (size_t i = 0; i < a.size(); ++i) found.num_different += a[i] == b[i] ? 0 : 1;

@@ -25,7 +25,7 @@ MemorySource source_of(DType dtype, const std::vector<T>& values) {
   return source;
 }
 
-/// Of two tensors of one type that differ.
+/// What diff says of two tensors of one type that differ.
 template <typename T>
 TensorDifference difference(DType dtype, const std::vector<T>& a, const std::vector<T>& b,
                             double tolerance = 0) {

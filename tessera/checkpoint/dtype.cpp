@@ -11,7 +11,7 @@ struct Known {
   int64_t bytes;
 };
 
-// By DType.
+// Names and sizes, in the order of DType.
 constexpr std::array kKnown{
     Known{"F64", 8}, Known{"F32", 4}, Known{"F16", 2},  Known{"BF16", 2},    Known{"I64", 8},
     Known{"I32", 4}, Known{"I16", 2}, Known{"I8", 1},   Known{"U64", 8},     Known{"U32", 4},

@@ -37,7 +37,7 @@ std::optional<int64_t> step_of(std::string_view name) {
 
 fs::path with_suffix(fs::path path, std::string_view suffix) { return path += suffix; }
 
-/// What a folder lists, on disk.
+/// Flushes the list of what is in a folder to disk.
 void flush_folder(const fs::path& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0 || ::fsync(fd) != 0) {

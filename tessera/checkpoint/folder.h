@@ -56,7 +56,8 @@ std::filesystem::path begin_checkpoint(const std::filesystem::path& directory, i
 /// Removes what begin_checkpoint made, after a save that failed. SystemError: the disk.
 void discard_checkpoint(const std::filesystem::path& partial);
 
-/// Index and marker into a folder in which all of index.files stand flushed: it is complete then.
+/// Writes index and marker into a folder in which all of index.files stand flushed: it is complete
+/// then.
 void complete(const std::filesystem::path& folder, const Index& index,
               std::optional<double> validation_loss);
 
@@ -66,7 +67,7 @@ void complete(const std::filesystem::path& folder, const Index& index,
 std::filesystem::path finish_checkpoint(const std::filesystem::path& partial, const Index& index,
                                         std::optional<double> validation_loss);
 
-/// Removed in two steps, so that a half-removed one is never taken for a checkpoint.
+/// Removes it in two steps, so that a half-removed one is never taken for a checkpoint.
 void remove_checkpoint(const std::filesystem::path& checkpoint);
 
 /// Folders step_N.partial and step_N.deleting: of a run that is under way or was killed.

@@ -16,7 +16,8 @@
 namespace tessera::checkpoint {
 
 inline constexpr int64_t kFormatVersion = 1;
-/// Of an index with stripes. One without is written as version 1, which older readers know.
+/// The version of an index with stripes. One without is written as version 1, which older readers
+/// know.
 inline constexpr int64_t kStripedVersion = 2;
 
 /// Elements [begin, begin + length) of those that a stripe takes of a tensor, row-major: where they
@@ -64,9 +65,8 @@ struct Index {
 /// {"format": "tessera-checkpoint", "version": 1, "step": .., "block_bytes": 1048576,
 ///  "layout": {..}, "state": {..}, "model": {..}, "config": "..",
 ///  "files": [{"name": .., "bytes": .., "checksums": "<16 hex digits a block>"}, ..],
-///  "tensors": {NAME: {"dtype": "F32", "shape": [..], "ranges": [[begin, length, file, offset],
-///  ..]},
-///  ..}}
+///  "tensors": {NAME: {"dtype": "F32", "shape": [..],
+///                     "ranges": [[begin, length, file, offset], ..]}, ..}}
 /// A range of a stripe is [begin, length, file, offset, stripe_offset, run, stride]; "version" is 2
 /// where there is one.
 std::string format_index(const Index& index);

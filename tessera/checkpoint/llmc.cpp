@@ -118,9 +118,9 @@ void check_tensor(const TensorSource& source, const std::string& name, const Slo
              fmt::join(info.shape, ", "));
 }
 
-/// [in, out] as [out, in]: as many rows of the file at a time as fit, gathered from a part of every
-/// row of the source. All of GPT-2's matrices fit whole: a source that checks what it reads block
-/// by block would read a block for every row.
+/// Writes a tensor [in, out] as [out, in]: as many rows of the file at a time as fit, gathered from
+/// a part of every row of the source. All of GPT-2's matrices fit whole: a source that checks what
+/// it reads block by block would read a block for every row.
 void write_transposed(const TensorSource& source, const std::string& name, DType dtype,
                       AtomicFile& file) {
   const auto& info = source.info(name);

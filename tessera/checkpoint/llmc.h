@@ -1,9 +1,9 @@
 // GPT-2 checkpoints of llm.c, read and written.
 //
 //   256 int32: 20240326, version (3: fp32, 5: bf16), max_seq_len T, vocab_size V, num_layers L,
-//   num_heads, dim C, padded vocab_size Vp, zeros
+//     num_heads, dim C, padded vocab_size Vp, zeros
 //   tensors, one after the other: wte [Vp, C], wpe [T, C], then of all layers together ln_1, qkv,
-//   attention projection, ln_2, both linears of the MLP (each a weight and a bias), last ln_f.
+//     attention projection, ln_2, both linears of the MLP (each a weight and a bias), last ln_f.
 //
 // The weight of a linear is [out, in] there and [in, out] in Hugging Face's GPT-2.
 // Format: https://github.com/karpathy/llm.c (train_gpt2.py, write_model; train_gpt2.c,

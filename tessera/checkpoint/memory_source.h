@@ -1,4 +1,4 @@
-// For tests: tensors that stand in memory.
+// Tensors that stand in memory, for tests.
 #pragma once
 
 #include <cstring>

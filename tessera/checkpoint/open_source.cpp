@@ -27,7 +27,7 @@ struct Kind {
   std::unique_ptr<TensorSource> (*open)(const fs::path& path);
 };
 
-// By Format.
+// What is known of each format, in the order of Format.
 constexpr std::array kKinds{
     Kind{Format::tessera, "Tessera checkpoint", is_checkpoint, open_as<Checkpoint>},
     Kind{Format::safetensors, "safetensors", is_safetensors, open_as<Safetensors>},

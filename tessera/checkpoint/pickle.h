@@ -42,7 +42,7 @@ struct PickleSequence {
   bool is_tuple = false;
 };
 
-/// In the order of the file; a key may stand there twice.
+/// A dict's items, in the order of the file; a key may stand there twice.
 struct PickleDict {
   std::vector<std::pair<PickleValue, PickleValue>> items;
 
@@ -84,7 +84,7 @@ class Pickle {
   PickleValue root_;
 };
 
-/// For errors: "None", "a tuple of 3", "torch.Size(..)", ..
+/// What a value is, in the words of an error: "None", "a tuple of 3", "torch.Size(..)", ..
 std::string describe(const PickleValue& value);
 
 /// The items of a dict or an OrderedDict, else nullptr.

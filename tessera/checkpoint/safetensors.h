@@ -2,8 +2,8 @@
 // an index.
 //
 //   uint64 N (little endian) | N bytes of JSON | tensors, one after the other
-//   {"__metadata__": {"k": "v"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin,
-//   end]}, ..}
+//   {"__metadata__": {"k": "v"},
+//    "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ..}
 //
 // Format: https://github.com/huggingface/safetensors (README, "Format").
 #pragma once

@@ -29,7 +29,7 @@ std::vector<Piece> pieces_of(const std::vector<Part>& parts) {
   return pieces;
 }
 
-/// In the order in which their pieces lie in the file.
+/// `parts` in the order in which their pieces lie in the file.
 std::vector<Part> in_file_order(std::vector<Part> parts, const ShardLayout& layout) {
   std::ranges::stable_sort(parts, std::greater<>(),
                            [](const Part& part) { return dtype_bytes(part.piece.info.dtype); });

@@ -66,7 +66,7 @@ class Saver {
   /// Waits for the save under way. DistError if a rank was lost.
   void finish();
 
-  /// Of saves that ended since the last call, in order.
+  /// The reports of saves that ended since the last call, in order.
   std::vector<SaveReport> take_reports();
 
  private:

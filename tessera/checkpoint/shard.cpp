@@ -14,8 +14,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Without the stripe if its elements lie in the tensor without a gap, as do those of a tensor cut
-/// along its first dimension: then any other range may stand beside it, and old readers know it.
+/// `piece` without its stripe if its elements lie in the tensor without a gap, as do those of a
+/// tensor cut along its first dimension: then any other range may stand beside it, and old readers
+/// know it.
 Piece in_fewest_words(Piece piece) {
   if (piece.length == 0) return piece;
   const int64_t first = piece.stripe.position(piece.begin);
@@ -26,7 +27,7 @@ Piece in_fewest_words(Piece piece) {
   return piece;
 }
 
-/// As what it stands in the file.
+/// The name, dtype and shape under which a piece stands in the file.
 std::pair<std::string, TensorInfo> stored_as(const Piece& piece) {
   if (piece.length == piece.info.num_elements()) return {piece.name, piece.info};
   const auto& [offset, run, stride] = piece.stripe;

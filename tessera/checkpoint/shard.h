@@ -31,8 +31,8 @@ struct Piece {
 /// "NAME[begin:end of offset+run/stride]", where begin and end count the stripe's elements.
 class ShardLayout {
  public:
-  /// In the given order but for the size of their elements (large first, so that all are aligned).
-  /// Of pieces that lie in the tensor without a gap the stripe is left out.
+  /// Lays the pieces out in the given order but for the size of their elements (large first, so
+  /// that all are aligned). A piece that lies in the tensor without a gap loses its stripe.
   explicit ShardLayout(std::vector<Piece> pieces);
 
   const std::vector<Piece>& pieces() const { return pieces_; }

@@ -24,7 +24,7 @@ class SourceView : public TensorSource {
   void add(const std::string& name, const TensorSource& source, const std::string& stored,
            std::optional<DType> dtype = std::nullopt);
 
-  /// Another shape of as many elements. UserError: of another number.
+  /// Gives a tensor another shape of as many elements. UserError: of another number.
   void reshape(const std::string& name, const std::vector<int64_t>& shape);
 
   /// Calls progress(bytes read so far, bytes of all tensors) after each read, from one thread.

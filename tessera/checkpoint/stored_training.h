@@ -14,7 +14,7 @@ struct StoredTraining {
   using Names = std::map<std::string, std::string, std::less<>>;  ///< by parameter: in the source
 
   Names parameters;
-  /// By name of the state ("exp_avg", "exp_avg_sq"), the tensors of the optimizer.
+  /// The tensors of the optimizer by name of the state ("exp_avg", "exp_avg_sq").
   std::map<std::string, Names, std::less<>> states;
   std::optional<int64_t> step;  ///< optimizer steps taken, the same for every parameter
 };

@@ -13,7 +13,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// By DType.
+// LibTorch's types, in the order of DType.
 constexpr std::array kTorchDtypes{
     torch::kDouble, torch::kFloat, torch::kHalf, torch::kBFloat16,      torch::kLong,
     torch::kInt,    torch::kShort, torch::kChar, torch::kUInt64,        torch::kUInt32,
@@ -23,7 +23,7 @@ std::span<std::byte> bytes_of(const torch::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-/// The same of one dtype, on the CPU.
+/// Does read_into for a part on the CPU in the stored dtype.
 void read_stretches(const TensorSource& source, const std::string& name, int64_t begin,
                     const torch::Tensor& part, const Stripe& stripe) {
   const auto bytes = bytes_of(part);

@@ -64,7 +64,8 @@ const std::vector<std::string_view>& archive_globals() {
   return names;
 }
 
-/// Without the folder that all entries are in; of another byte order, or none of torch's, refused.
+/// The entries of an archive by name, without the folder that all are in. UserError: numbers of
+/// another byte order, or no archive of torch's.
 Entries torch_entries(const std::string& where, std::string_view file) {
   constexpr std::string_view kPickle = "/data.pkl";
   const auto all = stored_zip_entries(where, file);
@@ -131,7 +132,8 @@ std::optional<int64_t> reach_of(const std::vector<int64_t>& shape,
   return reach;
 }
 
-/// nullopt if it does not fit 64 bits; a zero does not excuse an overflow beside it.
+/// The bytes of a tensor; nullopt if they do not fit 64 bits. A zero does not excuse an overflow
+/// beside it.
 std::optional<int64_t> checked_bytes(const TensorInfo& info) {
   int64_t bytes = dtype_bytes(info.dtype);
   for (const int64_t size : info.shape) {

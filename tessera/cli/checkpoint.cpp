@@ -58,7 +58,7 @@ auto with_progress(const std::string& what, const Action& action) {
   return action(SourceView::Progress([&](int64_t done, int64_t total) { line.show(done, total); }));
 }
 
-/// Reads all of it; what is to be said of it.
+/// Reads all of a checkpoint and returns what is to be said of it.
 std::string verified(const fs::path& path) {
   const auto opened = open_with_format(path);
   const auto& source = *opened.tensors;

@@ -104,7 +104,7 @@ void describe(const Surroundings& here) {
              here.slurm ? ", Slurm" : "");
 }
 
-/// What to do with the file.
+/// Tells the user what to do with the file.
 void say_how_to_use(const fs::path& file, const Settings& settings, const Surroundings& here) {
   const bool is_default = file == default_config_file();
   const auto option = is_default ? "" : fmt::format(" --config_file {}", file.string());

@@ -105,7 +105,7 @@ Model from_config(const std::string& name, const nlohmann::json& config, const s
           .why_no_shape = "no formula for activations of " + architecture.type};
 }
 
-/// From the headers alone: no values are read.
+/// The model as the headers of its stored tensors show it: no values are read.
 Model from_tensors(const std::string& name, const fs::path& path) {
   constexpr int64_t kFloat = 4;
   const checkpoint::Safetensors source(path);
@@ -256,7 +256,7 @@ Limit limit_of(const EstimateArguments& arguments, int64_t num_ranks) {
       static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks), this_cpu()};
 }
 
-/// Which transformers counts, where it matters.
+/// Says which version of transformers was counted, where it matters.
 std::string version_note(const Model& model, int64_t total) {
   if (!model.old_rotary_version) return "";
   const auto today = architecture_of(*model.shape).modules;
@@ -309,7 +309,8 @@ struct Rank {
   std::string limit_name;
 };
 
-/// None for a model that does not train here, unless something of a rank was asked for.
+/// The estimate for one rank. None for a model that does not train here; a UserError if something
+/// of a rank was asked for then.
 std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const Model& model,
                                      const std::optional<config::RunConfig>& job) {
   const bool asked = job || !arguments.rank_settings.empty() || !arguments.offload.empty() ||

@@ -21,7 +21,7 @@ namespace {
 
 namespace acc = config::accelerate;
 
-/// Those that stand alone; any other option of a boolean takes true or false, as there.
+/// Options that stand alone; any other option of a boolean takes true or false, as in Accelerate.
 const std::set<std::string>& flags() {
   static const std::set<std::string> names{"--cpu",
                                            "--debug",
@@ -51,7 +51,7 @@ std::string group_of(const acc::Key& key) {
   return tpu ? "TPU" : of_section.at(key.section);
 }
 
-/// Of what is written behind a flag: CLI11 counts any number.
+/// Checks the value that is written behind a flag: CLI11 would count any number.
 CLI::Validator truth_value() {
   const auto problem = [](const std::string& text) -> std::string {
     static const std::set<std::string> known{"true", "false", "on", "off", "yes", "no", "1", "0"};
@@ -60,7 +60,8 @@ CLI::Validator truth_value() {
   return {problem, ""};
 }
 
-/// A variable of a shell that is not set must not mean the default file.
+/// Refuses an empty file name: a variable of a shell that is not set must not mean the default
+/// file.
 CLI::Validator file_name() {
   const auto problem = [](const std::string& text) -> std::string {
     return text.empty() ? "expected a file, got nothing" : "";
@@ -168,7 +169,7 @@ void OptionAdder::add(const acc::Key& key) {
   option->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::Join);
 }
 
-/// Which engine: at most one of them, and of --cpu.
+/// Adds the options that choose an engine: at most one of them, and of --cpu.
 void OptionAdder::add_types() {
   const auto add_type = [&](const char* option, const char* type, const char* meaning) {
     const acc::Setting chosen{.key = "distributed_type", .value = type, .origin = option};
@@ -191,7 +192,7 @@ void OptionAdder::add_types() {
       "Accelerate");
 }
 
-/// What only the launcher is told, not the configuration file.
+/// Adds the options that only the launcher is told, not the configuration file.
 void OptionAdder::add_own() {
   put(command_
           .add_option("--config_file,--config-file", request_.config_file,
@@ -228,7 +229,7 @@ void OptionAdder::add_without_effect() {
        "all output is shown, and kept where --log-dir says");
 }
 
-/// There is no launcher for it; saying so is the translation's.
+/// Adds the keys of an Amazon account. There is no launcher for it; saying so is the translation's.
 void OptionAdder::add_sagemaker() {
   for (const char* option : {"--aws_access_key_id", "--aws_secret_access_key"}) {
     const auto choose = [&request = request_, option](const std::string&) {
@@ -279,7 +280,7 @@ void set_machines(const acc::Settings& settings, const acc::LaunchPlan& plan,
   launch.other_port_if_busy = true;
 }
 
-/// What the file says to no effect in one line, each option in one of its own.
+/// Tells what has no effect: all keys of the file in one line, each option in one of its own.
 void tell_idle(const std::vector<acc::LedgerEntry>& ledger, const std::string& file,
                const char* command) {
   int num_idle = 0;

@@ -82,7 +82,7 @@ TEST(LaunchCommand, HelpHasAnExample) {
   EXPECT_THAT(tessera({"launch", "--help"}).out, HasSubstr("tessera launch -n 4 ./my_program"));
 }
 
-/// In a folder of its own, which is also where a default configuration would be.
+/// Tests run in a folder of their own, which is also where a default configuration would be.
 class AccelerateLaunch : public testing::Test {
  protected:
   void SetUp() override {

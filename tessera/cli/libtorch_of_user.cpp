@@ -34,7 +34,7 @@ std::optional<Version> version_in(const fs::path& file, const char* pattern) {
   return Version{std::stoi(found[1]), std::stoi(found[2])};
 }
 
-/// Of the torch folder of a PyTorch, or of a LibTorch.
+/// The version of the torch folder of a PyTorch, or of a LibTorch.
 std::optional<Version> version_of(const fs::path& torch) {
   if (!fs::exists(torch / "lib" / "libtorch_cpu.so")) return {};
   const auto of_wheel = version_in(torch / "version.py", R"(__version__ = '(\d+)\.(\d+))");
@@ -54,12 +54,13 @@ std::string output_of(const std::string& command) {
   return output;
 }
 
-/// As one word of a shell's.
+/// `text` as one word of a shell.
 std::string shell_word(const std::string& text) {
   return "'" + std::regex_replace(text, std::regex("'"), R"('\'')") + "'";
 }
 
-/// Where PyTorch may be, best first. `python3` is asked where its packages are; it does not load them.
+/// Where PyTorch may be, best first. `python3` is asked where its packages are; it does not load
+/// them.
 std::vector<fs::path> candidates(const fs::path& prefix) {
   std::vector<fs::path> found;
   std::error_code ignored;

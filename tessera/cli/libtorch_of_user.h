@@ -1,4 +1,5 @@
-// A Tessera that was installed without LibTorch (the small package, the wheel) uses the user's PyTorch.
+// A Tessera that was installed without LibTorch (the small package, the wheel) uses the user's
+// PyTorch.
 #pragma once
 
 #include <filesystem>

@@ -23,7 +23,7 @@ size_t pick(const std::string& question, const std::vector<MenuItem>& items, siz
 size_t pick_by_line(const std::string& question, const std::vector<MenuItem>& items, size_t first,
                     const std::vector<std::string>& words);
 
-/// A line for which problem(line) is "". Likewise.
+/// Asks for a line for which problem(line) is ""; errors are those of pick_by_line.
 std::string ask_line(const std::string& question, const std::string& default_value,
                      const std::function<std::string(const std::string&)>& problem);
 

@@ -20,7 +20,7 @@ inline void check_output(const std::filesystem::path& file, const char* advice) 
   user_error("{}: cannot be written: {}; {}", file.string(), reason, advice);
 }
 
-/// `content` under that name, with the folders above it.
+/// Writes `content` to `file`, and makes the folders above it.
 inline void write_output(const std::filesystem::path& file, std::string_view content) {
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path());
   write_file(file, content);

@@ -49,7 +49,7 @@ struct ScheduleArguments {
 
 bool is_file(const std::string& what) { return what.ends_with(".csv"); }
 
-/// Wide enough for the longest of each column.
+/// `rows` as text, each column wide enough for its longest cell.
 std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows[0].size());
   for (const auto& row : rows)

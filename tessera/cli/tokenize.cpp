@@ -13,7 +13,7 @@
 namespace tessera::cli {
 namespace {
 
-/// As typed.
+/// The command's options as they were typed.
 struct TokenizeArguments {
   data::TokenizeOptions options;
   std::string dtype = "uint16", header = "none";

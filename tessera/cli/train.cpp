@@ -176,7 +176,7 @@ config::LoadedConfig load(const TrainArguments& arguments, const Overrides& over
   return loaded;
 }
 
-/// Before ranks start: a schedule and stages that cannot be.
+/// UserError, before ranks start, for a schedule or stages that cannot be.
 void check_pipeline(const config::RunConfig& config) {
   estimate::pipeline_plan(config, config::resolve_model_shape(config.model),
                           config::fitting_mesh(config.parallel, config.parallel.num_ranks));

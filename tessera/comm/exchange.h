@@ -48,8 +48,8 @@ class Exchange {
   void reduce_scatter(const at::Tensor& output, std::span<const at::Tensor> inputs, ReduceOp op,
                       const Deadline& deadline);
 
-  /// In place; reduce_scatter of N nearly equal slices, then all_gather. `tensor` is flat and
-  /// contiguous.
+  /// Reduces in place: reduce_scatter of N nearly equal slices, then all_gather. `tensor` is flat
+  /// and contiguous.
   void all_reduce(const at::Tensor& tensor, ReduceOp op, const Deadline& deadline);
 
   int64_t staging_bytes() const { return staging_bytes_; }  ///< the most that was used at once

@@ -24,7 +24,7 @@ int64_t bytes_of(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-/// Of a collective over `whole`; `with` has what is special to the operation.
+/// The call of a collective over `whole`; `with` has what is special to the operation.
 Call call_of(Operation operation, const at::Tensor& whole, Call with = {}) {
   with.operation = operation;
   with.bytes = static_cast<int64_t>(whole.nbytes());

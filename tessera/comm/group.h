@@ -132,7 +132,7 @@ class Group {
   /// is lost, on its peers. For a rank that must leave while others wait for it.
   void abort() const;
 
-  /// Since the group was made, in this process.
+  /// What this process's operations cost since the group was made.
   Counters counters() const;
 
   /// Memory for communication: this machine's shared slots as far as they were used (the same pages

@@ -15,8 +15,8 @@ namespace {
 
 using Body = std::function<void(const Group&)>;
 
-/// Through shared memory, through messages on sockets, and (`native_too`) through Gloo's own
-/// all-reduce.
+/// Runs `body` through shared memory, through messages on sockets, and (`native_too`) through
+/// Gloo's own all-reduce.
 void for_each_transport(int num_ranks, const Body& body, bool native_too = false) {
   on_mesh({.shape = {.dp_replicate = num_ranks}}, [&](const mesh::DeviceMesh& mesh) {
     EXPECT_EQ(mesh.axis("dp_replicate").shares_memory(), num_ranks > 1);
@@ -33,7 +33,8 @@ void for_each_transport(int num_ranks, const Body& body, bool native_too = false
   });
 }
 
-/// Different on every rank, small enough that fp16 sums stay finite; whole numbers for integers.
+/// Values that differ on every rank, small enough that fp16 sums stay finite; whole numbers for
+/// integers.
 at::Tensor values_of(int rank, int64_t count, at::ScalarType dtype) {
   const auto ramp = at::arange(count, at::kDouble);
   const auto values = at::sin(ramp * 0.37 + rank) * 8;

@@ -53,7 +53,7 @@ std::string to_text(const Word& word) {
                      fmt::join(word.ranks, " "));
 }
 
-/// Of a rank that has said nothing: it goes on.
+/// What a rank says in `text`; "" is that of a rank that has said nothing: it goes on.
 Word word_from(const std::string& text) {
   Word word;
   std::istringstream words(text);

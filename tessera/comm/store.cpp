@@ -102,7 +102,7 @@ Meeting meeting_from(const std::string& text) {
   return meeting;
 }
 
-/// False at the end of `period`.
+/// Waits until all keys are there; false if they are not at the end of `period`.
 bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, Milliseconds period) {
   try {
     store.wait(keys, period);
@@ -143,7 +143,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 /// LibTorch's deadline does not cover a port where somebody listens but never answers.
 StorePtr make_store(const std::string& host, const c10d::TCPStoreOptions& options) {
-  // Its own error, which says more, goes first.
+  // The store's own error, which says more, goes first.
   const auto store = within<StorePtr>(
       options.timeout + std::chrono::seconds(1),
       [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
@@ -219,7 +219,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
 
 namespace {
 
-/// May wait for the store's server without end.
+/// Waits for all ranks of a meeting. May wait for the store's server without end.
 void await_all(c10d::Store& store, const Meeting& meeting, const RollCallOptions& self) {
   const Deadline deadline(self.timeout);
   store.set(whereabouts_of(self.rank), to_text(meeting));

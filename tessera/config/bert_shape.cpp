@@ -18,7 +18,7 @@ BertHead read_head(const JsonKeys& keys) {
   return BertHead::sequence_classification;
 }
 
-/// Two unless id2label names them, as in transformers.
+/// The number of labels: that of id2label, else of num_labels, else two, as in transformers.
 int64_t read_num_labels(const JsonKeys& keys) {
   if (!keys.has("id2label")) return keys.size("num_labels", 2);
   const auto& labels = keys.at("id2label");

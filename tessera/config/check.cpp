@@ -229,7 +229,7 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
   const int64_t product = others * rest;
   if (product == num_ranks) return sizes;
 
-  // To blame: the last that the user set, if the others leave it room.
+  // The key to blame is the last that the user set, if the others leave it room.
   for (size_t i = std::size(dimensions); i-- > 0;) {
     const auto& [key, size] = dimensions[i];
     if (size == 1 || (open && &size == &rest)) continue;

@@ -39,7 +39,7 @@ struct Need {
   bool (*met)(const RunConfig& config);
 };
 
-/// Of one setting. None: it always has an effect.
+/// What one setting needs to have an effect; none: it always has one.
 using Needs = std::vector<Need>;
 
 struct Field {

@@ -9,7 +9,7 @@
 
 namespace tessera::config {
 
-/// As read_model_shape, of a configuration that was read from `where`.
+/// The shape that read_model_shape would give, of a configuration that was read from `where`.
 ModelShape model_shape_of(const nlohmann::json& config, const std::string& where,
                           const std::string& expected_type = "auto");
 

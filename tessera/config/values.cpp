@@ -81,7 +81,7 @@ bool assign(const Field&, const RawValue& raw, bool& out) {
   return true;
 }
 
-/// Of those that there are, or there are none.
+/// Is `text` one of the field's choices, or has it none?
 bool is_choice(const Field& field, const std::string& text) {
   const auto& choices = field.rule.choices;
   return choices.empty() || std::ranges::find(choices, text) != choices.end();

@@ -27,7 +27,8 @@ struct NoEvents : YAML::EventHandler {
   void OnMapEnd() override {}
 };
 
-/// Not by YAML::LoadAll: it finds documents without end in some texts that are no YAML.
+/// Is there a second document? YAML::LoadAll cannot tell: it finds documents without end in some
+/// texts that are no YAML.
 bool has_second_document(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);

@@ -1,5 +1,5 @@
-// For tests: a folder that goes away, files made of numbers, what is read from them, and the text
-// of a refusal.
+// A folder that goes away, files made of numbers, what is read from them, and the text of a
+// refusal, for tests.
 #pragma once
 
 #include <stdlib.h>

@@ -2,12 +2,12 @@
 //
 //   bare       uint16 or uint32, little endian, nothing else (nanoGPT's `train.bin`)
 //   llm.c      256 int32 (magic, version, number of tokens, zeros), then the tokens:
-//              magic 20240520, version 1: uint16 (GPT-2 data); magic 20240801, version 7: uint32
-//              (Llama-3 data)
-//   Megatron   `x.bin` (tokens alone) and `x.idx`: "MMIDIDX\0\0", int64 version 1, uint8 type code,
-//   int64 S sequences,
-//              int64 D entries of the document index, int32 sizes[S], int64 byte pointers[S], int64
-//              documents[D]
+//              magic 20240520, version 1: uint16 (GPT-2 data)
+//              magic 20240801, version 7: uint32 (Llama-3 data)
+//   Megatron   `x.bin` (tokens alone) and `x.idx`:
+//              "MMIDIDX\0\0", int64 version 1, uint8 type code, int64 S sequences,
+//              int64 D entries of the document index, int32 sizes[S], int64 byte pointers[S],
+//              int64 documents[D]
 #pragma once
 
 #include <cstdint>

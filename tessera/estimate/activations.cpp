@@ -54,9 +54,9 @@ double bytes_of(const Numbers& numbers, double width) {
   return numbers.values * width + numbers.floats * kFloat;
 }
 
-/// The most that the backward of the feed-forward has beside what it found, in numbers: gradients
-/// of the activation function's inputs; of what enters, one of each product; on more ranks, while
-/// that is summed over them, what gradients of weights need.
+/// Peak count of numbers, for each token, that the feed-forward's backward allocates on top of what
+/// was alive when it began: gradients of the activation function's inputs; of what enters, one of
+/// each product; on more ranks, while that is summed over them, what gradients of weights need.
 double inside_feed_forward(const RunConfig& config, const RankPart& part, double products,
                            bool checkpointed) {
   const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
@@ -80,7 +80,8 @@ bool is_checkpointed(const config::MemorySection& section, int64_t index) {
   return section.checkpointing != "none" && index % section.checkpoint_every == 0;
 }
 
-/// Under autocast some are in 16 bits and some in float32: counted as if all were.
+/// Under autocast some numbers are in 16 bits and some in float32: counted as if all were in
+/// float32.
 int64_t compute_bytes(const config::PrecisionSection& precision) {
   return precision.compute == "fp32" || precision.autocast ? 4 : 2;
 }
@@ -126,7 +127,8 @@ double kept_by_blocks(const RunConfig& config, const RankPart& part, const RankP
   return bytes;
 }
 
-// The last block's output, and the gradient of what enters the head: of all positions.
+// What is kept for the head: the last block's output on this rank's positions, the gradient of what
+// enters the head on all positions, and the last norm's statistics.
 double kept_by_head(const RunConfig& config, const RankPart& part) {
   const double last_norm = (part.shape.family == ModelFamily::gpt2 ? 2 : 1) * kFloat;
   return stream_bytes(config.precision, part) +

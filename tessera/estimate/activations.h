@@ -10,7 +10,7 @@
 
 namespace tessera::estimate {
 
-/// Of one transformer block, for each token of the whole sequence.
+/// Bytes that one transformer block takes, for each token of the whole sequence.
 struct BlockActivations {
   double kept = 0;      ///< from its forward to its backward
   double working = 0;   ///< beside that, while its backward runs
@@ -30,16 +30,16 @@ int64_t compute_bytes(const config::PrecisionSection& precision);
 /// rank's share.
 double stream_bytes(const config::PrecisionSection& precision, const RankPart& part);
 
-/// Of what comes from other ranks two are on their way on each channel
+/// Bytes of messages on their way from other ranks, two on each channel
 /// (parallel/pipeline/messages.cpp).
 double arriving_bytes(const config::RunConfig& config, const RankPart& part);
 
-/// What a token of a stage's blocks keeps, and of its last norm and head.
+/// Bytes that a stage's blocks keep for each token, and its last norm and head.
 double kept_by_blocks(const config::RunConfig& config, const RankPart& part,
                       const RankPart::Stage& stage);
 double kept_by_head(const config::RunConfig& config, const RankPart& part);
 
-/// All that micro-batches in flight keep between forward and backward, at the most.
+/// Peak bytes that all micro-batches in flight keep between forward and backward.
 int64_t kept_activation_bytes(const config::RunConfig& config, const RankPart& part);
 
 /// Bytes that a rank holds when each of its stages starts a pass, at the most.

@@ -23,8 +23,8 @@ int64_t last_norm_parameters(const ModelShape& shape) {
   return (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
 }
 
-/// Of a block's parameters those whose gradients ranks of tp sum: what each position has by itself,
-/// where positions are divided; norms of heads; key heads that several have
+/// How many of a block's parameters have gradients that ranks of tp sum: norms and biases of width
+/// D, where positions are divided; norms of heads; key heads that several ranks have
 /// (docs/tensor_parallel.md).
 int64_t summed_in_block(const RankPart& part) {
   const auto& s = part.shape;
@@ -47,7 +47,8 @@ struct Sized {
   int64_t elements = 0;
 };
 
-/// Embedding, blocks, and norm with head: or tied, embedding with norm and head, then blocks.
+/// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
+/// head, then blocks.
 std::vector<Sized> sized_units(const RankPart& part) {
   const auto& shape = part.shape;
   const int64_t last_norm = last_norm_parameters(shape), table = shape.vocab_size * shape.dim;
@@ -89,7 +90,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
   return units;
 }
 
-/// All units of a stage as one.
+/// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
   for (const auto& [unit, elements] : units) {
@@ -110,7 +111,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
 
 int64_t bytes_named(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
 
-/// As the engine chooses (flat_options in parallel/data/unit.cpp).
+/// The flat buffer that the engine would choose (flat_options in parallel/data/unit.cpp).
 BufferPlan plan_buffer(const RunConfig& config, const config::MeshSizes& mesh, int64_t elements,
                        bool offloaded, bool device_is_host) {
   const auto& section = config.parallel;
@@ -146,7 +147,8 @@ double largest_neighbours(const std::vector<double>& values, size_t count) {
   return largest;
 }
 
-/// Those of `units` all at once, with the slices of two: one that is reduced, one that comes next.
+/// Bytes of all whole gradients of `units` at once, with the slices of two: one that is reduced,
+/// one that comes next.
 double all_whole(const std::vector<UnitBytes>& units) {
   double whole = 0;
   std::vector<double> slices;
@@ -157,7 +159,7 @@ double all_whole(const std::vector<UnitBytes>& units) {
   return whole + largest_neighbours(slices, 2);
 }
 
-/// Gradients at the most: backward comes to the units in reverse; one unit's whole gradient is
+/// Peak bytes of gradients: backward comes to the units in reverse; one unit's whole gradient is
 /// computed while that of the one after it is reduced, and the slices of all that came before stay.
 double peak_of_backward(const std::vector<UnitBytes>& units) {
   double peak = 0, slices_so_far = 0;

@@ -71,14 +71,14 @@ Traffic of_data(const RunConfig& config, const RankPart& part, const std::vector
   return traffic;
 }
 
-/// Of one micro-batch, in times a full activation.
+/// Collectives over tp in one micro-batch, counted in full activations.
 struct Rounds {
   double sums = 0;     ///< all-reduces, or reduce-scatters
   double gathers = 0;  ///< all-gathers, where positions are divided
 };
 
-/// Two sums and two gathers of each layer and direction. What is computed again is sent again, but
-/// for sums that selective checkpointing keeps; what is not gathers again what entered.
+/// Each layer has two sums and two gathers in each direction. What is computed again is sent again,
+/// but for sums that selective checkpointing keeps; what is not gathers again what entered.
 Rounds of_layers(const RunConfig& config, const RankPart& part) {
   Rounds rounds;
   const bool full = config.memory.checkpointing == "full";

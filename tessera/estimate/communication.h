@@ -18,7 +18,7 @@ struct Traffic {
 };
 Traffic operator-(const Traffic& after, const Traffic& before);
 
-/// Of one rank in one step. A few numbers a step (losses, counts, norms) are left out.
+/// What one rank moves in one step. A few numbers a step (losses, counts, norms) are left out.
 struct Communication {
   Traffic dp;  ///< gradients and parameters
   Traffic tp;  ///< activations, three numbers a token of the loss, gradients of what ranks share

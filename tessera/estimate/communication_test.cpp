@@ -58,8 +58,8 @@ TEST(Communication, OfDataRanks) {
   EXPECT_EQ(Job(1, 1, 1).at(0).dp.total(), 0);
 }
 
-// As counted in parallel/tensor/tensor_parallel_test.cpp: forward and backward 2 L + 1 each, and
-// 2 L gathers of what entered.
+// Sums are as counted in parallel/tensor/tensor_parallel_test.cpp: forward and backward 2 L + 1
+// each, and 2 L gathers of what entered.
 TEST(Communication, OfTensorRanks) {
   Job job(2, 2, 1);
   job.config.parallel.sequence_parallel = false;

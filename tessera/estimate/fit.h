@@ -52,9 +52,9 @@ struct RankEstimate {
 RankEstimate estimate_rank(const config::RunConfig& config, const config::ModelShape& shape,
                            const Device& device, double limit);
 
-/// Of the rank that needs the most a table of phases and purposes, what is beside the tensors, and
-/// the verdict; the ranks of a pipeline; what a rank sends. `limit_name`: whose memory it is ("the
-/// device").
+/// The estimate as text: of the rank that needs the most a table of phases and purposes, what is
+/// beside the tensors, and the verdict; the ranks of a pipeline; what a rank sends. `limit_name`:
+/// whose memory it is ("the device").
 std::string rank_text(const RankEstimate& estimate, const std::string& limit_name);
 nlohmann::ordered_json rank_json(const RankEstimate& estimate);
 

@@ -14,7 +14,7 @@ namespace {
 
 using schedule::Schedule;
 
-/// `make()`, whose errors are about the key.
+/// Returns make(); its errors name the key.
 template <typename Make>
 Schedule of_key(const Make& make) {
   try {

@@ -12,12 +12,12 @@
 
 namespace tessera::estimate {
 
-/// Of the parts of a model, in any one unit. A stage costs what its parts do.
+/// What the parts of a model cost, in any one unit. A stage costs what its parts do.
 struct LayerCosts {
   double embedding = 0, block = 1, head = 0;
 };
 
-/// Operations of a forward and backward, for each token.
+/// The costs in operations of a forward and backward, for each token.
 LayerCosts operations(const config::ModelShape& shape, int64_t seq_len);
 
 /// How many layers each stage has so that the one that costs most costs as little as can be. Of
@@ -35,10 +35,10 @@ struct PipelinePlan {
   Layers layers_of(int stage) const;
 };
 
-/// Of parallel.pp, pipeline_schedule, stages_per_rank, stage_layers and stage_balance, over
-/// `mesh.pp` ranks. `measured`: for stage_balance measured; without it operations count. UserError
-/// with the key: layers that stages cannot share, an unknown schedule, a table for other numbers of
-/// ranks, stages or micro-batches, or one that does not pass the check.
+/// The plan that parallel.pp, pipeline_schedule, stages_per_rank, stage_layers and stage_balance
+/// ask for, over `mesh.pp` ranks. `measured`: for stage_balance measured; without it operations
+/// count. UserError with the key: layers that stages cannot share, an unknown schedule, a table for
+/// other numbers of ranks, stages or micro-batches, or one that does not pass the check.
 PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
                            const config::MeshSizes& mesh,
                            const std::optional<LayerCosts>& measured = {});

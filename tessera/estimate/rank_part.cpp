@@ -12,7 +12,8 @@ namespace {
 /// The most that one of `ranks` has of `count` things.
 int64_t most(int64_t count, int64_t ranks) { return (count + ranks - 1) / ranks; }
 
-/// Of the tensor plans of models/llama.cpp and models/gpt2.cpp.
+/// `shape` with this rank's part of each size, as the tensor plans of models/llama.cpp and
+/// models/gpt2.cpp divide it.
 config::ModelShape divided(config::ModelShape shape, int64_t tp) {
   if (const auto problem = config::division_problem(shape, tp)) {
     user_error("parallel.tp: {}", *problem);

@@ -35,19 +35,19 @@ struct RankPart {
   int64_t num_micro_batches = 1;
   int64_t micro_batch = 1;  ///< sequences in each
 
-  /// Tied, and its one table has both embedding and head.
+  /// Is the head tied to an embedding that this rank has, too, so that one table serves both?
   bool has_tied_table() const;
 };
 
 /// The sizes of a run of `config.parallel.num_ranks` ranks; UserError with the key at fault.
 config::MeshSizes mesh_of(const config::RunConfig& config);
 
-/// By the rank's place in the pipeline; of the ranks that share matrices the one with the most.
-/// UserError if tp cannot divide the heads.
+/// The parts of all ranks, by place in the pipeline; of the ranks that share matrices the one with
+/// the most. UserError if tp cannot divide the heads.
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
                                  const config::MeshSizes& mesh, const PipelinePlan& plan);
 
-/// Of pipeline_plan and mesh_of.
+/// The same, with the sizes of mesh_of and the plan of pipeline_plan.
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape);
 
 }  // namespace tessera::estimate

@@ -119,7 +119,8 @@ TEST(RankPart, CountsWhatIsInFlight) {
   run.parallel.pipeline_schedule = "1F1B";
   run.parallel.stage_layers = {2, 2, 2, 2};
   const auto parts = rank_parts(run, shape);
-  // With each the output of the last forward, and two messages on their way from each neighbour.
+  // Each rank also holds the output of its last forward, and two messages on their way from each
+  // neighbour.
   const double block = block_activations(run, parts[0], false).kept, tokens = 256, d = 4 * 256;
   EXPECT_DOUBLE_EQ(in_flight(run, parts[0]).bytes, tokens * (4 * 2 * block + (1 + 2) * d));
   EXPECT_DOUBLE_EQ(in_flight(run, parts[2]).bytes, tokens * (2 * 2 * block + (1 + 4) * d));

@@ -79,7 +79,7 @@ class Step {
               (config.precision.compute == "fp16" ? device.widens_fp16 : device.widens_bf16);
   }
 
-  /// Of each stage the pass that begins with the most.
+  /// The moments of a step; in each stage the pass that begins with the most.
   std::vector<Moment> phases() {
     note("between steps", {});
     const auto held = in_flight(config_, part_).stages;
@@ -123,11 +123,12 @@ class Step {
   bool pipeline() const { return part_.mesh.pp > 1; }
   bool divides_positions() const { return part_.position_ranks > 1; }
 
-  /// Gradients of earlier micro-batches wait for this one's: as slices, or in a pipeline whole.
+  /// Bytes of earlier micro-batches' gradients, which wait for this one's: slices, or in a pipeline
+  /// whole ones.
   double earlier_gradients() const { return accumulates_ ? slices_ : waiting_; }
 
-  /// What the product [rows, depth] [depth, columns] needs beside its operands and its result,
-  /// whose numbers have `out_bytes`.
+  /// Scratch bytes of the product [rows, depth] [depth, columns], without its operands and its
+  /// result, whose numbers have `out_bytes`.
   double widened(double rows, double depth, double columns, double out_bytes) const {
     if (!widens_) return 0;
     const auto block = [](double height, double width) {
@@ -138,18 +139,18 @@ class Step {
            (out_bytes < kFloat ? block(rows, columns) : 0);
   }
 
-  /// What it takes beside its summands and their sum to add up all positions' numbers over ranks,
-  /// or to bring them together: they travel rank by rank, not sequence by sequence.
+  /// Scratch bytes of a sum or gather of all positions' numbers over ranks, without its inputs and
+  /// its result: they travel rank by rank, not sequence by sequence.
   double rearranged() const { return divides_positions() && part_.micro_batch > 1 ? whole_ : 0; }
 
-  /// What a block made and nobody keeps: its last product, and the sum with the residual; where
-  /// positions are divided, what entered that product's region, too.
+  /// Bytes that a block made and nobody keeps: its last product, and the sum with the residual;
+  /// where positions are divided, what entered that product's region, too.
   double end_of_block() const {
     return divides_positions() ? 2 * whole_ + std::max(rearranged(), own_) + own_ : 2 * own_;
   }
 
-  /// The backward of the last product of a block of `unit`: the gradient of its input, and of its
-  /// weight; where positions are divided, after those of all came together.
+  /// Bytes of the backward of the last product of a block of `unit`: the gradient of its input, and
+  /// of its weight; where positions are divided, after those of all came together.
   double last_product(size_t unit) const {
     const auto& shape = part_.shape;
     const auto ffn = static_cast<double>(shape.ffn_dim), dim = static_cast<double>(shape.dim);
@@ -264,8 +265,8 @@ class Step {
   Gathered gathered_;
   Moment base_;
   std::vector<Moment> phases_;
-  /// An activation of all positions and of this rank's; slices of gradients, and whole ones that
-  /// wait for the last micro-batch.
+  /// Tokens of a micro-batch and bytes of a number; bytes of an activation of all positions and of
+  /// this rank's; of gradients' slices, and of whole ones that wait for the last micro-batch.
   double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
   double kept_ = 0;
   bool accumulates_ = false, widens_ = false;

@@ -123,7 +123,7 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
     const Device device{.is_host = true, .widens_bf16 = true};
     const auto memory = step_memory(changed, part, plan_units(changed, part, true), device);
     const auto activations = static_cast<double>(kept_activation_bytes(changed, part));
-    // Beside the blocks' there are 0.1 MiB.
+    // Beside what the blocks keep there are 0.1 MiB.
     EXPECT_NEAR(activations / kMiB, run.activations_mib, 0.1 + 0.001 * run.activations_mib);
     EXPECT_NEAR(memory.peak().total() / kMiB, run.mib, 0.01 * run.mib)
         << run.model << " " << run.ranks << " " << run.tp << " " << run.sequence_parallel << " "
@@ -175,7 +175,7 @@ TEST(StepMemory, MicroBatchesTakeLessButKeepSlices) {
   EXPECT_LT(peak(run), 0.7 * whole);
 }
 
-// As runs on four ranks had them, in MiB.
+// Buffers of runs on four ranks, in MiB.
 TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
   const auto buffers = [](const config::ParallelSection& section) {
     auto run = job(section.placement, 4);

@@ -22,7 +22,7 @@ std::string repeated(const char* text, int64_t count) {
   return result;
 }
 
-/// As Python's str.center: what is odd goes left only if the width is odd too.
+/// `text` centered as by Python's str.center: what is odd goes left only if the width is odd too.
 std::string centered(const std::string& text, int64_t width) {
   const int64_t margin = std::max<int64_t>(0, width - code_points(text));
   const int64_t left = margin / 2 + (margin & width & 1);

@@ -10,7 +10,7 @@ namespace {
 const std::vector<LoadDtype> kAll = {LoadDtype::float32, LoadDtype::float16, LoadDtype::int8,
                                      LoadDtype::int4};
 
-// As Accelerate 1.15 prints them.
+// The expected texts are what Accelerate 1.15 prints.
 TEST(LoadingTable, IsAcceleratesCharacterForCharacter) {
   EXPECT_EQ(loading_table("bert-base-cased", 433249280, 90669056, kAll),
             R"(┌────────────────────────────────────────────────────┐

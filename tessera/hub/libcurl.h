@@ -1,12 +1,12 @@
-// libcurl's functions, from the library that is there when they are first needed: what never asks the
-// Hub, as every rank, does not load it and its two dozen libraries.
+// libcurl's functions, from the library that is there when they are first needed: what never asks
+// the Hub, as every rank, does not load it and its two dozen libraries.
 #pragma once
 
 #include <curl/curl.h>
 
 namespace tessera::hub {
 
-/// Named as in libcurl, without "curl_".
+/// Functions named as in libcurl, without "curl_".
 struct LibCurl {
   decltype(&curl_global_init) global_init;
   decltype(&curl_easy_init) easy_init;

@@ -7,7 +7,7 @@
 
 namespace tessera::hub {
 
-/// Of all files of a repository those that are used here: config.json (of an adapter:
+/// Those of a repository's files that are used here: config.json (of an adapter:
 /// adapter_config.json), kTextFiles, and, if `weights`, model.safetensors, else the index and its
 /// shards, else every .safetensors. No other formats, nothing in subfolders.
 std::vector<std::string> wanted_files(const std::vector<std::string>& all, bool weights);

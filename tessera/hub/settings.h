@@ -19,11 +19,11 @@ struct Settings {
   int lock_seconds = 600;    ///< that another process may hold a file without progress
 };
 
-/// As Hugging Face's own library finds them. Cache: HF_HUB_CACHE, else HF_HOME/hub, where HF_HOME
-/// is XDG_CACHE_HOME/huggingface or ~/.cache/huggingface if unset. Endpoint: HF_ENDPOINT. Token:
-/// HF_TOKEN, else the file HF_TOKEN_PATH or HF_HOME/token. Offline: HF_HUB_OFFLINE or
-/// TRANSFORMERS_OFFLINE is 1, on, yes or true. UserError: no home folder, a token with a line
-/// break.
+/// The settings as Hugging Face's own library finds them. Cache: HF_HUB_CACHE, else HF_HOME/hub,
+/// where HF_HOME is XDG_CACHE_HOME/huggingface or ~/.cache/huggingface if unset. Endpoint:
+/// HF_ENDPOINT. Token: HF_TOKEN, else the file HF_TOKEN_PATH or HF_HOME/token. Offline:
+/// HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is 1, on, yes or true. UserError: no home folder, a token
+/// with a line break.
 Settings settings_from_environment();
 
 }  // namespace tessera::hub

@@ -75,7 +75,8 @@ class Snapshot {
     }
   }
 
-  /// In several threads, each with a connection of its own; throws the first error of any.
+  /// Runs `action` for every file in several threads, each with a connection of its own; throws the
+  /// first error of any.
   template <typename Action>
   void for_each_file(const Action& action) {
     std::atomic<size_t> next{0};

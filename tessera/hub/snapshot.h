@@ -10,7 +10,7 @@
 
 namespace tessera::hub {
 
-/// Of all files that are downloaded now.
+/// Bytes of all files that are downloaded now.
 struct Progress {
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;

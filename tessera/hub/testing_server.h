@@ -1,4 +1,4 @@
-// For tests: a small HTTP server on 127.0.0.1, and a Hub made of two of them.
+// A small HTTP server on 127.0.0.1 for tests, and a Hub made of two of them.
 #pragma once
 
 #include <atomic>

@@ -77,7 +77,7 @@ AttentionView view_of(const at::Tensor& x) {
           .head_stride = x.stride(2)};
 }
 
-/// What of the options the kernel takes.
+/// What the kernel needs of the options.
 struct Rule {
   double scale;
   bool causal;

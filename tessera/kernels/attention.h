@@ -17,20 +17,21 @@ struct AttentionOptions {
 };
 
 /// softmax(scale * q k^T) v for every head.
-/// q [B, T, H, D], k and v [B, S, KV, D] of one dtype, H a multiple of KV: head h reads key head h
-/// / (H / KV), nothing is repeated. Any strides (a view into a fused qkv product is read in place);
-/// a last dimension that is not contiguous is copied first. Returns [B, T, H, D], contiguous.
+/// q [B, T, H, D], k and v [B, S, KV, D] of one dtype, H a multiple of KV: head h reads key head
+/// h / (H / KV), nothing is repeated. Any strides (a view into a fused qkv product is read in
+/// place); a last dimension that is not contiguous is copied first. Returns [B, T, H, D],
+/// contiguous.
 ///
 /// float32 and bfloat16 (sums in float32) on the CPU run a kernel of our own with a hand-written
 /// backward that recomputes the scores from the saved output and log-sum-exp [B, H, T] (Dao,
 /// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S D flops forward, 10 backward, half
-/// of it if causal, less with a window (tiles of 64 x 64 outside of it are skipped); memory: O((T +
-/// S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their gradients
-/// are rounded to it, as LibTorch does; elsewhere it is widened first. The result does not depend
-/// on the number of threads. Not twice differentiable. Everything else goes through LibTorch's
-/// scaled_dot_product_attention, with a mask [T, S] where there is a window or causal T != S. Under
-/// autocast the inputs are taken in its dtype. On the meta device the result is a shape without a
-/// graph.
+/// of it if causal, less with a window (tiles of 64 x 64 outside of it are skipped); memory:
+/// O((T + S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their
+/// gradients are rounded to it, as LibTorch does; elsewhere it is widened first. The result does
+/// not depend on the number of threads. Not twice differentiable. Everything else goes through
+/// LibTorch's scaled_dot_product_attention, with a mask [T, S] where there is a window or causal
+/// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
+/// shape without a graph.
 ///
 /// Throws c10::ValueError on shapes or dtypes that do not fit, if causal with T > S (queries
 /// without a key), and on a window that is < 1 or not causal.

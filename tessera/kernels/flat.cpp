@@ -40,7 +40,7 @@ RandomBits bits_of(const StochasticRounding& rounding) {
           .first = rounding.first_position};
 }
 
-/// 0: float32, 1: bfloat16.
+/// Place of the dtype of `x` in the tables: 0 is float32, 1 bfloat16.
 int index_of(const at::Tensor& x, int64_t length) {
   TORCH_INTERNAL_ASSERT(x.is_cpu() && x.is_contiguous() && x.numel() == length);
   TORCH_INTERNAL_ASSERT(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);

@@ -35,7 +35,7 @@ TEST_P(FlatTest, StochasticRoundingIsUnbiased) {
   const auto up = (y == 1 + 0x1p-7f).sum().item<int64_t>();
   EXPECT_EQ(up + (y == 1).sum().item<int64_t>(), kCount);
   EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16));
-  // As many changes between neighbours as for independent draws, and none tied to the last step's.
+  // Neighbours differ as often as independent draws do, and no draw is tied to the last step's.
   const auto bits = (y == 1).to(at::kDouble) - 0.75;
   const auto other = rounded(at::full({kCount}, 1 + 0x1p-9f), {.seed = 3, .step = 2});
   const auto next = (other == 1).to(at::kDouble) - 0.75;

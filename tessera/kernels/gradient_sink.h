@@ -9,8 +9,8 @@ namespace tessera::kernels {
 /// and device, and of its dtype or, for a 16-bit parameter, float32 (a view of a flat gradient
 /// buffer): then no temporary gradient, no pass to add it and no rounding to 16 bits in between.
 /// Otherwise undefined, as in a backward that does not go to all leaves (autograd::grad, chosen
-/// inputs), for a frozen parameter and for one with hooks. Its version says that it was added to. To be called outside
-/// of guards that exclude autograd.
+/// inputs), for a frozen parameter and for one with hooks. Its version says that it was added to.
+/// To be called outside of guards that exclude autograd.
 at::Tensor gradient_sink(const at::Tensor& parameter);
 
 /// What a backward returns for a parameter: nothing if there is a `sink`, to which `gradient` is

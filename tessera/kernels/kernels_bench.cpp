@@ -93,7 +93,7 @@ void gelu_tanh_plain(benchmark::State& state) {
                    {at::randn({kTokens, kInner})});
 }
 
-/// As in training: the gradient buffers of the weights are there, in float32.
+/// The gradient buffers of the weights are there, in float32, as in training.
 void with_gradient_buffers(benchmark::State& state, bool ours, bool head) {
   const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
   const int64_t out = head ? kWords : kInner;

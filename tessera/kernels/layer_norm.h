@@ -5,7 +5,7 @@
 
 namespace tessera::kernels {
 
-/// As at::layer_norm over the last dimension: x [.., D], weight and bias [D] of one dtype;
+/// The same as at::layer_norm over the last dimension: x [.., D], weight and bias [D] of one dtype;
 /// statistics and arithmetic in float32. Under autocast to bfloat16 the result of float32 is
 /// bfloat16, rounded as the next product would. The gradients of weight and bias are summed in
 /// float32 over fixed groups of rows, so that they do not depend on the number of threads, and

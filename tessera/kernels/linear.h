@@ -8,17 +8,17 @@
 
 namespace tessera::kernels {
 
-/// For a product whose inner dimension is divided over ranks, so that each computes a summand:
-/// what makes the sum of them, and what brings its gradient back. Both are collective.
+/// Makes one product of the summands that ranks compute when its inner dimension is divided over
+/// them: `sum` adds them, `gradient` brings the gradient back. Both are collective.
 struct ProductOverRanks {
   /// A summand [.., O], which it may change -> this rank's part of the sum.
   std::function<at::Tensor(const at::Tensor& summand)> sum;
-  /// The gradient of that part -> of the whole sum, which is that of every summand.
+  /// The gradient of that part -> the gradient of the whole sum, which is that of every summand.
   std::function<at::Tensor(const at::Tensor& gradient)> gradient;
 };
 using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 
-/// As at::linear: x [.., I], weight [O, I], bias [O] or undefined.
+/// The same as at::linear: x [.., I], weight [O, I], bias [O] or undefined.
 ///
 /// If a parameter is a leaf whose .grad() is already there (contiguous; of its dtype, or float32
 /// for a 16-bit parameter: a view of a flat gradient buffer), backward adds to it, the weight's

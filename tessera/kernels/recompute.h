@@ -61,8 +61,9 @@ class TapeGuard {
   TapeGuard* outer_;
 };
 
-/// For operators: compute(), which returns `count` tensors, or what a tape in use holds instead.
-/// The tensors put on a tape are those returned, so that a later change in place is noticed.
+/// Runs an operator's compute(), which returns `count` tensors, or takes what a tape in use holds
+/// instead. The tensors put on a tape are those returned, so that a later change in place is
+/// noticed.
 std::vector<at::Tensor> compute_once(size_t count,
                                      c10::function_ref<std::vector<at::Tensor>()> compute);
 

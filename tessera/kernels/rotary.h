@@ -9,11 +9,12 @@
 
 namespace tessera::kernels {
 
-/// How angles are stretched beyond the sequences of the first training; the defaults are Llama
-/// 3.1's.
-/// linear: all by `factor`. dynamic (NTK): theta grows once the sequence is longer than the
-/// original one. yarn: slow dimensions by `factor`, fast ones not, a ramp between (Peng et al.,
-/// YaRN, 2023). llama3: the same by wavelength.
+/// How angles are stretched beyond the sequences of the first training; the defaults are
+/// Llama 3.1's.
+///   linear    all by `factor`
+///   dynamic   (NTK) theta grows once the sequence is longer than the original one
+///   yarn      slow dimensions by `factor`, fast ones not, a ramp between (Peng et al., YaRN, 2023)
+///   llama3    the same by wavelength
 enum class RopeScalingType { linear, dynamic, yarn, llama3 };
 
 struct RopeScaling {

@@ -13,10 +13,10 @@
 
 namespace tessera::kernels {
 
-/// Of one forward of the operator that makes the input. Products that read it save what is kept of
-/// it, and in their backward leave the gradients of their weights here; the operator's own
-/// backward, which autograd runs after theirs, computes them while the gradient of the input is on
-/// its way to other ranks.
+/// The input that one forward of an operator made. Products that read it save what is kept of it,
+/// and in their backward leave the gradients of their weights here; the operator's own backward,
+/// which autograd runs after theirs, computes them while the gradient of the input is on its way to
+/// other ranks.
 class SharedInput {
  public:
   using Finish = std::function<at::Tensor()>;
@@ -30,10 +30,10 @@ class SharedInput {
   explicit SharedInput(Restore restore)
       : restore_(std::move(restore)), deferred_(DeferScope::current()) {}
 
-  /// In the backward of a product whose input's gradient is needed, too.
+  /// Adds a product; called in the backward of one whose input's gradient is needed, too.
   void add(const at::Tensor& kept, Product product);
 
-  /// The input, for a gradient that cannot wait.
+  /// Makes the input now, for a gradient that cannot wait.
   at::Tensor restore(const at::Tensor& kept);
 
   /// Computes what was added, or hands it to the split backward; the input is let go.
@@ -54,7 +54,7 @@ struct Shared {
   SharedInputPtr by;
 };
 
-/// Until the next one, or with {} no more.
+/// Offers an input to this thread's products until the next call; {}: none.
 void share(std::optional<Shared> shared);
 
 /// If `input` is what is shared, that, else null.

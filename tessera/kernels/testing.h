@@ -1,4 +1,4 @@
-// For tests of kernels.
+// Helpers for tests of kernels.
 #pragma once
 
 #include <vector>

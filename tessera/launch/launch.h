@@ -41,24 +41,21 @@ struct LaunchOptions {
 /// Runs `command` as num_processes ranks with the environment of torchrun (RANK, LOCAL_RANK,
 /// WORLD_SIZE, .., and OMP_NUM_THREADS=1 when unset and there are several) and returns when the
 /// last has ended: 0; kPreemptedExit if ranks ended with it and none failed; the exit code of the
-/// rank that failed first; 128 + signal if it died by one
-/// or if the user sent one to us.
+/// rank that failed first; 128 + signal if it died by one or if the user sent one to us.
 ///
 /// - When a rank fails, the others get SIGTERM, and SIGKILL after `grace`. The one that failed
-/// first (of several within
-///   a moment: rather one killed by a signal, rather not one that only lost its peer) is named on
-///   stderr with its signal or exit code, its last step (progress.h) and its last lines; an
-///   out-of-memory kill is called that. If all that failed only waited in vain, the rank that was
-///   stopped (SIGSTOP, a debugger) or did not come is named instead, and the exit code is 1.
+///   first (of several within a moment: rather one killed by a signal, rather not one that only
+///   lost its peer) is named on stderr with its signal or exit code, its last step (progress.h) and
+///   its last lines; an out-of-memory kill is called that. If all that failed only waited in vain,
+///   the rank that was stopped (SIGSTOP, a debugger) or did not come is named instead, and the exit
+///   code is 1.
 /// - SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks and all their descendants; a
-/// second one kills them. SIGUSR1 is passed on, no more.
+///   second one kills them. SIGUSR1 is passed on, no more.
 /// - No process is left behind: descendants that outlive their rank are ended, also if this process
-/// is killed by -9.
-///   Those that both left their rank's process group and hide their environment survive only the
-///   latter.
+///   is killed by -9. Those that both left their rank's process group and hide their environment
+///   survive only the latter.
 /// - In plain mode without log_dir rank 0 writes to our own stdout (a terminal stays one). In plain
-/// mode a rank that
-///   ends with exit code 2 (user's error) is reported by its own words alone.
+///   mode a rank that ends with exit code 2 (user's error) is reported by its own words alone.
 ///
 /// Reaps every child of the calling process while it runs; call it before the process starts
 /// threads. Throws UserError, before anything is started, if the program, a number, the port or

@@ -82,7 +82,7 @@ class LaunchTest : public testing::Test {
             .environment = {{"D", folder_}, {"OMP_NUM_THREADS", "1"}}};
   }
 
-  /// Those of the launched programs that live: a process with $D's value in its environment.
+  /// The launched programs that still live: processes with $D's value in their environment.
   std::vector<pid_t> survivors() const {
     std::vector<pid_t> result;
     for (const auto& process : list_processes()) {
@@ -457,7 +457,7 @@ TEST_F(LaunchTest, AGrownCounterMeansOutOfMemory) {
   EXPECT_TRUE(watch.killed(1234));
 }
 
-/// With a real limit, where TESSERA_TEST_CGROUP names a folder of memory cgroups in which we may
+/// Under a real limit, where TESSERA_TEST_CGROUP names a folder of memory cgroups in which we may
 /// make one.
 TEST_F(LaunchTest, AnOutOfMemoryKillIsCalledThat) {
   const char* parent = std::getenv("TESSERA_TEST_CGROUP");

@@ -33,8 +33,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-/// In the child between fork and exec: only calls that are safe there (the parent may have
-/// threads).
+/// Runs in the child between fork and exec: makes only calls that are safe there (the parent may
+/// have threads).
 [[noreturn]] void become_program(const SpawnOptions& options, char* const* arguments,
                                  char* const* environment, pid_t parent, int error_fd) {
   ::setpgid(0, 0);

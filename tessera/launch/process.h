@@ -43,7 +43,7 @@ struct ProcessEntry {
 /// All processes that /proc shows.
 std::vector<ProcessEntry> list_processes();
 
-/// Those that descend from this process, except the subtrees of `excluded`; zombies left out.
+/// The processes that descend from this one, except the subtrees of `excluded`; zombies left out.
 std::vector<ProcessEntry> descendants(const std::set<pid_t>& excluded);
 
 }  // namespace tessera::launch

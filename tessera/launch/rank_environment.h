@@ -25,13 +25,13 @@ using GetVariable =
 
 /// The first of these that is there; nothing if we were started as an ordinary program:
 /// 1. RANK and WORLD_SIZE (tessera launch, torchrun), with LOCAL_RANK, LOCAL_WORLD_SIZE,
-/// GROUP_RANK.
+///    GROUP_RANK.
 /// 2. Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE.
 /// 3. PMI (MPICH, Intel MPI, srun --mpi=pmi2): PMI_RANK, PMI_SIZE, MPI_LOCALRANKID,
-/// MPI_LOCALNRANKS.
+///    MPI_LOCALNRANKS.
 /// 4. Slurm: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NODEID of a step of several tasks. A
-/// batch script's own
-///    shell, and a step of one task, count as an ordinary program: it may start ranks of its own.
+///    batch script's own shell, and a step of one task, count as an ordinary program: it may start
+///    ranks of its own.
 ///
 /// MASTER_ADDR and MASTER_PORT, when set, hold for all of them. Else: 127.0.0.1 if all ranks are on
 /// this machine, or the first host of the Slurm step; and a port between 20000 and 31999 (below

@@ -199,8 +199,8 @@ void Supervisor::stop(int signal, std::chrono::milliseconds grace) {
   kill_at_ = Clock::now() + grace;
 }
 
-/// Ranks that were stopped, or a process of theirs was. Not by SIGTERM and SIGCONT: with what the
-/// others left, a rank that goes on finds an error of its own, which hides that it was stopped.
+/// Kills ranks that are stopped, or of which a process is. Not by SIGTERM and SIGCONT: with what
+/// the others left, a rank that goes on finds an error of its own, which hides that it was stopped.
 void Supervisor::end_halted() {
   for (const auto& process : list_processes()) {
     if (process.state != 'T' && process.state != 't') continue;
@@ -213,7 +213,7 @@ void Supervisor::end_halted() {
   }
 }
 
-/// To every rank's process group, and to each descendant that left it.
+/// Sends a signal to every rank's process group, and to each descendant that left it.
 void Supervisor::send(int signal) const {
   std::set<pid_t> groups;
   for (const auto& rank : running_) {

@@ -102,7 +102,8 @@ variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
                       i);
   }
   if (RandomState::of(inputs.vec()) != random) record.random = std::move(random);
-  // What is returned may be the module's own (a buffer), or a view: it gets no history, a stand-in does.
+  // What is returned may be the module's own (a buffer), or a view: it gets no history, a stand-in
+  // does.
   auto stand_ins = results(*record.call);
   const auto num_added = record.call->added_outputs.size();
   for (size_t i = 0; i + num_added < stand_ins.size(); ++i) {

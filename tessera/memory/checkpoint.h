@@ -46,11 +46,10 @@ struct CheckpointOptions {
 /// The module must outlive the graphs of its calls, take what needs gradients in its arguments (as
 /// nn/tensors_in.h finds it), leave them as they are, return what the loss is made of or give it to
 /// nn::add_output, and compute the same both times; a running average inside (batch norm) moves
-/// twice. Its backward is not twice differentiable and fills
-/// .grad(): torch::autograd::grad and backward(inputs) raise ValueError.
-/// Throws c10::ValueError on options that do not fit together, if the module is checkpointed
-/// already or computes gradients in its forward; in a call, if `offload` meets a tensor of another
-/// device.
+/// twice. Its backward is not twice differentiable and fills .grad(): torch::autograd::grad and
+/// backward(inputs) raise ValueError. Throws c10::ValueError on options that do not fit together,
+/// if the module is checkpointed already or computes gradients in its forward; in a call, if
+/// `offload` meets a tensor of another device.
 void checkpoint(nn::Hookable& module, const CheckpointOptions& options = {});
 
 /// checkpoint() on every `options.every_k`-th of `blocks`, the first included.

@@ -57,15 +57,15 @@ class DeviceMesh {
   c10::Device device() const { return device_; }
   Coordinates coordinates(int rank) const { return coordinates_of(shape_, rank); }
 
-  /// Named as in kDimensions; UserError otherwise, and if the split does not divide the axis.
-  /// Either `split` or `only`. References stay valid as long as the mesh.
+  /// The axis of a name in kDimensions; UserError for another name, and if the split does not
+  /// divide the axis. Either `split` or `only`. References stay valid as long as the mesh.
   const Axis& axis(std::string_view name, const AxisOptions& options = {}) const {
     return axis({name}, options);
   }
   const Axis& axis(std::initializer_list<std::string_view> names,
                    const AxisOptions& options = {}) const;
-  /// All ranks, in order; on a channel of its own ("world"), so that a collective of the user's never
-  /// comes between those of training, whose order may differ from rank to rank beside it.
+  /// All ranks, in order; on a channel of its own ("world"), so that a collective of the user's
+  /// never comes between those of training, whose order may differ from rank to rank beside it.
   const Axis& world(const AxisOptions& options = {}) const;
   /// The same ranks on training's own channel: for what `tessera train` does between its steps.
   const Axis& all_of_training() const;

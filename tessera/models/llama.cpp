@@ -57,7 +57,7 @@ LlamaAttentionImpl::LlamaAttentionImpl(const ModelShape& shape, int64_t index,
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto batch = x.size(0), seq_len = x.size(1);
-  // As many heads as there are here.
+  // The number of heads is that of the weights here, which may be a part.
   auto q = q_proj_(x).view({batch, seq_len, -1, head_dim_});
   auto k = k_proj_(x).view({batch, seq_len, -1, head_dim_});
   const auto v = v_proj_(x).view({batch, seq_len, -1, head_dim_});

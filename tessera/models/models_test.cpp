@@ -17,7 +17,8 @@ std::shared_ptr<LanguageModel> on_meta(const config::ModelShape& shape) {
 
 class PresetTest : public ::testing::TestWithParam<std::string> {
  protected:
-  /// With the head tied and untied; a llama also with every bias and norm that its family has.
+  /// Shapes with the head tied and untied; of a llama also one with every bias and norm that its
+  /// family has.
   static std::vector<config::ModelShape> shapes() {
     auto shape = config::model_preset(GetParam());
     auto other = shape, full = shape;

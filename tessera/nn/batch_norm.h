@@ -47,8 +47,9 @@ class BatchNormImpl : public Hookable, public BatchNormState {
   /// over, so that the result is that of one rank with all their batches; empty: this rank's alone.
   /// Batches may be uneven, or empty on some ranks, but every rank must call forward and backward
   /// equally often. `sum` is called once in forward, with [count, sums, sums of squares] in fp64
-  /// (2 C + 1), and once in backward, if the input needs a gradient, with [sum of dy, sum of dy
-  /// x^] (2 C). Gradients of weight and bias remain this rank's: data parallelism adds them up.
+  /// (2 C + 1), and once in backward, if the input needs a gradient, with
+  /// [sum of dy, sum of dy x^] (2 C). Gradients of weight and bias remain this rank's: data
+  /// parallelism adds them up.
   void synchronise(SumOverRanks sum) { sum_over_ranks_ = std::move(sum); }
   bool synchronised() const { return sum_over_ranks_ != nullptr; }
 

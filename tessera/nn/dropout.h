@@ -26,7 +26,7 @@ class RandomScope {
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
-  /// Of the innermost scope of this thread, if any.
+  /// The context of this thread's innermost scope, if there is one.
   static const std::optional<RandomContext>& current();
 
  private:

@@ -269,7 +269,8 @@ void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
       if (output->defined()) hooks.cast_output(*output);
     }
     for (auto& output : call->added_outputs) {
-      // It stays the tensor that the module keeps, but may get other memory: that of a parameter goes.
+      // It stays the tensor that the module keeps, but may get other memory: that of a parameter
+      // goes.
       auto kept = output;
       hooks.cast_output(kept);
       const bool copied = !kept.is_same(output) && kept.scalar_type() == output.scalar_type();

@@ -41,9 +41,10 @@ class Call {
   virtual void reset() = 0;
 };
 
-/// For a tensor that a forward leaves somewhere for the loss instead of returning it (a router's
-/// auxiliary loss in a member): gives what to keep. To hooks and checkpointing it is then a further
-/// output of every call that is under way on this thread; without it they know nothing of it.
+/// Marks a tensor that a forward leaves somewhere for the loss instead of returning it (a router's
+/// auxiliary loss in a member), and gives what to keep. To hooks and checkpointing it is then a
+/// further output of every call that is under way on this thread; without this they know nothing of
+/// it.
 ///
 ///     auxiliary_loss = nn::add_output(balance(scores));
 torch::Tensor add_output(const torch::Tensor& tensor);
@@ -105,9 +106,10 @@ inline constexpr bool kTakesValues = requires(Impl& module, Args&&... args) {
 };
 
 /// The holder of a Hookable: as torch::nn::ModuleHolder, but calling it runs the hooks around
-/// `forward`. Arguments are taken by value and given to `forward`, which takes them by value or const
-/// reference; one that only moves is moved on where `forward` takes it by value. Hooks see the tensors in arguments and result
-/// (tensors_in.h). Without hooks a call costs one comparison more than a plain call.
+/// `forward`. Arguments are taken by value and given to `forward`, which takes them by value or
+/// const reference; one that only moves is moved on where `forward` takes it by value. Hooks see
+/// the tensors in arguments and result (tensors_in.h). Without hooks a call costs one comparison
+/// more than a plain call.
 template <typename Impl>
 class Hooked : public torch::nn::ModuleHolder<Impl> {
  public:

@@ -119,7 +119,7 @@ struct Scores {
   void visit_tensors(const auto& visit) { visit(values), visit(mask); }
 };
 
-/// Of each kind that forward may return.
+/// Has a forward for each kind of result that one may return.
 struct ManyImpl : Hookable {
   ManyImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
   std::tuple<torch::Tensor, std::pair<torch::Tensor, int64_t>> forward(const torch::Tensor& x) {

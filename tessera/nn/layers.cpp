@@ -16,7 +16,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
-  /// `first_row`: of the weight, or -1 if it is whole.
+  /// `first_row`: index of the first row that `weight` has, or -1 if it is whole.
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& weight,
                                const torch::Tensor& ids, int64_t first_row) {
     auto sizes = ids.sizes().vec();

@@ -8,11 +8,12 @@
 
 namespace tessera::nn {
 
-/// Null if there is none.
+/// The module at `path`; null if there is none.
 std::shared_ptr<torch::nn::Module> find_module(const torch::nn::Module& root,
                                                const std::string& path);
 
-/// Takes it out of `root`: its parameters are no longer root's. It must be there.
+/// Takes the module at `path`, which must be there, out of `root`: its parameters are no longer
+/// root's.
 void remove_module(torch::nn::Module& root, const std::string& path);
 
 }  // namespace tessera::nn

@@ -16,7 +16,7 @@ struct OptimizerOptions {
   OptimizerType type = OptimizerType::adamw;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< adamw (Loshchilov and Hutter, ICLR 2019)
   double momentum = 0;                           ///< sgd; 0: no momentum buffer
-  /// Of what the optimizer keeps: float32, or bfloat16 (on the CPU; adamw only).
+  /// The dtype of the optimizer's state: float32, or bfloat16 (on the CPU; adamw only).
   torch::Dtype state_dtype = torch::kFloat32;
   /// bfloat16 parameters and states are rounded up or down at random so that the mean is exact
   /// (kernels/flat.h), which lets small updates count; else to nearest. On the CPU only.

@@ -8,9 +8,10 @@ namespace tessera::optim {
 enum class ScheduleType { constant, linear, cosine, wsd };
 
 /// Warm-up is linear from peak / warmup_steps to the peak. Then:
-/// constant: the peak; linear, cosine (Loshchilov and Hutter, ICLR 2017): down to min_ratio at the
-/// last step; wsd (warm-up, stable, decay; Hu et al., MiniCPM, 2024): the peak, then linear to
-/// min_ratio over the last decay_steps.
+///   constant         the peak
+///   linear, cosine   down to min_ratio at the last step (Loshchilov and Hutter, ICLR 2017)
+///   wsd              the peak, then linear to min_ratio over the last decay_steps (warm-up,
+///                    stable, decay; Hu et al., MiniCPM, 2024)
 struct ScheduleOptions {
   ScheduleType type = ScheduleType::cosine;
   double learning_rate = 3e-4;  ///< the peak

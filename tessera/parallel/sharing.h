@@ -5,7 +5,7 @@
 
 namespace tessera::parallel {
 
-/// Of ranks that hold different parts of a model (tensor, pipeline), those that hold this parameter
+/// Which of the ranks that hold different parts of a model (tensor, pipeline) hold one parameter
 /// alike.
 struct Sharing {
   mesh::Axis holders = mesh::Axis();  ///< of size 1: this rank alone

@@ -24,8 +24,8 @@ std::string cell(const std::string& text) {
   return quoted + '"';
 }
 
-/// The next line's cells, whose line end may be inside quotes; takes them off `rest`. None: no whole
-/// line is left.
+/// The next line's cells, whose line end may be inside quotes; takes them off `rest`. None: no
+/// whole line is left.
 std::optional<std::vector<std::string>> take_line(std::string_view& rest) {
   std::vector<std::string> cells(1);
   bool in_quotes = false;

@@ -11,10 +11,10 @@
 
 namespace tessera::report {
 
-/// The first line names the columns: step, then every figure in the order of its first appearance. A
-/// row is what one call brought, other cells are empty; it stands in the file when the call returns.
-/// A figure with a new name rewrites the file once. NaN and infinities are nan, inf and -inf. A run
-/// that goes on keeps the rows of the steps that it keeps.
+/// The first line names the columns: step, then every figure in the order of its first appearance.
+/// A row is what one call brought, other cells are empty; it stands in the file when the call
+/// returns. A figure with a new name rewrites the file once. NaN and infinities are nan, inf and
+/// -inf. A run that goes on keeps the rows of the steps that it keeps.
 class CsvLog : public Sink {
  public:
   /// UserError: a file to go on with that is no such table.
@@ -23,7 +23,7 @@ class CsvLog : public Sink {
 
  private:
   void keep_steps(int64_t last_step);
-  /// The file again, with `columns_` and the rows up to `last_step`.
+  /// Writes the file again, with `columns_` and the rows up to `last_step`.
   void rewrite(int64_t last_step);
 
   std::filesystem::path path_;

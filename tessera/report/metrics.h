@@ -16,11 +16,12 @@ using StepValue = std::pair<int64_t, double>;
 
 /// Appends to run_dir/metrics.jsonl one JSON object per line, for each step and validation. A line
 /// is one write and stands in the file when the call returns; where a run goes on, one that a crash
-/// cut short is removed. Numbers read
-/// back to the same bits; a number that is not finite, and an unknown mfu, is null. Move-only.
+/// cut short is removed. Numbers read back to the same bits; a number that is not finite, and an
+/// unknown mfu, is null. Move-only.
 ///
-///   {"step":1,"loss":7.62,"grad_norm":1.9,"learning_rate":0.0003,"step_seconds":0.41,"tokens_per_second":4995.1,
-///    "mfu":0.61,"tokens_seen":2048,"memory_bytes":429916160,"communication_wait_seconds":0.012}
+///   {"step":1,"loss":7.62,"grad_norm":1.9,"learning_rate":0.0003,"step_seconds":0.41,
+///    "tokens_per_second":4995.1,"mfu":0.61,"tokens_seen":2048,"memory_bytes":429916160,
+///    "communication_wait_seconds":0.012}
 ///   {"step":1,"validation_loss":7.58}
 class MetricsLog : public Sink {
  public:

@@ -1,6 +1,6 @@
 // A run as MLflow's file store keeps one, without MLflow: run_dir/mlruns/, which
-// `mlflow ui --backend-store-uri RUN_DIR/mlruns` shows. Format: mlflow/store/tracking/file_store.py,
-// read by MLflow 2 and 3.
+// `mlflow ui --backend-store-uri RUN_DIR/mlruns` shows. Format:
+// mlflow/store/tracking/file_store.py, read by MLflow 2 and 3.
 #pragma once
 
 #include <cstdint>

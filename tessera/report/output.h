@@ -10,10 +10,10 @@ namespace tessera::report {
 /// with errno set.
 bool write_all(int fd, std::string_view bytes);
 
-/// `text` at the end of a file, which is made if it is missing. Throws SystemError.
+/// Appends `text` to a file, which is made if it is missing. Throws SystemError.
 void append_to_file(const std::filesystem::path& path, std::string_view text);
 
-/// With those above it, if they are missing. Throws SystemError.
+/// Makes a folder and those above it, if they are missing. Throws SystemError.
 void make_folder(const std::filesystem::path& folder);
 
 }  // namespace tessera::report

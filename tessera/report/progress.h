@@ -60,8 +60,8 @@ class Progress : public Sink {
                       ///< empty: nothing
 };
 
-/// "step    12/100  loss 4.1234   grad 1.02    lr 3.00e-04  5,812 tok/s  mfu 64 %  mem 410 MiB  eta
-/// 0:31", then "  val 4.0021" if the record has a validation loss. Unknown mfu: "-"; negative
+/// "step    12/100  loss 4.1234   grad 1.02    lr 3.00e-04  5,812 tok/s  mfu 64 %  mem 410 MiB  eta 0:31",
+/// then "  val 4.0021" if the record has a validation loss. Unknown mfu: "-"; negative
 /// `eta_seconds`: no ETA.
 std::string plain_line(const StepRecord& record, int64_t total_steps, double eta_seconds);
 

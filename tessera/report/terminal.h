@@ -5,7 +5,7 @@
 
 namespace tessera::report {
 
-/// To the first column, and clear to the end.
+/// Goes to the first column, and clears to the end.
 inline constexpr std::string_view kStartOfLine = "\r\x1b[K";
 
 bool is_capable_terminal(int fd);  ///< a terminal, and TERM is not "dumb"

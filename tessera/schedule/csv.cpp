@@ -60,7 +60,7 @@ struct Cell {
              expected, cell.text.substr(0, 60));
 }
 
-/// None for what lowering added.
+/// The action that a part of a cell names; none for what lowering added.
 std::optional<Action> parse_action(const Cell& cell, std::string_view text) {
   text = trimmed(text);
   const auto stage = take_number(text);

@@ -71,8 +71,8 @@ struct Prediction {
   bool without_barrier = false;  ///< compare with Simulation::bubble_without_barrier
 };
 
-/// None where no formula holds: uneven stages, too few micro-batches, weight parts longer than the
-/// gaps that they are to fill, or no published one.
+/// The idle share of these options; none where no formula holds: uneven stages, too few
+/// micro-batches, weight parts longer than the gaps that they are to fill, or no published one.
 std::optional<Prediction> predict_bubble(const ScheduleOptions& options);
 
 }  // namespace tessera::schedule

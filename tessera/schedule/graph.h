@@ -29,7 +29,7 @@ struct Graph {
   std::vector<std::vector<Edge>> before;
 };
 
-/// Of a table in which every action that another needs is there. O(actions).
+/// The graph of a table in which every action that another needs is there. O(actions).
 Graph make_graph(const Schedule& schedule);
 
 /// Every node after those it waits for. What stands on a cycle, or behind one, is left out.

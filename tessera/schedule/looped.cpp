@@ -124,7 +124,7 @@ Schedule looped_bfs(const ScheduleOptions& options) {
       for (int i = 0; i < options.num_micro_batches; ++i)
         weave.forwards.push_back({Kind::forward, turn * options.num_ranks + rank, i});
     }
-    // In reverse, as PyTorch has it.
+    // Backwards go in reverse, as PyTorch has them.
     weave.backwards.assign(weave.forwards.rbegin(), weave.forwards.rend());
     for (auto& action : weave.backwards) action.kind = Kind::backward;
     return Part{weave, all};

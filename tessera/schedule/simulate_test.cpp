@@ -107,8 +107,8 @@ TEST(Simulate, UnevenStagesAndTransfersByHand) {
 }
 
 TEST(Simulate, NoTransferWithinARank) {
-  // The turn of the V is on rank p - 1: 2 (p - 1) transfers each way, not 2 p - 1. Its own
-  // two backwards have the first one's weight part between them.
+  // The turn of the V is on rank p - 1: 2 (p - 1) transfers each way, not 2 p - 1. Its own two
+  // backwards have the first one's weight part between them.
   const auto run = simulate(make_schedule({Family::zbv, 4, 1}), {{1}, {1}, {1}, 10});
   EXPECT_DOUBLE_EQ(run.makespan, 8 + 8 + 2 + 12 * 10);
 }

@@ -8,7 +8,7 @@ namespace tessera::schedule {
 /// All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019, section 2.2).
 Schedule gpipe(const ScheduleOptions& options);
 
-/// As few forwards ahead as keep the last rank busy (Narayanan et al., Megatron-LM, SC 2021,
+/// 1F1B: as few forwards ahead as keep the last rank busy (Narayanan et al., Megatron-LM, SC 2021,
 /// section 2.2.1).
 Schedule one_f_one_b(const ScheduleOptions& options);
 
@@ -25,8 +25,8 @@ Schedule looped_bfs(const ScheduleOptions& options);
 /// (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1).
 Schedule zb_h1(const ScheduleOptions& options);
 
-/// With twice the forwards ahead and twice the weight parts behind: without a bubble if F = I = W
-/// and no rank waits for others between steps (same, section 2.2).
+/// ZB-H1 with twice the forwards ahead and twice the weight parts behind: without a bubble if
+/// F = I = W and no rank waits for others between steps (same, section 2.2).
 Schedule zb_h2(const ScheduleOptions& options);
 
 /// ZB-H1 with several stages on each rank. It keeps the forwards ahead of 1F1B within a stage, half

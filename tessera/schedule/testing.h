@@ -1,4 +1,4 @@
-// For tests: a second opinion on tables.
+// A second opinion on tables, for tests.
 #pragma once
 
 #include <set>

@@ -24,12 +24,12 @@ class RankWriter {
 
   void backward(Way way) { add(Kind::backward, way, inputs_[way]++); }
 
-  /// The oldest weight part of this stage that waits; false if none does.
+  /// Writes the oldest weight part of this stage that waits; false if none does.
   bool weight(Way way) {
     return write_weight(std::ranges::find(waiting_, stages_[way], &Action::stage));
   }
 
-  /// The oldest of either stage.
+  /// Writes the oldest weight part that waits, of either stage.
   bool oldest_weight() { return write_weight(waiting_.begin()); }
 
   /// Forward of one stage and backward of the other, at the same time.
@@ -114,8 +114,8 @@ Schedule dual_pipe_v(const ScheduleOptions& options) {
     for (int i = 0; i < behind; ++i) write.input(back), write.oldest_weight(), write.forward(back);
     for (int i = 0; i < options.num_micro_batches - 2 * p + rank + 1; ++i) {
       if (i == 0 && behind == 0) {
-        // Not at the same time, as in the published order: every other rank waits for this
-        // backward.
+        // These two are not at the same time, as in the published order: every other rank waits for
+        // this backward.
         write.forward(there), write.backward(back);
       } else {
         write.pair(there, back);

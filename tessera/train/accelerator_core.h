@@ -34,8 +34,9 @@ struct AcceleratorOptions {
   std::optional<std::string> mixed_precision;          ///< "no", "fp16", "bf16"; none: as launched
   std::optional<int64_t> gradient_accumulation_steps;  ///< none: as launched, else 1
   bool sync_with_loader = true;  ///< the last batch of a loader always updates
-  /// Of loaders: see BatchShardOptions. Neither changes what `batch_size` means in the loader: rows
-  /// per process, or with split_batches rows of all processes.
+  /// How batches are divided over processes: see BatchShardOptions. Neither changes what
+  /// `batch_size` means in the loader: rows per process, or with split_batches rows of all
+  /// processes.
   bool split_batches = false, even_batches = true;
   /// Rank 0 alone reads, the others receive their rows: for data that only it can read.
   bool dispatch_batches = false;
@@ -50,7 +51,7 @@ struct AcceleratorOptions {
   std::vector<std::string> log_with = {"tensorboard"};
 };
 
-/// Of one prepared optimizer.
+/// One prepared optimizer.
 struct OptimizerRecord {
   torch::optim::Optimizer* base = nullptr;
   std::vector<size_t> models;  ///< whose parameters it updates
@@ -83,8 +84,8 @@ class AcceleratorCore {
   void add_model(torch::nn::Module& inner, const std::shared_ptr<nn::Hookable>& root);
   const std::shared_ptr<nn::Hookable>& root_of(const torch::nn::Module& inner) const;
 
-  /// Its parameters become this rank's parts of them, in the same groups. ValueError: parameters of
-  /// no prepared model, a model that has an optimizer already.
+  /// The optimizer's parameters become this rank's parts of them, in the same groups. ValueError:
+  /// parameters of no prepared model, a model that has an optimizer already.
   OptimizerRecord& add_optimizer(torch::optim::Optimizer& optimizer);
   void add_scheduler(SchedulerRecord scheduler) { schedulers_.push_back(std::move(scheduler)); }
 
@@ -145,8 +146,8 @@ class AcceleratorCore {
   std::vector<train::SavedModel> saved(const OptimizerRecord& optimizer) const;
   nlohmann::json counts() const;  ///< collective
   void set_counts(const nlohmann::json& state);
-  /// Of all models, divided by the loss scale; infinite or NaN where any gradient is.
   void finish_step(const OptimizerRecord& optimizer);
+  /// The norm over all models' gradients, not finite where one is not. Call unscale() before.
   double gradient_norm() const;
   void scale_gradients(const OptimizerRecord& optimizer, double factor);
   void unscale(OptimizerRecord& optimizer);

@@ -94,7 +94,7 @@ void AcceleratorCore::set_counts(const json& state) {
   for (size_t i = 0; i < std::min(schedulers_.size(), schedulers.size()); ++i) {
     schedulers_[i].set_count(schedulers[i]);
   }
-  // Of as many processes: each goes on drawing where it was.
+  // With as many processes as saved, each goes on drawing where it was.
   const auto& generators = state.at("generators");
   if (std::ssize(generators) == axis_.size()) {
     set_generator_state(generators.at(static_cast<size_t>(axis_.rank())));

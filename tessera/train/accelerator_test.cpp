@@ -38,7 +38,7 @@ struct NetImpl : nn::Hookable {
 };
 using Net = nn::Hooked<NetImpl>;
 
-/// As a user of LibTorch writes it.
+/// The same net as a user of LibTorch writes it.
 struct PlainNetImpl : torch::nn::Module {
   PlainNetImpl() { register_module("first", first), register_module("head", head); }
   torch::Tensor forward(const torch::Tensor& x) { return head(torch::tanh(first(x))); }
@@ -228,7 +228,7 @@ TEST(ActivationCheckpointing, WithoutLayersIsAnError) {
   EXPECT_THROW(accelerator.prepare(net), UserError);
 }
 
-/// Ranks that replicate.
+/// Runs `body` on ranks that replicate.
 void on_replicas(int ranks, const AcceleratorOptions& options,
                  const std::function<void(Accelerator&)>& body) {
   on_mesh({.shape = {.dp_replicate = ranks}}, [&](const mesh::DeviceMesh& mesh) {

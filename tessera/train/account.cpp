@@ -51,7 +51,8 @@ estimate::RankPart part_of(const Run& run) {
   return parts[static_cast<size_t>(run.pipeline_axis.rank())];
 }
 
-/// Of the axes of one dimension, or of those that begin with `dimensions`.
+/// What this rank moved along the axes of one dimension, or along those that begin with
+/// `dimensions`.
 estimate::Traffic traffic_along(const Run& run, const std::string& dimensions) {
   estimate::Traffic traffic;
   const auto own = fmt::format("/{}>", run.pipeline_axis.rank());  // messages that begin here

@@ -26,8 +26,8 @@ data::Datasets open_data(const config::DataSection& section, int64_t vocab_size)
                               .vocab_size = vocab_size});
 }
 
-/// On the meta device: each rank later fills its slices only. But where rank 0's values count, it
-/// holds them whole.
+/// Makes the model on the meta device: each rank later fills its slices only. But where rank 0's
+/// values count, it holds them whole.
 std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config,
                                                   const config::ModelShape& shape, int rank,
                                                   torch::Device device) {
@@ -39,7 +39,7 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
   return model;
 }
 
-/// Of the whole model's parameters.
+/// Writes first values of the whole model's parameters.
 parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
                                         const config::ModelSection& section) {
   if (section.init == "pretrained") {
@@ -56,7 +56,7 @@ parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
   };
 }
 
-/// `fill` of whole parameters, for what this rank has of them.
+/// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
 parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
                                       const parallel::TensorParts& parts) {
   if (parts.empty()) return fill;
@@ -69,8 +69,8 @@ parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
   };
 }
 
-/// Of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what it has of
-/// single parameters.
+/// The units of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what
+/// it has of single parameters.
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                               const config::ParallelSection& section, bool is_stage,
                                               const parallel::TensorParts& parts) {
@@ -213,7 +213,8 @@ std::pair<data::Loader, std::optional<data::Loader>> open_loaders(const config::
   data::Loader train_loader(std::move(datasets.train), loading);
   std::optional<data::Loader> validation_loader;
   if (datasets.validation) {
-    // In an order of its own, always the same: however few are asked for, they are of every part.
+    // Its order is its own and always the same: however few batches are asked for, they are of
+    // every part.
     loading.seed = 0, loading.shuffle = true;
     loading.past_end = data::PastEnd::ignore;
     validation_loader.emplace(std::move(*datasets.validation), loading);

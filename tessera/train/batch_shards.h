@@ -46,7 +46,8 @@ class BatchShards {
     return batch;
   }
 
-  /// After the end: rows of the last step over all ranks that are no repetition; 0: all are.
+  /// After the end: how many rows of the last step, over all ranks, are no repetition; 0: all of
+  /// them.
   int64_t remainder() const { return remainder_; }
 
  private:

@@ -119,7 +119,7 @@ fs::path directory_of(const config::RunConfig& config) {
                                        : fs::path(config.checkpoint.dir);
 }
 
-/// Newest first; the same on all ranks, as rank 0 sees them.
+/// The checkpoints in a folder, newest first; the same on all ranks, as rank 0 sees them.
 std::vector<fs::path> candidates(const Run& run, const fs::path& directory) {
   const auto& axis = run.world;
   const auto listed = checkpoint::agree(axis, [&] {

@@ -17,8 +17,8 @@
 namespace tessera::train {
 
 /// What a run has counted. In a checkpoint's index, beside other state (only "step" must be there):
-///   {"step": 100, "samples_seen": 1600, "tokens_seen": 409600, "seeds": {"model": 1234, "data":
-///   0},
+///   {"step": 100, "samples_seen": 1600, "tokens_seen": 409600,
+///    "seeds": {"model": 1234, "data": 0},
 ///    "optimizer": {"type": "adamw", "step": 100},
 ///    "loss_scaler": {"scale": 65536.0, "growth_tracker": 100, "skipped_steps": 0}}
 struct Counts {
@@ -60,10 +60,11 @@ class Checkpointing {
 
   bool enabled() const { return saver_ != nullptr; }
 
-  /// By the clock, on rank 0: is a save due?
+  /// Is a save due, by the clock of rank 0?
   bool wanted() const;
 
-  /// After a step. `stop`: the run ends here for now. Lines for people: saves that failed, waits.
+  /// Call after each step. `stop`: the run ends here for now. Lines for people: saves that failed,
+  /// waits.
   std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
                                       const Wishes& wishes);
 

@@ -27,11 +27,12 @@ torch::Dtype dtype_named(const std::string& name);  ///< fp32, bf16, fp16
 /// any way.
 enum class BlockEnd { residual_sum, any };
 
-/// As memory.checkpointing says.
+/// Checkpoints `blocks` as memory.checkpointing says.
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
                             const config::MemorySection& section);
 
-/// Of the sections parallel, precision and optimizer (which parameters decay).
+/// The options that the sections parallel, precision and optimizer (which parameters decay) ask
+/// for.
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config);
 
 /// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.

@@ -14,7 +14,7 @@ namespace tessera::train {
 double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
                             double scale);
 
-/// That sum without gradients. Collective.
+/// The same sum without gradients. Collective.
 double loss_sum(Run& run, const std::vector<data::Batch>& batches);
 
 /// ids int64 [B, T] -> logits [B, V] of one position in float32 on the CPU, the same on every rank.

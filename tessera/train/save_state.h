@@ -17,18 +17,19 @@
 
 namespace tessera {
 
-/// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers (rank 0's), and
-/// what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any groups), counts and
-/// learning rates. Appears when it is complete; `tessera checkpoint` reads it. Replaces one of that
-/// step, if it is of the same tensors. Collective: the same folder and step on all ranks.
-/// ValueError: another optimizer, one over other tensors, an unsharded model, ranks that differ.
-/// UserError: another run writes there, or another model's stands there. SystemError: no space.
+/// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers
+/// (rank 0's), and what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any
+/// groups), counts and learning rates. Appears when it is complete; `tessera checkpoint` reads it.
+/// Replaces one of that step, if it is of the same tensors. Collective: the same folder and step on
+/// all ranks. ValueError: another optimizer, one over other tensors, an unsharded model, ranks that
+/// differ. UserError: another run writes there, or another model's stands there. SystemError: no
+/// space.
 void save_state(const std::filesystem::path& directory, const parallel::DataParallel& model,
                 torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step);
 
-/// Reads a checkpoint, or the newest complete one in a folder of them, whatever ranks, placement and
-/// units it was saved under; gives its step. Collective. UserError: none there, another model's or
-/// optimizer's, damage.
+/// Reads a checkpoint, or the newest complete one in a folder of them, whatever ranks, placement
+/// and units it was saved under; gives its step. Collective. UserError: none there, another model's
+/// or optimizer's, damage.
 int64_t load_state(const std::filesystem::path& directory, parallel::DataParallel& model,
                    torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh);
 

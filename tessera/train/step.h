@@ -19,7 +19,7 @@ struct StepResult {
   bool skipped = false;
   std::string nonfinite_unit;
   Wishes wishes;  ///< of all ranks together
-  /// Of the first step, with train.report_unused_parameters.
+  /// Found in the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };
 

@@ -11,8 +11,9 @@
 
 namespace tessera::train {
 
-/// By torch's names ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"). If `create`,
-/// zeros where nothing is kept yet. ValueError: an optimizer other than Adam, AdamW and SGD.
+/// What the optimizer keeps for a parameter, by torch's names ("exp_avg", "exp_avg_sq",
+/// "max_exp_avg_sq", "momentum_buffer"). If `create`, zeros where nothing is kept yet. ValueError:
+/// an optimizer other than Adam, AdamW and SGD.
 std::vector<std::pair<std::string, torch::Tensor>> torch_states(
     torch::optim::Optimizer& optimizer, const torch::optim::OptimizerParamGroup& group,
     const torch::Tensor& parameter, bool create);

@@ -204,7 +204,7 @@ Trial Draw::draw_accelerate() {
   }
 }
 
-/// Of values that a trial sets together. Numbers of ranks and the like are values, too.
+/// The pairs of values that a trial sets together. Numbers of ranks and the like are values, too.
 std::set<Draw::Pair> Draw::pairs_of(const Trial& trial) const {
   std::vector<const Settings*> layouts{&trial.layout};
   if (trial.resumed) layouts.push_back(&*trial.resumed);

@@ -176,7 +176,7 @@ std::string difference(const Result& plain, const Result& result, const Toleranc
   return tensors_differ(plain, result, tolerance, moved);
 }
 
-/// Its first line: the others are backtraces and what other ranks say.
+/// The first 800 characters: what follows are backtraces and what other ranks say.
 std::string first_lines(const std::string& text) { return text.substr(0, 800); }
 
 class Session {

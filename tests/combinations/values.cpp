@@ -14,7 +14,7 @@ Tried function(std::vector<std::string> values = {}) {
 Tried layout(std::vector<std::string> values = {}) {
   return {.role = Role::layout, .values = std::move(values), .why = ""};
 }
-/// Chosen together with others (draw.cpp, trial.cpp).
+/// An entry for values that are chosen together with others (draw.cpp, trial.cpp).
 Tried drawn(Role role) { return {.role = role, .values = {}, .why = "drawn with others"}; }
 Tried fixed(std::string why) { return {.role = Role::fixed, .values = {}, .why = std::move(why)}; }
 

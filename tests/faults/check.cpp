@@ -15,7 +15,7 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-/// All tensors at once, as a run reads them.
+/// Checks all tensors, read at once as a run reads them.
 void check_content(const Checkpoint& stored, int64_t step) {
   const auto expected = tensors();
   ASSERT_EQ(stored.tensors().size(), expected.size());

@@ -57,7 +57,7 @@ class FaultTest : public ::testing::TestWithParam<std::string> {
     return {.folder = folder, .first = kFirst, .last = kLast, .mode = GetParam(), .faults = faults};
   }
 
-  /// Those of a run without faults.
+  /// The calls of a run without faults.
   static std::vector<std::string> calls() {
     auto plain = job();
     plain.log = base_->path() / "log";
@@ -94,7 +94,8 @@ class FaultTest : public ::testing::TestWithParam<std::string> {
     check_no_leftovers(job.folder, steps);
   }
 
-  /// Every call of the plain mode; of the other, whose calls are the same but for the thread, some.
+  /// Steps from one tested call to the next: all calls of the plain mode are tested, and some of
+  /// the other, whose calls are the same but for the thread.
   static size_t stride() { return GetParam() == "sync" ? 1 : 3; }
 
   static std::unique_ptr<Driver> driver_;

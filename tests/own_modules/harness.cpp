@@ -82,7 +82,7 @@ Result plain_result(const Case& which) {
   return result;
 }
 
-/// Empty: equal. NaN is equal to nothing.
+/// What tells two tensors apart; empty: they are equal. NaN is equal to nothing.
 std::string difference(const std::string& name, const torch::Tensor& actual,
                        const torch::Tensor& expected, double tolerance, double absolute) {
   if (actual.sizes() != expected.sizes()) return name + " has another shape";
@@ -149,7 +149,8 @@ void compare(const Case& which, const Setting& setting, Run& run, const Result& 
   }
 }
 
-/// By size, by the name and the class of the last and the first child, and one unit.
+/// The unit rules to try: by size, by the name and the class of the last and the first child, and
+/// one unit.
 std::vector<std::pair<std::string, UnitRule>> rules_for(const Case& which) {
   std::vector<std::pair<std::string, UnitRule>> rules{
       {"by size", {.kind = UnitRuleKind::by_size, .min_num_params = kSmallUnit}},
@@ -275,7 +276,7 @@ std::vector<Setting> settings_for(const Case& which, const mesh::DeviceMesh& mes
   return settings;
 }
 
-/// False: an error came, and this rank is out of step with the others.
+/// Runs one setting. False: an error came, and this rank is out of step with the others.
 bool run_setting(const Case& which, const Setting& setting, const Result& plain,
                  const mesh::DeviceMesh& mesh) {
   try {

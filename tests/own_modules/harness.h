@@ -95,7 +95,7 @@ class Run {
   bool sharded() const { return !models_.empty(); }
   bool full_shard() const;
 
-  // For the harness.
+  // What the harness uses.
   void make_optimizers(const OptimizerMaker& make);
   torch::optim::Optimizer& optimizer(size_t index = 0) { return *optimizers_.at(index); }
   parallel::DataParallel& model(size_t index = 0) { return models_.at(index); }

@@ -18,7 +18,7 @@ namespace {
 using nn::Linear;
 using Parameters = std::vector<torch::Tensor>;
 
-/// From samples to one number each.
+/// Judges samples by one number each.
 struct JudgeImpl : Own {
   Linear first = child("first", Linear(3, 6, true));
   Block block = child("block", Block());
@@ -26,7 +26,7 @@ struct JudgeImpl : Own {
   torch::Tensor forward(torch::Tensor x) { return last(block(first(x).tanh())); }
 };
 
-/// Of a student: plain tensors beside it, the mean of its values over time.
+/// A student whose teacher is plain tensors beside it: the mean of its values over time.
 struct StudentImpl : MlpImpl {
   std::vector<torch::Tensor> teacher;
   torch::Tensor taught(const torch::Tensor& x) const {

@@ -110,7 +110,8 @@ struct OfInPlaceImpl : BetweenImpl<InPlaceImpl> {
   }
 };
 
-/// Two losses of a block's and one of a layer inside of it, as routers and their experts leave them.
+/// Two losses of a block's and one of a layer inside of it, as routers and their experts leave
+/// them.
 struct RouterImpl : Own {
   Linear gate = child("gate", Linear(6, 3));
   Tensor entropy;

@@ -76,7 +76,8 @@ void train(Net& net, parallel::DataParallel& model, torch::optim::AdamW& optimiz
   }
 }
 
-/// Six steps of one rank; the same after saving at three under `saved` ranks and loading under others.
+/// Six steps of one rank; the same after saving at three under `saved` ranks and loading under
+/// others.
 TEST(SaveState, AnyRanksGoOn) {
   std::map<std::string, torch::Tensor> expected;
   {

@@ -306,7 +306,7 @@ struct FixedPointImpl : Own {
   }
 };
 
-/// As many layers as the step says, as growing nets have.
+/// Runs as many layers as the step says, as growing nets have.
 struct GrowingImpl : Own {
   std::vector<Block> blocks;
   Linear last = child("last", Linear(6, 3, true));

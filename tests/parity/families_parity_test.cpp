@@ -42,7 +42,7 @@ TEST_P(FamilyParityTest, LogitsEqualTransformers) {
   const auto built = model();
   const auto logits = checkpoint::read_tensor(expected_, "logits");
   EXPECT_LT(largest_difference(built->logits(ids_), logits), 1e-5);
-  // Not of the length alone that came before.
+  // Calls of other lengths in between change nothing.
   built->logits(torch::cat({ids_, ids_}, 1));
   built->logits(ids_.slice(1, 0, 5));
   EXPECT_LT(largest_difference(built->logits(ids_), logits), 1e-5);

@@ -133,7 +133,7 @@ std::vector<Layout> layouts() {
   return list;
 }
 
-/// Those of one mesh, whose ranks are started once.
+/// The layouts, grouped by mesh, whose ranks are started once.
 std::vector<std::vector<Layout>> layouts_by_mesh() {
   std::map<std::vector<int>, std::vector<Layout>> meshes;
   for (const auto& layout : layouts()) {

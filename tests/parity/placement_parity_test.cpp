@@ -60,7 +60,7 @@ double largest_relative_difference(const std::vector<double>& a, const std::vect
 
 class PlacementParityTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
-  /// On ranks of this placement and layout, `check` with each kind of checkpointing.
+  /// Runs `check` on ranks of this placement and layout, with each kind of checkpointing.
   static void with_each_checkpointing(
       const std::function<void(const config::RunConfig& job, const mesh::DeviceMesh& mesh)>&
           check) {
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(All, PlacementParityTest,
                                                               "shard_gradients", "full_shard"),
                                             ::testing::Range(0, 4)));
 
-// On two ranks and on two times two: it costs twice as much as fp32.
+// These run on two ranks and on two times two alone: bf16 costs twice as much as fp32.
 INSTANTIATE_TEST_SUITE_P(All, PlacementBf16Test,
                          ::testing::Combine(::testing::Values("replicate", "shard_optimizer",
                                                               "shard_gradients", "full_shard"),

@@ -49,7 +49,7 @@ std::string llmc_header(int32_t num_tokens) {
   return {reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int32_t)};
 }
 
-/// In a folder of its own with a good job and its data, of which each test spoils one thing.
+/// Tests run in a folder of their own with a good job and its data, of which each spoils one thing.
 class BadInputTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -73,8 +73,8 @@ class BadInputTest : public ::testing::Test {
     return names;
   }
 
-  /// `line`: a regular expression (POSIX, extended) for the whole of what stands behind "tessera:
-  /// ".
+  /// `line`: a regular expression (POSIX, extended) for the whole of what stands behind
+  /// "tessera: ".
   static void expect_refusal(const std::vector<std::string>& arguments, const std::string& line,
                              const std::map<std::string, std::string>& environment = {}) {
     const auto before = files();
@@ -257,7 +257,7 @@ TEST_F(BadInputTest, MatricesThatCannotBeDivided) {
                  "parallel\\.sequence_parallel to false");
 }
 
-/// Told before a rank starts.
+/// What cannot be is told before a rank starts.
 TEST_F(BadInputTest, PipelinesThatCannotBe) {
   const std::vector<std::string> job{"train", "job.yaml", "--parallel.pp=2"};
   const auto with = [&](std::vector<std::string> options) {
@@ -289,7 +289,7 @@ TEST_F(BadInputTest, PipelinesThatCannotBe) {
                  "remove one of them");
 }
 
-/// Whatever the length of what is said so far.
+/// The text so far may have any length, also one that the ranks of tp do not divide.
 TEST_F(BadInputTest, ADividedModelSpeaks) {
   const auto end = run_tessera({"train", "job.yaml", "--parallel.tp=2", "--train.sample_tokens=3",
                                 "--train.sample_prompt=a"});
@@ -341,7 +341,8 @@ TEST_F(BadInputTest, UnknownOptionsAndCommands) {
                  "absent\\.txt: no such file or folder.*");
 }
 
-/// Not the user's mistake: exit code 1, but one line as well, and no words of LibTorch's own.
+/// A store that nobody serves is not the user's mistake: exit code 1, but one line as well, and no
+/// words of LibTorch's own.
 TEST_F(BadInputTest, AStoreThatNobodyServes) {
   const Stranger silent;
   int free_port = launch::bind_port(0, /*any_address=*/false).port;

@@ -195,7 +195,7 @@ TEST_F(CheckpointCommandTest, ReshardAndMergeKeepEverything) {
     EXPECT_EQ(found->index().layout, before.index().layout);
     EXPECT_EQ(found->marker().validation_loss, 2.5);
   }
-  // Of even size, but for their headers.
+  // The files are of even size, but for their headers.
   for (size_t file = 0; file < 3; ++file) {
     EXPECT_NEAR(three.index().files[file].num_bytes, before.num_bytes() / 3, 5000);
   }

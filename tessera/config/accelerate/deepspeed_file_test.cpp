@@ -61,14 +61,14 @@ class DeepspeedFileTest : public ::testing::Test {
     return translation;
   }
 
-  /// With a stage, which every file needs.
+  /// Translates `keys` beside a ZeRO stage, which every file needs.
   Translation translate_beside(int stage, const std::string& keys,
                                const Settings& settings = {}) const {
     return translate(fmt::format("{{\"zero_optimization\": {{\"stage\": {}}}, {}}}", stage, keys),
                      settings);
   }
 
-  /// What is said of one key.
+  /// The ledger's entry for one key.
   LedgerEntry entry(const Translation& translation, const std::string& key) const {
     for (const auto& one : translation.ledger) {
       if (one.setting.key == key) return one;

@@ -46,7 +46,8 @@ class LineReader {
   int line_of(const std::string& key) const { return lines_.at(key); }
 
  private:
-  /// `depth`: of the object whose key this is, from 1. What lies in lists is one value.
+  /// Notes the line of a key of the object at `depth`, counted from 1. What lies in lists is one
+  /// value.
   void note(size_t depth, const std::string& name) {
     if (open_lists_ > 0) return;
     if (std::ranges::any_of(name, [](unsigned char c) { return std::iscntrl(c) != 0; })) {
@@ -82,7 +83,7 @@ class LineReader {
         reason == std::string::npos ? "" : ": " + reason_of(what.substr(reason + mark.size())));
   }
 
-  /// Without what was read last, which may be anything.
+  /// `reason` without what was read last, which may be anything.
   static std::string reason_of(std::string reason) {
     const auto read = reason.find("; last read:"), wanted = reason.rfind("; expected");
     if (read == std::string::npos) return reason;

@@ -14,8 +14,8 @@ struct JsonLine {
   int line = 0;                  ///< from 1
 };
 
-/// In the order of the file. UserError with file, line and column: no JSON, no object, a key that
-/// stands twice in its object.
+/// The values of a file, in its order. UserError with file, line and column: no JSON, no object, a
+/// key that stands twice in its object.
 std::vector<JsonLine> read_json_lines(const std::filesystem::path& file);
 
 }  // namespace tessera::config::accelerate

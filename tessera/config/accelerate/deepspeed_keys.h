@@ -34,14 +34,14 @@ struct DeepspeedKey {
   const std::string& path() const { return key.name; }
 };
 
-/// Numbers are 0 or more unless the key's range says otherwise. In the order of DeepSpeed's
-/// documentation. Built once.
+/// Every key, in the order of DeepSpeed's documentation. Numbers are 0 or more unless the key's
+/// range says otherwise. Built once.
 const std::vector<DeepspeedKey>& deepspeed_file_keys();
 
 /// The key of that path, or the section in which it lies; nullptr if there is none.
 const DeepspeedKey* find_deepspeed_file_key(const std::string& path);
 
-/// A name with further names below it: "zero_optimization".
+/// Is it a name with further names below it, as "zero_optimization"?
 bool is_deepspeed_section(const std::string& path);
 
 }  // namespace tessera::config::accelerate

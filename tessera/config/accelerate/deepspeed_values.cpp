@@ -88,7 +88,7 @@ Setting checked(const JsonLine& line, const std::string& origin) {
 
 // ---- Accelerate's own keys ---------------------------------------------------------------------
 
-/// Where Accelerate's file says the same.
+/// Keys of DeepSpeed's whose value Accelerate's file may say, too, each with the key there.
 const std::map<std::string, std::string>& twins() {
   static const std::map<std::string, std::string> names{
       {"gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"},

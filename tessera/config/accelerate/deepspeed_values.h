@@ -18,12 +18,13 @@ class DeepspeedValues {
   /// nothing fills it in, values that contradict each other or `settings`.
   DeepspeedValues(const std::filesystem::path& file, const Settings& settings);
 
-  /// As written, in the order of the file; origins are "file:line".
+  /// The settings as written, in the order of the file; origins are "file:line".
   const std::vector<Setting>& all() const { return written_; }
   const Settings& settings() const { return settings_; }
   const std::string& file() const { return file_; }
 
-  /// With "auto" replaced; nullptr: absent, null, or "auto" for the job file to say.
+  /// The setting of a key, "auto" replaced; nullptr: absent, null, or "auto" for the job file to
+  /// say.
   const Setting* find(const std::string& key) const;
   std::string text(const std::string& key, const std::string& absent) const;
   bool flag(const std::string& key) const { return text(key, "false") == "true"; }

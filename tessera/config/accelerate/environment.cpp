@@ -45,7 +45,8 @@ bool has_section(const Settings& settings, const std::string& section) {
 
 std::string python_bool(bool value) { return value ? "True" : "False"; }
 
-/// As Python's str() shows it: True, 1.0; fsdp_config and deepspeed_config in lower case.
+/// `value` as a variable has it, mostly as Python's str() shows it (True, 1.0); truth values of
+/// fsdp_config and deepspeed_config in lower case.
 std::string exported(const Key& key, const std::string& value) {
   if (key.name == "fsdp_reshard_after_forward") return lower_case(value);
   if (key.name == "dynamo_backend") return upper_case(value);

@@ -17,7 +17,7 @@ const Range kAtLeastZero{.low = 0, .high = 1e12};
 const Range kAtLeastOne{.low = 1, .high = 1e12};
 const Range kDegree{.low = 1, .high = 65536};  ///< of a kind of parallelism, of ranks
 
-/// What most keys have not, or as their name says.
+/// What few keys have. Option and variable follow from the key's name if they are not given.
 struct Rest {
   std::vector<std::string> choices = {};
   Range range = {};
@@ -282,7 +282,8 @@ std::vector<Key> build() {
   return all;
 }
 
-/// What older files, and Accelerate's own questionnaire where its launcher reads another name, say.
+/// Names in older files, or of Accelerate's questionnaire where its launcher reads another one,
+/// with the names of today.
 const std::map<std::string, std::string>& old_names() {
   static const std::map<std::string, std::string> names{
       {"fp16", "mixed_precision"},

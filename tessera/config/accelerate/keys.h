@@ -42,7 +42,7 @@ inline constexpr const char* kSageMakerKeys[] = {"ec2_instance_type",
 /// A key may be written with or without its section's prefix: "fsdp_" of fsdp_config.
 std::string section_prefix(const std::string& section);
 
-/// In the order in which the questionnaire and `config show` print them. Built once.
+/// Every key, in the order in which the questionnaire and `config show` print them. Built once.
 const std::vector<Key>& keys();
 
 /// The key of that dotted name, with or without the section's prefix ("fsdp_config.version"), old

@@ -47,7 +47,7 @@ struct Translation {
 /// refused stands in the ledger.
 Translation translate(const Settings& settings);
 
-/// The same for people to read: without num_processes, too (LaunchPlan::problem).
+/// The same for people to read: also without num_processes (LaunchPlan::problem).
 Translation explain(const Settings& settings);
 
 /// The defaults with `job` in their place, whether or not it has an effect there.

@@ -39,7 +39,8 @@ std::string expected(const Key& key) {
   return fmt::format("a text on one line, UTF-8 of at most {} bytes", kLongestText);
 }
 
-/// Of the right form (RFC 3629: shortest, no surrogates, up to U+10FFFF), as JSON must be.
+/// Is `text` well-formed UTF-8 (RFC 3629: shortest, no surrogates, up to U+10FFFF), as JSON must
+/// be?
 bool is_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto byte = [&](size_t at) {
@@ -59,7 +60,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// As Accelerate's str_to_bool, whatever the case.
+/// The truth value of a text as Accelerate's str_to_bool reads it, whatever the case.
 std::optional<bool> truth(const std::string& text) {
   const auto lower = lower_case(text);
   if (lower == "t" || lower == "1") return true;
@@ -81,7 +82,7 @@ std::optional<std::string> choice(const Key& key, const std::string& text) {
   return choices[first + static_cast<size_t>(*number) - 1];
 }
 
-/// "[a, b]", "(a, b)" and "a,b" alike.
+/// A list without brackets: "[a, b]", "(a, b)" and "a,b" are alike.
 std::string list_text(std::string text) {
   if (text.size() > 1 && (text.front() == '[' || text.front() == '(')) {
     text = text.substr(1, text.size() - 2);
@@ -98,7 +99,7 @@ std::string list_text(std::string text) {
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 
-/// What may stand in a line of a ledger, a file or an environment.
+/// May `text` stand in a line of a ledger, a file or an environment?
 bool is_line(const std::string& text) {
   return text.size() <= kLongestText && is_utf8(text) &&
          std::ranges::none_of(text, [](unsigned char c) { return std::iscntrl(c) != 0; });

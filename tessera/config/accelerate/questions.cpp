@@ -56,7 +56,7 @@ MaybeQuestion ask_num_machines(const Context&) {
   return number_question("num_machines", "How many machines take part?", 1, 1, 65536);
 }
 
-/// Under Slurm a file cannot know it: each job has other machines.
+/// Does the file name its machines? Not under Slurm, where each job has other ones.
 bool names_machines(const Context& context) {
   return context.num_machines() > 1 && !context.here.slurm;
 }

@@ -41,7 +41,7 @@ std::optional<Question> next_question(const Surroundings& here, const Answers& a
 /// What the answers ask of Accelerate; those left open count as their defaults.
 Settings settings_from_answers(const Surroundings& here, Answers answers);
 
-/// One process, or one per GPU, as `accelerate config default` has it.
+/// Settings for one process, or one per GPU, as `accelerate config default` has them.
 Settings basic_settings(const Machine& machine, const std::string& mixed_precision);
 
 /// Adds the keys that Accelerate writes today and `settings` lacks, with their defaults.

@@ -100,7 +100,7 @@ TEST(Questions, DefaultsFitTheMachine) {
   EXPECT_EQ(question("strategy", laptop(), {{"model", "7B"}}).default_value, "fsdp");
 }
 
-/// By the table of docs/data_parallel.md, for 4 processes.
+/// The consequences are those of the table of docs/data_parallel.md for 4 processes.
 TEST(Questions, ConsequencesInMemory) {
   EXPECT_THAT(
       consequences(question("strategy", laptop(), {})),

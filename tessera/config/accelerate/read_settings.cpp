@@ -87,7 +87,7 @@ class Reader {
  private:
   using Entry = YAML::detail::iterator_value;
 
-  /// All of them at once, sorted, as Accelerate lists them.
+  /// Refuses all unknown keys at once, sorted, as Accelerate lists them.
   void refuse_unknown_at_the_top(const YAML::Node& root) const {
     std::vector<std::string> unknown;
     YAML::Node first;

@@ -11,10 +11,11 @@ namespace tessera::config::accelerate {
 
 enum class FileKind { job, accelerate, deepspeed };
 
-/// By the keys at the top of the file: those of a job file, some of DeepSpeed's, or else.
+/// The kind of a file, told by the keys at its top: those of a job file, some of DeepSpeed's, or
+/// else.
 FileKind kind_of(const std::filesystem::path& file);
 
-/// Of an Accelerate file, or of a DeepSpeed file by itself.
+/// The translation of an Accelerate file, or of a DeepSpeed file by itself.
 Translation translate_file(const std::filesystem::path& file);
 
 /// The keys of the job file that differ from their defaults, each with its origin as a comment;

@@ -27,7 +27,7 @@ bool is_secret(std::string_view name) {
   return false;
 }
 
-/// "NAME=value" within a text, as in a list of variables or a command.
+/// Hides the value in "NAME=value" within a text, as in a list of variables or a command.
 void hide_assignments(std::string& text) {
   for (auto at = text.find('='); at != std::string::npos; at = text.find('=', at + 1)) {
     auto begin = at;
@@ -38,7 +38,7 @@ void hide_assignments(std::string& text) {
   }
 }
 
-/// "scheme://user:password@host".
+/// Hides user and password in "scheme://user:password@host".
 void hide_users(std::string& text) {
   constexpr std::string_view kMark = "://";
   for (auto at = text.find(kMark); at != std::string::npos; at = text.find(kMark, at + 1)) {

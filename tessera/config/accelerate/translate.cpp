@@ -91,7 +91,7 @@ void check_beside_file(const Settings& settings) {
   }
 }
 
-/// As it stands, else beside the configuration that names it.
+/// The file that a setting names: as it stands, else beside the configuration that names it.
 std::filesystem::path deepspeed_file(const Setting& setting) {
   const std::filesystem::path file = setting.value;
   const auto origin = setting.origin.substr(0, setting.origin.rfind(':'));
@@ -117,7 +117,7 @@ const Rules& rules_of(const std::string& section) {
   return section == "megatron_lm_config" ? megatron_lm_rules() : general_rules();
 }
 
-/// What is off there, and cannot be on here, is no loss.
+/// A default that has no effect here is no loss: it counts as honoured.
 Decision unless_default(const Setting& setting, Decision decision) {
   const bool is_default =
       setting.value == find_key(setting.key)->default_value || setting.value == "[]";
@@ -136,7 +136,7 @@ Decision decide(const RuleInput& input) {
   return unless_default(setting, rules_of(key.section).at(setting.key)(input));
 }
 
-/// A later one takes the place of an earlier one.
+/// Keeps the last of several overrides of one key.
 void keep_last(std::vector<Override>& job) {
   std::vector<Override> kept;
   for (auto& override : job) {
@@ -146,7 +146,8 @@ void keep_last(std::vector<Override>& job) {
   job = std::move(kept);
 }
 
-/// In the order of the table: what is said of a section comes after what is said of the whole.
+/// Appends the overrides in the order of the table: what is said of a section comes after what is
+/// said of the whole.
 void add_job(const Settings& settings, const std::map<std::string, Decision>& decisions,
              std::vector<Override>& job) {
   for (const auto& key : keys()) {

@@ -78,7 +78,7 @@ Decision num_processes(const RuleInput& input) {
                     input.launch.num_machines == 1 ? "" : "on each machine");
 }
 
-/// Numbers, or names as nvidia-smi -L prints them, each once.
+/// Are `ids` GPUs: numbers, or names as nvidia-smi -L prints them, each once?
 bool are_gpus(const std::string& ids) {
   std::set<std::string> seen;
   std::istringstream words(ids + ",");
@@ -129,7 +129,7 @@ Decision mpirun_hostfile(const RuleInput& input) {
 
 // ---- kinds of parallelism ----------------------------------------------------------------------
 
-/// dp_shard_size or dp_replicate_size.
+/// The rule of dp_shard_size and dp_replicate_size.
 Decision data_parallel_size(const RuleInput& input) {
   const bool shard = input.setting.key.find("shard") != std::string::npos;
   const auto& size = input.setting.value;

@@ -43,7 +43,8 @@ Decision recompute_granularity(const RuleInput& input) {
   return translated({{"memory.checkpointing", input.setting.value}});
 }
 
-/// Of granularity full: every block by itself is all that there is here.
+/// The rule of keys that count for granularity full: every block by itself is all that there is
+/// here.
 Decision recompute_blocks(const RuleInput& input) {
   if (input.text(kPrefix + "recompute_granularity") != "full") {
     return not_applicable("counts for recompute_granularity full");
@@ -56,7 +57,7 @@ Decision offload_optimizer(const RuleInput& input) {
   return translated({{"parallel.offload_optimizer", input.setting.value}});
 }
 
-/// Off: so here, too; on: cannot be done.
+/// The rule of what cannot be done here: honoured if it is off, refused if it is on.
 Decision switched_off(const RuleInput& input) {
   if (input.setting.value == "false" || input.setting.value == "0") return honoured();
   static const std::map<std::string, std::string> why{

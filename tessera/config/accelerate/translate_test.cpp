@@ -21,7 +21,7 @@ using ::testing::IsSupersetOf;
 using ::testing::Not;
 using Values = std::vector<std::pair<std::string, std::string>>;
 
-/// As a file whose lines they are.
+/// The settings of a file whose lines are `values`.
 Settings translated_settings(const Values& values) {
   Settings settings;
   int line = 0;

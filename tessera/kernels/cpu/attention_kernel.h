@@ -34,11 +34,11 @@ struct AttentionProblem {
 /// floats.
 struct AttentionTable {
   int64_t (*forward_workspace)(const AttentionProblem&);
-  /// For the flat indices batch * heads + head in [begin, end): writes out and log_sum_exp.
+  /// Writes out and log_sum_exp for the flat indices batch * heads + head in [begin, end).
   void (*forward)(const AttentionProblem&, int64_t begin, int64_t end, float* workspace);
   int64_t (*backward_workspace)(const AttentionProblem&);
-  /// For the flat indices batch * key_heads + key_head in [begin, end): writes grad_k and grad_v of
-  /// the key head and grad_q of every head that reads it.
+  /// Writes grad_k and grad_v of the key heads with flat indices batch * key_heads + key_head in
+  /// [begin, end), and grad_q of every head that reads them.
   void (*backward)(const AttentionProblem&, int64_t begin, int64_t end, float* workspace);
 };
 

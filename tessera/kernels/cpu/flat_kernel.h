@@ -41,12 +41,12 @@ struct DropArgs {
 
 struct FlatTable {
   using AdamW = void (*)(const AdamWArgs&, int64_t begin, int64_t end);
-  /// By [parameter][gradient][state], each 0: float, 1: bfloat16.
+  /// AdamW's update by dtype of [parameter][gradient][state]; 0: float, 1: bfloat16.
   AdamW adamw[2][2][2];
-  /// from float to bfloat16.
+  /// Rounds from float to bfloat16.
   void (*round_stochastically)(const float* from, void* to, const RandomBits& bits, int64_t begin,
                                int64_t end);
-  /// By dtype of x and y, 0: float, 1: bfloat16.
+  /// Dropout by dtype of x and y; 0: float, 1: bfloat16.
   void (*drop[2])(const DropArgs&, int64_t begin, int64_t end);
   /// Sums of squares in double, element i in lane i % 8, the same bits for every instruction set.
   double (*squares_of_float)(const void* values, int64_t count);

@@ -19,7 +19,7 @@ const FusedTable& fused_table(at::ScalarType dtype);
 /// The norms of `x` (float32 or bfloat16) with a result of `y`: x's dtype, or bfloat16 (autocast).
 const NormTable& norm_table(at::ScalarType x, at::ScalarType y);
 
-/// Of a norm's result: what the next product takes, so that it need not cast.
+/// The dtype of a norm's result: what the next product takes, so that it need not cast.
 at::ScalarType norm_result(const at::Tensor& x);
 
 /// `x` [.., D] as rows of D contiguous elements that lie a constant stride apart; copied only if it

@@ -26,8 +26,8 @@ Isa current_isa();
 /// What the environment asks for now; `current_isa()` asks once.
 Isa isa_from_environment();
 
-/// For tests: kernels use `isa` (at most `detected_isa()`) until the scope ends. Not to be nested
-/// in running kernels.
+/// Lets kernels use `isa` (at most `detected_isa()`) until the scope ends, for tests. Not to be
+/// nested in running kernels.
 class IsaScope {
  public:
   explicit IsaScope(Isa isa);
@@ -39,8 +39,8 @@ class IsaScope {
   Isa previous_;
 };
 
-/// Of a table per instruction set, the one in use. `generic` first, in the order of `Isa`; all four
-/// may be the same.
+/// The table of the instruction set in use. `tables` has one for each, `generic` first, in the
+/// order of `Isa`; all four may be the same.
 template <typename Table>
 const Table& table_in_use(const Table* const (&tables)[4]) {
   return *tables[static_cast<int>(current_isa())];

@@ -34,7 +34,7 @@ bool widens(const at::Tensor& a) {
   return a.scalar_type() == at::kHalf && !multiplies_fp16;
 }
 
-/// As large as `block` and laid out alike, in `space`.
+/// A tensor in `space`, as large as `block` and laid out alike.
 at::Tensor place(const at::Tensor& space, const at::Tensor& block) {
   const bool plain = block.stride(1) == 1;
   const int64_t rows = block.size(0), columns = block.size(1);
@@ -47,7 +47,7 @@ at::Tensor widen(const at::Tensor& space, const at::Tensor& block) {
   return place(space, block).copy_(block);
 }
 
-/// Block by block, so that the copies stay small beside the operands and in the cache.
+/// Multiplies block by block, so that the copies stay small beside the operands and in the cache.
 void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
   const int64_t rows = out.size(0), columns = out.size(1), depth = a.size(1);
   const auto space = [&](int64_t height, int64_t width) {

@@ -39,8 +39,7 @@ struct Bf16 {
 };
 
 // --- Loads and stores: unaligned; float or bfloat16 in memory, float in registers. The partial
-// ones touch only the
-// --- first `count` (0 .. kWidth - 1) elements and read zeros for the rest.
+// --- ones touch only the first `count` (0 .. kWidth - 1) elements and read zeros for the rest.
 
 TESSERA_INLINE Vec splat(float x) { return x - Vec{}; }
 TESSERA_INLINE IntVec splat_int(int32_t x) { return x - IntVec{}; }

@@ -50,8 +50,8 @@ struct UnitWaits {
 ///     model.finish_step();
 ///
 /// Parameters may be frozen and unfrozen (requires_grad_) between steps, and written between
-/// unshard() and reshard(). ValueError, at the next forward or finish_step, if the module was moved or
-/// cast after sharding, if a parameter was written where that is lost, and after a step of the
+/// unshard() and reshard(). ValueError, at the next forward or finish_step, if the module was moved
+/// or cast after sharding, if a parameter was written where that is lost, and after a step of the
 /// optimizer without finish_step().
 class DataParallel {
  public:
@@ -72,8 +72,8 @@ class DataParallel {
   void begin_pass(int stage, int micro_batch);
 
   /// Call after each backward that reduces, or after several: waits for the collectives, and starts
-  /// those of units that no backward reached. A unit that a second backward reached before it
-  /// is reduced twice. DistError (rank, axis, operation, seconds) if a peer is lost; ValueError if a
+  /// those of units that no backward reached. A unit that a second backward reached before it is
+  /// reduced twice. DistError (rank, axis, operation, seconds) if a peer is lost; ValueError if a
   /// gradient came past the units' holders.
   void finish_backward();
 
@@ -92,15 +92,15 @@ class DataParallel {
   /// Collective; one pass over this rank's gradients. After finish_backward.
   GradientNorm gradient_norm() const;
 
-  /// Scales the gradients so that the norm of the whole model's gradient is at most `max_norm`; gives
-  /// the norm before. Collective. Not torch::nn::utils::clip_grad_norm_ over parameters(), which takes
-  /// this rank's parts for all, and cannot be told from an intended change.
+  /// Scales the gradients so that the norm of the whole model's gradient is at most `max_norm`;
+  /// gives the norm before. Collective. Not torch::nn::utils::clip_grad_norm_ over parameters(),
+  /// which takes this rank's parts for all, and cannot be told from an intended change.
   double clip_grad_norm(double max_norm);
   void scale_gradients(double factor);  ///< this rank's; the same on all
 
   /// What this rank's optimizer updates: one slice per unit, kind and decay group; `decayed` says
-  /// which. Valid for life; gradients have memory between finish_backward and finish_step. For fused
-  /// optimizers: who asked for them may no longer freeze or unfreeze parameters.
+  /// which. Valid for life; gradients have memory between finish_backward and finish_step. For
+  /// fused optimizers: who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
     bool decayed = true;
@@ -116,7 +116,7 @@ class DataParallel {
   /// The same by name, for groups of parameters with options of their own.
   torch::OrderedDict<std::string, torch::Tensor> named_parameters() const;
 
-  /// The model's, as they are on this rank.
+  /// The model's buffers, as they are on this rank.
   const std::vector<std::pair<std::string, torch::Tensor>>& named_buffers() const;
 
   /// What this rank holds of a parameter, frozen ones included.
@@ -145,8 +145,8 @@ class DataParallel {
   /// While on, the first unit whose output holds NaN or infinity is noted (a pass over each).
   void watch_outputs(bool on);
 
-  /// Since watching began, over all ranks the first in the order of the forward; empty: none.
-  /// Collective.
+  /// The first unit, in the order of the forward, whose output held NaN or infinity on any rank
+  /// since watching began; empty: none. Collective.
   std::string first_nonfinite_output() const;
 
   const std::vector<Unit>& units() const;
@@ -171,8 +171,8 @@ class DataParallel {
 /// units and their options, and belongs to the new handle; the old ones are of no use then.
 ///
 /// ValueError: a parameter of `model` in no unit; an override that matches no unit; an option that
-/// cannot take effect; a model that is sharded already. Collective if check_parameters: ValueError names the first parameter or unit
-/// that differs from rank 0's.
+/// cannot take effect; a model that is sharded already. Collective if check_parameters: ValueError
+/// names the first parameter or unit that differs from rank 0's.
 DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
                          const DataAxes& axes, const DataParallelOptions& options = {});
 

@@ -15,7 +15,8 @@
 namespace tessera::parallel {
 void DataParallel::Engine::take_leaves() {
   if (std::exchange(leaves_taken, true) || !has_gradients) return;
-  // After a backward whose arrivals no rank was asked for: as if all took part.
+  // A backward came whose arrivals no rank was asked for: all parameters count as having taken
+  // part.
   for (auto& unit : units) {
     for (auto& buffer : unit.buffers()) {
       for (size_t i = 0; buffer.trained() && i < buffer.entries().size(); ++i) {
@@ -54,7 +55,7 @@ void DataParallel::Engine::begin_pass(const Pass& next) {
   }
 }
 
-/// Between a forward and its backward.
+/// Does a unit keep its whole parameters between a forward and its backward?
 bool DataParallel::Engine::keeps_whole(size_t index) const {
   return units[index].options().reshard_after_forward == ReshardAfterForward(false) &&
          !calls[index].backwards.empty();
@@ -259,8 +260,8 @@ void DataParallel::Engine::finish_backward() {
   }
 }
 
-/// As in a plain model, the optimizer leaves a parameter alone that took no part in the loss: on no
-/// rank.
+/// Ranks agree on the parameters that took part in the loss: as in a plain model, the optimizer
+/// leaves one alone that took part on no rank.
 void DataParallel::Engine::agree_on_arrivals() {
   std::vector<int64_t> arrived;
   const auto for_each = [&](const auto& visit) {
@@ -289,8 +290,8 @@ void DataParallel::Engine::check_frozen() const {
   }
 }
 
-/// Hooks see calls through a module's holder alone. A unit whose gradients came without would be out
-/// of date, or lose them.
+/// Hooks see calls through a module's holder alone. A unit whose gradients came without would be
+/// out of date, or lose them.
 void DataParallel::Engine::check_all_ran() const {
   for (size_t i = 0; i < units.size(); ++i) {
     for (const auto& buffer : units[i].buffers()) {
@@ -307,8 +308,8 @@ void DataParallel::Engine::check_all_ran() const {
   }
 }
 
-/// After the first backward: units in the order in which all ranks ran them, those that did not run
-/// first, so that their reductions, the last to be launched, hold up nobody's.
+/// After the first backward, orders units as ranks ran them, if all ran them alike: those that did
+/// not run first, so that their reductions, the last to be launched, hold up nobody's.
 void DataParallel::Engine::agree_on_order() {
   std::vector<size_t> ran;
   for (const size_t unit : order) {

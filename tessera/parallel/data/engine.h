@@ -50,7 +50,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     std::optional<size_t> slice;  // of slices, in which it lies
   };
   std::vector<Leaf> leaves;
-  /// Whose hooks tell of gradients.
+  /// Where parameters' gradients arrive: nodes whose hooks tell of them.
   std::vector<decltype(torch::autograd::Edge::function)> watched;
   NamedBuffers module_buffers;
   std::vector<size_t> order;      // units in the order of the forward; at first as given
@@ -78,12 +78,12 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   /// The engines of what was sharded inside of `model` before, with the paths of those parts.
   using Inside = std::vector<std::pair<std::string, std::shared_ptr<Engine>>>;
   static Inside inside(torch::nn::Module& model);
-  /// Their parameters. ValueError: another module of `model` has one of them, too.
+  /// The parameters of those engines. ValueError: another module of `model` has one of them, too.
   static std::unordered_set<const void*> sharded_in(const Inside& inside,
                                                     const torch::nn::Module& model);
   /// Is it a parameter that an engine has?
   static bool shards(const torch::Tensor& parameter);
-  /// Takes over the units of one of them.
+  /// Takes over the units of one of those engines.
   void absorb(const std::string& path, Engine& inner);
 
   struct Arrival;

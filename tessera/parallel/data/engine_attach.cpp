@@ -223,7 +223,8 @@ bool DataParallel::Engine::shards(const torch::Tensor& parameter) {
   });
 }
 
-/// Of parameters that need a gradient now and did not before: at first, and when they are unfrozen.
+/// Watches parameters that need a gradient now and did not before: all such at first, later those
+/// that are unfrozen.
 void DataParallel::Engine::watch_gradients(size_t unit) {
   for (size_t b = 0; b < units[unit].buffers().size(); ++b) {
     auto& buffer = units[unit].buffers()[b];

@@ -20,7 +20,7 @@ void become(const torch::Tensor& parameter, const torch::Tensor& view) {
   }
 }
 
-/// For good: whoever reads or writes it gets an error instead of a crash.
+/// Makes memory unreadable for good: whoever reads or writes it gets an error instead of a crash.
 void make_unreadable(c10::StorageImpl& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       "this parameter, or a view of it, is sharded: it is whole only while the modules of its unit "
@@ -28,7 +28,7 @@ void make_unreadable(c10::StorageImpl& storage) {
       "unshard() to use it elsewhere, and to() before sharding");
 }
 
-/// As large as `whole`.
+/// Storage as large as `whole` that nobody can read.
 c10::Storage unreadable_storage(const c10::StorageImpl& whole) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), whole.nbytes(), c10::DataPtr(nullptr, whole.device()),

@@ -94,14 +94,15 @@ class FlatBuffer {
   const torch::Tensor& gather_source() const { return copy_.defined() ? copy_ : slice_; }
   void slice_changed();  ///< the slice has new values: brings the copy up to date
   void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
-  /// Was the slice changed since slice_changed() was told last? After keep_sample() that is found by
-  /// some of its values, too: LibTorch's optimizers write to data(), of which no version tells.
+  /// Was the slice changed since slice_changed() was told last? After keep_sample() that is found
+  /// by some of its values, too: LibTorch's optimizers write to data(), of which no version tells.
   bool slice_is_ahead() const;
   void keep_sample();
   /// Name of a parameter that has no values: it was on the meta device, and nothing was filled in.
   const std::optional<std::string>& unfilled() const { return unfilled_; }
 
-  /// Name of a parameter that no longer lies in the buffer (Module::to(), set_data), if there is one.
+  /// Name of a parameter that no longer lies in the buffer (Module::to(), set_data), if there is
+  /// one.
   std::optional<std::string> stray_parameter() const;
   /// Name of a parameter that was written in place since note_versions().
   std::optional<std::string> written_parameter() const;
@@ -133,8 +134,8 @@ class FlatBuffer {
     return gradient_slice_in_gradient_ ? own_part(gradient) : gradient_slice.tensor();
   }
 
-  /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read them,
-  /// unless they are kept.
+  /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read
+  /// them, unless they are kept.
   const torch::Tensor& receive_whole();
   void whole_arrived();
   void free_whole();  ///< unless it is kept; using a parameter is an error then
@@ -143,10 +144,12 @@ class FlatBuffer {
   int64_t whole_bytes() const {  ///< on its way, too
     return whole.bytes() + (arriving_.defined() ? static_cast<int64_t>(arriving_.nbytes()) : 0);
   }
-  /// Zero if there was none; every grad() is a view of it. What a user dropped (zero_grad) is zero.
+  /// Gives the gradient memory, zero if it had none; every grad() is a view of it. What a user
+  /// dropped (zero_grad) is zero.
   void begin_gradient();
   void free_gradient();  ///< unless it is kept; every grad() is undefined then
-  /// Did a backward add to the gradient of entries()[i] since reset_arrivals()? After note_arrivals().
+  /// Did a backward add to the gradient of entries()[i] since reset_arrivals()? After
+  /// note_arrivals().
   bool arrived(size_t i) const { return arrivals_[i].arrived; }
   void set_arrived(size_t i, bool arrived) { arrivals_[i].arrived = arrived; }
   void note_arrivals();

@@ -16,9 +16,9 @@ namespace tessera::parallel {
 /// What each of N ranks keeps of a unit's P parameters. Elements beside the optimizer's state:
 ///                     parameters   gradients   optimizer   sent per rank and step
 ///   replicate         P            P           P           2 P  (DDP; Li et al., VLDB 2020)
-///   shard_optimizer   P            P           P/N         2 P  (ZeRO-1; Rajbhandari et al., SC
-///   2020) shard_gradients   P            P/N         P/N         2 P  (ZeRO-2, FSDP's
-///   SHARD_GRAD_OP) full_shard        P/N          P/N         P/N         3 P  (ZeRO-3, FSDP)
+///   shard_optimizer   P            P           P/N         2 P  (ZeRO-1; Rajbhandari et al., SC 2020)
+///   shard_gradients   P            P/N         P/N         2 P  (ZeRO-2, FSDP's SHARD_GRAD_OP)
+///   full_shard        P/N          P/N         P/N         3 P  (ZeRO-3, FSDP)
 /// times (N-1)/N each. Whole parameters and gradients of single units come and go beside that.
 enum class Placement { replicate, shard_optimizer, shard_gradients, full_shard };
 
@@ -44,8 +44,8 @@ struct OffloadPolicy {
   /// The same, but for full_shard a copy of the slices stays on the device, in the dtype of
   /// computation, so that gathers wait for no transfer (ZeRO-Offload; Ren et al., ATC 2021).
   bool offload_optimizer = false;
-  /// Of the parameters, in whole units: those last in the forward, whose gradients come first and
-  /// are on their way while backward goes on.
+  /// The share of the parameters that is offloaded, in whole units: those last in the forward,
+  /// whose gradients come first and are on their way while backward goes on.
   double fraction = 1;
 };
 

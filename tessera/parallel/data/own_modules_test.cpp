@@ -1,5 +1,5 @@
-// What a user's own modules and loops may do: each case equals plain LibTorch on the whole batch, or
-// is one clear line at the first place where it can be known.
+// What a user's own modules and loops may do: each case equals plain LibTorch on the whole batch,
+// or is one clear line at the first place where it can be known.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -35,7 +35,7 @@ nn::BatchNorm same_tensors(const Impl& module) {
   return result;
 }
 
-/// Ours with the tensors of torch's batch norm; empty if `module` is none.
+/// A BatchNorm of ours with the tensors of torch's; empty if `module` is none.
 nn::BatchNorm replacement_of(const Module& module) {
   if (const auto* in_1d = module.as<torch::nn::BatchNorm1dImpl>()) return same_tensors(*in_1d);
   if (const auto* in_2d = module.as<torch::nn::BatchNorm2dImpl>()) return same_tensors(*in_2d);

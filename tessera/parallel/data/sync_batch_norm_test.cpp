@@ -210,7 +210,7 @@ TEST(ConvertSyncBatchNorm, NamesTorchsThatItCannotReplaceAndChangesNothing) {
   EXPECT_NE(refusal(net).find("tessera::nn::BatchNorm"), std::string::npos);
   EXPECT_TRUE(net.body->ptr(1)->as<torch::nn::BatchNorm2d>() != nullptr);
 
-  // In a sequential, but called through a holder as well.
+  // A batch norm in a sequential that is called through a holder as well.
   torch::nn::BatchNorm2d shared(4);
   torch::nn::Sequential sequential(shared);
   EXPECT_NE(refusal(*sequential).find("0: expected"), std::string::npos);

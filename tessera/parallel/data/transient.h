@@ -9,8 +9,7 @@ namespace tessera::parallel {
 
 /// A 1-D tensor whose storage object lives on while its memory is away. Views of it, and tensors
 /// that autograd saved of those, share the storage object: they are valid again as soon as there is
-/// memory, and version counters do not move.
-/// Nothing may use one in between.
+/// memory, and version counters do not move. Nothing may use one in between.
 class Transient {
  public:
   Transient() = default;
@@ -25,8 +24,8 @@ class Transient {
   /// version tells of changes to itself alone.
   torch::Tensor part(int64_t offset, torch::IntArrayRef sizes) const;
 
-  /// Memory that is filled before anybody sees it: a tensor of its own, whose memory take() makes this
-  /// one's.
+  /// Memory that is filled before anybody sees it: a tensor of its own, whose memory take() makes
+  /// this one's.
   torch::Tensor ahead() const { return torch::empty({size()}, tensor_.options()); }
   void take(const torch::Tensor& ahead);  ///< which has no memory then; nobody may use it
 

@@ -15,7 +15,7 @@ struct Kind {
   Sharing sharing;
 };
 
-/// In the order of their first ones.
+/// The kinds of `parameters`, in the order of each kind's first one.
 std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
                           const DataParallelOptions& options) {
   std::vector<Kind> kinds;

@@ -61,7 +61,8 @@ class Unit {
   void reshard_after_forward();  ///< as the option says
   void parameters_changed();     ///< the slices did: what was gathered is out of date
   void keep_written();           ///< the whole parameters did, between unshard and reshard
-  /// ValueError, naming the parameter: what a user did since the sharding that would be lost. Cheap.
+  /// ValueError, naming the parameter: what a user did since the sharding that would be lost.
+  /// Cheap.
   void check_parameters() const;
   /// The same for what was written to the whole parameters since the last forward. `reduced`:
   /// gradients are sums already, of which other ranks have other parts.

@@ -68,7 +68,7 @@ bool has_parameters(const Module& module) {
                              [](const auto& child) { return has_parameters(*child); });
 }
 
-/// For each module: is it a unit?
+/// One flag for each module: is it a unit?
 using Picked = std::vector<bool>;
 
 /// The outermost hookable modules inside of the model that have or borrow parameters and of which
@@ -119,8 +119,8 @@ Picked by_name(const std::vector<Named>& modules, const UnitRule& rule) {
   });
 }
 
-/// Sums of stretches of numbers that change, in O(log n) each: Fenwick, Software: Practice
-/// and Experience 24, 1994.
+/// Sums of stretches of numbers that change, in O(log n) each: Fenwick, Software: Practice and
+/// Experience 24, 1994.
 class Sums {
  public:
   explicit Sums(size_t size) : sums_(size + 1) {}
@@ -304,7 +304,8 @@ void collect(const Module& module, const std::unordered_set<const Module*>& else
   }
 }
 
-/// A module whose parameters are all in other units, as a child of two parents leaves the second one.
+/// Drops units whose parameters are all in other ones: a child of two parents leaves the second one
+/// such a unit.
 void drop_empty(std::vector<UnitModules>& units) {
   const auto parameters = parameters_of(units);
   std::vector<UnitModules> kept;

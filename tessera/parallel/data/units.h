@@ -30,8 +30,8 @@ struct UnitRule {
   UnitRuleKind kind = UnitRuleKind::by_size;
   std::vector<std::string> classes, patterns;
   int64_t min_num_params = 1'000'000;
-  /// by_size: elements of a parameter; none: its own. Where tensor parallelism left this rank a part:
-  /// of the whole, so that all ranks make the same units.
+  /// by_size: elements of a parameter; none: its own. Where tensor parallelism left this rank a
+  /// part: of the whole, so that all ranks make the same units.
   std::function<int64_t(const torch::Tensor& parameter)> num_elements;
   /// The model is a stage of a larger one: others may have what the classes and patterns match, all
   /// of `modules`, and all parameters.

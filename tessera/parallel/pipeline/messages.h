@@ -48,7 +48,7 @@ class Messages {
   /// `tensor` must not be changed any more.
   void send(const Message& message, const torch::Tensor& tensor);
 
-  /// Waits for it. c10::DistError if the sender is lost.
+  /// Waits for `message`. c10::DistError if the sender is lost.
   torch::Tensor take(const Message& message);
 
   void finish();  ///< waits until all that was sent has been received

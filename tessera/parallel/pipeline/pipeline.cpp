@@ -29,7 +29,8 @@ schedule::Schedule checked(schedule::Schedule schedule) {
   return schedule;
 }
 
-/// Stage by stage, so that whatever a rank waits for comes from a stage before its own.
+/// The forwards of each rank, stage by stage, so that whatever a rank waits for comes from a stage
+/// before its own.
 std::vector<Messages::Actions> forwards(const schedule::Schedule& schedule, int num_micro_batches) {
   std::vector<Messages::Actions> ranks(schedule.ranks.size());
   for (int stage = 0; stage < schedule.num_stages; ++stage) {
@@ -78,7 +79,7 @@ bool Pipeline::completes_gradients(const Action& action) const {
   return action.kind == Kind::backward && last != last_.end() && last->second == action;
 }
 
-/// What it waits for: the input of a forward, the gradient of a backward's output.
+/// Waits for what an action needs: the input of a forward, the gradient of a backward's output.
 Tensor Pipeline::needed_by(const Action& action) {
   if (action.kind == Kind::backward_weight) return {};
   if (action.kind == Kind::forward) {
@@ -89,7 +90,7 @@ Tensor Pipeline::needed_by(const Action& action) {
   return messages_.take({Message::Kind::gradient, action.stage, action.micro_batch});
 }
 
-/// Its output, which goes on to the next stage.
+/// The output of a forward, which goes on to the next stage.
 Tensor Pipeline::run_forward(const Action& action, Tensor input, const Forward& forward) {
   auto output = forward(action.stage, action.micro_batch, std::move(input));
   if (action.stage + 1 < schedule_.num_stages) {

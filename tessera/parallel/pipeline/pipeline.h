@@ -52,10 +52,12 @@ class Pipeline {
   /// Then what it adds to is complete, module by module, while it goes on.
   bool completes_gradients(const schedule::Action& action) const;
 
-  /// Of this rank's actions in the last call of train(): seconds since that began.
+  /// When this rank's actions of the last call of train() began and ended, in seconds since that
+  /// began.
   const std::vector<schedule::Span>& spans() const { return spans_; }
 
-  /// The most micro-batches of its stages between forward and the end of backward, in that call.
+  /// The most micro-batches of this rank's stages between forward and the end of backward, in that
+  /// call.
   size_t peak_in_flight() const { return peak_in_flight_; }
 
  private:

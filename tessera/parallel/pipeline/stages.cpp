@@ -44,7 +44,7 @@ Users users_of(const Module& model, const StageModules& stages) {
   return users;
 }
 
-/// In the place of a module that goes: a plain one with those of its parameters that stay.
+/// Puts a plain module in the place of one that goes, with those of its parameters that stay.
 void leave_parameters(Module& model, const std::string& path, const std::set<const void*>& stay) {
   const auto module = module_at(model, path);
   nn::remove_module(model, path);

@@ -12,32 +12,33 @@ namespace tessera::parallel {
 /// `sequence` each rank has positions [r T/N, (r+1) T/N) of every row (sequence parallelism;
 /// Korthikanti et al., 2022, section 4.2). Sent per rank for B T D elements, each way, in units of
 /// (N-1)/N of their bytes:
-///                       forward           backward
-///   enter               -                 all-reduce (2)
-///   leave               all-reduce (2)    -
-///   enter, sequence     all-gather (1)    reduce-scatter (1), all-gather (1)
-///   leave, sequence     reduce-scatter(1) all-gather (1)
+///                     forward              backward
+///   enter             -                    all-reduce (2)
+///   leave             all-reduce (2)       -
+///   enter, sequence   all-gather (1)       reduce-scatter (1), all-gather (1)
+///   leave, sequence   reduce-scatter (1)   all-gather (1)
 /// T is the last dimension but one everywhere. An axis of one rank: nothing.
 struct Activations {
   mesh::Axis axis;
   bool sequence = false;
 };
 
-/// Into a divided module: all positions. Under autocast in its dtype, so that is what is sent.
-/// `shared`: with the products that read it (kernels/shared_input.h). They keep this rank's
-/// positions alone, unless their backward is next: it gathers the others again while it computes
-/// the gradient of the input (section 4.2.2). Gradients of weights are computed while that gradient
-/// is summed over ranks.
+/// Takes x into a divided module: all positions of it. Under autocast x is cast first, so that its
+/// dtype is what is sent. `shared`: offered to the products that read it (kernels/shared_input.h).
+/// They keep this rank's positions alone, unless their backward is next: it gathers the others
+/// again while it computes the gradient of the input (section 4.2.2). Gradients of weights are
+/// computed while that gradient is summed over ranks.
 torch::Tensor enter(const torch::Tensor& x, const Activations& activations, bool shared);
 
-/// Out of one: the sum over ranks of their summands, or this rank's positions of it.
+/// Takes a result out of a divided module: the sum over ranks of their summands, or this rank's
+/// positions of it.
 torch::Tensor leave(const torch::Tensor& summand, const Activations& activations);
 
 /// The same within a product (kernels/linear.h).
 kernels::ProductOverRanksPtr leave_product(const Activations& activations);
 
-/// Of x, which every rank has whole: x, or this rank's positions. Without communication forward;
-/// backward gathers the gradient.
+/// Divides x, which every rank has whole: gives x, or this rank's positions of it. Without
+/// communication forward; backward gathers the gradient.
 torch::Tensor own_positions(const torch::Tensor& x, const Activations& activations);
 
 /// Parts [.., n_r] of the last dimension, of any sizes, side by side [.., sum n_r]. `sizes`: n_r of

@@ -25,7 +25,7 @@ struct Range {
   int64_t begin = 0, end = 0;
 };
 
-/// Rank `rank`'s of `count` things.
+/// The part of `count` things that rank `rank` has.
 Range even_part(int64_t count, int64_t rank, int64_t ranks) {
   return {count * rank / ranks, count * (rank + 1) / ranks};
 }
@@ -181,7 +181,7 @@ void Division::row_wise(const std::string& path, torch::nn::Module& module,
   }
 }
 
-/// Rows of an embedding or head, this rank's.
+/// Cuts an embedding or head to this rank's rows, which it returns.
 Range Division::divide_vocabulary(const std::string& path, const Tensor& weight) {
   const auto range = even_part(weight.size(0), rank(), ranks());
   keep_part(joined(path, "weight"), weight, 0, cut_of(weight, 0, 1, range), Sharing());

@@ -30,7 +30,7 @@ struct TensorPart {
   Sharing sharing;
 };
 
-/// By the parameter's name.
+/// What this rank holds of each parameter, by the parameter's name.
 using TensorParts = std::map<std::string, TensorPart>;
 
 /// Divides `model` over the mesh's dimension tp as `plan` says: parameters become this rank's part

@@ -142,7 +142,8 @@ TEST(TensorParallel, SendsWhatThePapersSay) {
       const auto forward = mesh.axis("tp").counters();
       loss.backward();
       const auto backward = mesh.axis("tp").counters();
-      // Of each chunk of logits (one): its maximum; sums of two numbers a token.
+      // Each chunk of logits (here one) takes two collectives: of its maxima, and of sums of two
+      // numbers a token.
       const int64_t head = 2, head_bytes = ids.numel() * 3 * 4;
       if (!sequence) {
         // Beside the layers: the embedding forward, the head backward.
