@@ -109,7 +109,7 @@ class Bench {
   fs::path dd_file() const { return folder_ / "dd"; }
 
   static std::string shell(const std::string& command) {
-    const auto printed = output_of(command + " 2>&1 || echo FAILED");
+    auto printed = output_of(command + " 2>&1 || echo FAILED");
     if (printed.ends_with("FAILED\n")) throw SystemError(command + ": " + printed);
     return printed;
   }

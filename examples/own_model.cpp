@@ -4,6 +4,7 @@
 //     build/release/bin/own_model                                         # one rank
 //     build/release/bin/tessera launch -n 2 build/release/bin/own_model   # two share the model
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>

@@ -143,7 +143,7 @@ TEST(BlockFile, OtherFilesThanExpectedAreNamed) {
   const auto file = write(folder.path(), 5000);
   const auto path = folder.path() / "x";
   const auto line = [&] {
-    const auto reading = refusal([&] { read(folder.path(), file, {{0, 5000}}); });
+    auto reading = refusal([&] { read(folder.path(), file, {{0, 5000}}); });
     EXPECT_EQ(refusal([&] { check_size(folder.path(), file); }), reading);
     return reading;
   };

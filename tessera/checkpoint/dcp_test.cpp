@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/dcp.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -73,7 +74,7 @@ TEST(DcpTest, OptimizerOfAccelerateHasEveryRecordedSum) {
   size_t compared = 0;
   for (const auto& [state, names] : training.states) {
     for (const auto& [parameter, name] : names) {
-      const auto& tensor = expected.at(parameter + "." + state);
+      const auto& tensor = expected.at(fmt::format("{}.{}", parameter, state));
       EXPECT_EQ(sha256(read_in_steps(source, name)), tensor["sha256"].get<std::string>()) << name;
       ++compared;
     }

@@ -134,7 +134,7 @@ std::vector<StepFolder> step_folders(const fs::path& directory) {
 }
 
 fs::path begin_checkpoint(const fs::path& directory, int64_t step) {
-  const auto partial = with_suffix(step_path(directory, step), kPartial);
+  auto partial = with_suffix(step_path(directory, step), kPartial);
   remove_folder(partial);
   std::error_code error;
   fs::create_directory(partial, error);

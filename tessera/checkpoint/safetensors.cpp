@@ -23,7 +23,7 @@ fs::path shard_path(const fs::path& index, const std::string& name) {
     user_error("{}: expected shards in its own folder, got {}", index.string(),
                nlohmann::json(name).dump());
   }
-  const auto path = index.parent_path() / relative;
+  auto path = index.parent_path() / relative;
   if (!fs::is_regular_file(path))
     user_error("{}: names the shard {}, which is missing", index.string(), name);
   return path;

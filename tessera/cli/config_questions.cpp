@@ -44,7 +44,7 @@ fs::path file_of(const QuestionArguments& arguments) {
 
 /// The file to write, which the user is known to want written.
 fs::path writable_file(const QuestionArguments& arguments) {
-  const auto file = file_of(arguments);
+  auto file = file_of(arguments);
   if (file.extension() == ".json") {
     user_error("{}: what is written is YAML; choose a name that ends in .yaml", file.string());
   }

@@ -30,7 +30,7 @@ Examples:
 /// What stands behind our options. CLI11 leaves the first word that it does not know and all after
 /// it: that word is the program, unless it looks like an option.
 std::vector<std::string> program_and_arguments(const CLI::App& command) {
-  const auto words = command.remaining();
+  auto words = command.remaining();
   if (!words.empty() && words.front().starts_with('-')) {
     const auto name = words.front().substr(0, words.front().find('='));
     std::vector<std::string> known;

@@ -79,7 +79,7 @@ std::string both_spellings(const std::string& option) {
 /// What stands behind the option's name in the help.
 std::string value_words(const acc::Key& key) {
   constexpr size_t kLongest = 50;
-  const auto choices = fmt::format("{}", fmt::join(key.choices, "|"));
+  auto choices = fmt::format("{}", fmt::join(key.choices, "|"));
   if (!choices.empty() && choices.size() <= kLongest) return choices;
   switch (key.type) {
     case acc::KeyType::boolean:

@@ -112,7 +112,7 @@ std::string take_key(std::string& bytes) {
     while (length < bytes.size() && bytes[length] < '@') ++length;
     ++length;
   }
-  const auto key = bytes.substr(0, length);
+  auto key = bytes.substr(0, length);
   bytes.erase(0, length);
   return key;
 }

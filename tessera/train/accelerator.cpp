@@ -41,7 +41,8 @@ void Accelerator::main_process_first(const std::function<void()>& work) const {
 
 torch::Tensor Accelerator::gather_for_metrics(const torch::Tensor& tensor) const {
   auto all = gather(tensor);
-  const auto remainder = core_->end_of_loader() ? core_->remainder() : 0;
+  const auto pass = core_->pass();
+  const auto remainder = pass && pass->at_end ? pass->remainder : 0;
   return remainder > 0 && remainder < all.size(0) ? all.slice(0, 0, remainder) : all;
 }
 
@@ -100,14 +101,18 @@ void Accelerator::end_training() {
 
 int64_t find_executable_batch_size(const std::function<void(int64_t)>& function,
                                    int64_t starting_batch_size) {
-  for (auto size = starting_batch_size; size > 0; size /= 2) {
+  for (auto size = starting_batch_size; size > 0; size = size * 9 / 10) {
     try {
       function(size);
       return size;
     } catch (const c10::OutOfMemoryError&) {
     } catch (const std::bad_alloc&) {
     } catch (const c10::Error& error) {  // LibTorch's allocator of the CPU
-      if (std::string_view(error.what()).find("not enough memory") == std::string_view::npos) throw;
+      const std::string_view text = error.what();
+      const auto says = [&](const char* words) {
+        return text.find(words) != std::string_view::npos;
+      };
+      if (!says("can't allocate memory") && !says("not enough memory")) throw;
     }
   }
   TORCH_CHECK_VALUE(false, "find_executable_batch_size: memory does not suffice for one row");

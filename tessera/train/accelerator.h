@@ -236,7 +236,7 @@ class Accelerator {
   bool trigger_ = false;
 };
 
-/// Calls function(batch_size), at first with `starting_batch_size`; halves it as long as memory
+/// Calls function(batch_size), at first with `starting_batch_size`; takes 0.9 of it as long as memory
 /// does not suffice. Returns the size that did. ValueError when 1 was too much. Ranks decide each
 /// for itself: call it where all run out of memory alike.
 int64_t find_executable_batch_size(const std::function<void(int64_t batch_size)>& function,

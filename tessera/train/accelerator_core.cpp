@@ -200,8 +200,20 @@ OptimizerRecord& AcceleratorCore::add_optimizer(torch::optim::Optimizer& optimiz
 
 // ---- a step ------------------------------------------------------------------------------------
 
+std::shared_ptr<LoaderPass> AcceleratorCore::begin_pass() {
+  auto pass = std::make_shared<LoaderPass>();
+  passes_.push_back(pass);
+  return pass;
+}
+
+std::shared_ptr<LoaderPass> AcceleratorCore::pass() {
+  while (!passes_.empty() && passes_.back().expired()) passes_.pop_back();
+  return passes_.empty() ? nullptr : passes_.back().lock();
+}
+
 void AcceleratorCore::begin_micro_batch() {
-  if (options_.sync_with_loader && end_of_loader_) {
+  const auto in_pass = pass();
+  if (options_.sync_with_loader && in_pass && in_pass->at_end) {
     micro_batch_ = 0;
     sync_gradients_ = true;
     return;

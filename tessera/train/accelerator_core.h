@@ -51,6 +51,13 @@ struct AcceleratorOptions {
   std::vector<std::string> log_with = {"tensorboard"};
 };
 
+/// A pass over a prepared loader, while it lives.
+struct LoaderPass {
+  bool at_end = false;  ///< the batch in use is the last one
+  int64_t remainder =
+      0;  ///< at the end: rows of the last step over all ranks that are no repetition
+};
+
 /// One prepared optimizer.
 struct OptimizerRecord {
   torch::optim::Optimizer* base = nullptr;
@@ -109,10 +116,10 @@ class AcceleratorCore {
 
   // ---- loaders ----
 
-  void begin_loader() { end_of_loader_ = false, remainder_ = 0; }
-  void end_loader(int64_t remainder) { end_of_loader_ = true, remainder_ = remainder; }
-  bool end_of_loader() const { return end_of_loader_; }
-  int64_t remainder() const { return remainder_; }
+  std::shared_ptr<LoaderPass> begin_pass();
+  /// The pass that the program is in: the last that began (an evaluation inside of an epoch) of
+  /// those that still live; none: nullptr.
+  std::shared_ptr<LoaderPass> pass();
 
   /// Runs `work` with rank 0's state of the CPU's generator, so that samplers draw the same; then
   /// every other rank has its own again. Collective.
@@ -170,8 +177,8 @@ class AcceleratorCore {
 
   int64_t num_steps_ = 0, num_micro_batches_ = 0;
   int64_t micro_batch_ = 0;  // of the update under way
-  bool sync_gradients_ = true, end_of_loader_ = false;
-  int64_t remainder_ = 0;
+  bool sync_gradients_ = true;
+  std::vector<std::weak_ptr<LoaderPass>> passes_;  // each inside of the one before it
 };
 
 }  // namespace tessera

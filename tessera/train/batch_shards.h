@@ -23,6 +23,9 @@ struct BatchShardOptions {
   /// Where rows do not suffice for all ranks at the end, the first ones are taken again, so that
   /// every rank has equal batches; false: some ranks have fewer or smaller ones.
   bool even_batches = true;
+  /// split_batches: the last batch is completed to a multiple of the ranks alone, as Accelerate does
+  /// where one process reads for all; false: to a whole batch.
+  bool short_end = false;
   bool drop_last = false;  ///< rows that do not suffice for all ranks are left out
   int64_t batch_size = 0;  ///< rows of the loader's batches; 0: as the first one
 };
@@ -112,9 +115,12 @@ class BatchShards {
   }
 
   void end_of_parts() {
-    const auto size = part_size(), begin = options_.rank * size, rows = Rows::count(*last_);
+    const auto rows = Rows::count(*last_);
+    const auto size = options_.short_end ? (rows + options_.size - 1) / options_.size : part_size();
+    const auto begin = options_.rank * size;
     if (options_.even_batches) {
-      ready_.push_back(Rows::slice(completed(last_, 0, batch_size_ - rows), begin, begin + size));
+      const auto missing = size * options_.size - rows;
+      ready_.push_back(Rows::slice(completed(last_, 0, missing), begin, begin + size));
     } else if (rows > begin) {
       ready_.push_back(Rows::slice(*last_, begin, std::min(begin + size, rows)));
     }
@@ -129,7 +135,8 @@ class BatchShards {
     while (count > 0) {
       const auto begin = cursor % rows, end = std::min(begin + count, rows);
       parts.push_back(Rows::slice(pool, begin, end));
-      cursor += end - begin, count -= end - begin;
+      cursor += end - begin;
+      count -= end - begin;
     }
     return parts.size() == 1 ? parts.front() : Rows::join(parts);
   }

@@ -190,8 +190,7 @@ class PreparedLoader {
   /// One pass over the data; reads one batch ahead, to know the last one.
   class Pass {
    public:
-    Pass(AcceleratorCore& core, Loader& base) : core_(core) {
-      core_.begin_loader();
+    Pass(AcceleratorCore& core, Loader& base) : core_(core), state_(core.begin_pass()) {
       const auto& options = core_.options();
       if (!options.dispatch_batches || core_.axis().rank() == 0) {
         core_.in_step_with_rank_0([&] { at_.emplace(base.begin()); });
@@ -203,13 +202,14 @@ class PreparedLoader {
           .rank = core_.axis().rank(),
           .size = core_.axis().size(),
           .split_batches = options.split_batches,
-          .even_batches = options.even_batches,
+          // One process gets the loader's batches as they are.
+          .even_batches = options.even_batches && core_.axis().size() > 1,
           .drop_last = base.options().drop_last,
           .batch_size = static_cast<int64_t>(base.options().batch_size)};
       if (options.dispatch_batches) {
         per_step_ = options.split_batches ? 1 : sharding.size;
         sharding.batch_size *= per_step_;
-        sharding.split_batches = true;
+        sharding.split_batches = sharding.even_batches = sharding.short_end = true;
         shards_.emplace(sharding, [this] { return dispatched(); });
       } else {
         shards_.emplace(sharding, [this] { return read(); });
@@ -260,12 +260,16 @@ class PreparedLoader {
 
     void advance() {
       ahead_ = shards_->next();
-      if (!ahead_) return core_.end_loader(shards_->remainder());
+      if (!ahead_) {
+        state_->at_end = true, state_->remainder = shards_->remainder();
+        return;
+      }
       Rows::for_each_tensor(
           *ahead_, [&](torch::Tensor& tensor) { tensor = tensor.to(core_.mesh().device()); });
     }
 
     AcceleratorCore& core_;
+    std::shared_ptr<LoaderPass> state_;
     std::optional<torch::data::Iterator<Batch>> at_, end_;
     int64_t per_step_ = 1;
     std::optional<train::BatchShards<Batch>> shards_;

@@ -42,7 +42,7 @@ class Terminal {
       if (length <= 0) return unread_ + "<the terminal was closed>";
       unread_.append(buffer, static_cast<size_t>(length));
     }
-    const auto seen = unread_.substr(0, found + text.size());
+    auto seen = unread_.substr(0, found + text.size());
     unread_.erase(0, seen.size());
     return seen;
   }

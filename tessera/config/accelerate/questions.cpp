@@ -96,7 +96,7 @@ MaybeQuestion ask_num_processes(const Context& context) {
       machines > 1 ? "How many processes, over all machines?" : "How many processes?",
       each * machines, machines, most);
   question.problem = [in_range = question.problem, machines](const std::string& answer) {
-    const auto problem = in_range(answer);
+    auto problem = in_range(answer);
     if (!problem.empty() || *whole_number(answer) % machines == 0) return problem;
     return fmt::format("expected a multiple of {}, as each machine starts equally many", machines);
   };

@@ -18,6 +18,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   /// A forward and its backward through one stage; without a pipeline always the same.
   struct Pass {
     int stage = 0, micro_batch = 0;
+    // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 reads a 0 into it
     auto operator<=>(const Pass&) const = default;
   };
   struct Calls {
