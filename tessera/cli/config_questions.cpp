@@ -78,7 +78,8 @@ std::string ask(const Question& question) {
 }
 
 bool may_replace(const fs::path& file, const QuestionArguments& arguments) {
-  if (arguments.yes || !fs::exists(file)) return true;
+  std::error_code unreadable;
+  if (arguments.yes || !fs::exists(file, unreadable)) return true;
   return ask({.text = fmt::format("{} exists. Is it replaced?", file.string()),
               .choices = {{"no", "no", ""}, {"yes", "yes", ""}},
               .default_value = "no"}) == "yes";

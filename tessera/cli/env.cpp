@@ -90,7 +90,8 @@ std::string distribution() {
 Json configuration(const std::string& given) {
   const auto file = given.empty() ? config::accelerate::default_config_file() : fs::path(given);
   Json result{{"file", file.string()}};
-  if (given.empty() && !fs::exists(file)) return result;
+  std::error_code unreadable;  // another user's home
+  if (given.empty() && !fs::exists(file, unreadable)) return result;
   try {
     Json shown_settings = Json::object();
     const auto settings = config::accelerate::read_settings(file);
@@ -144,7 +145,8 @@ std::string text(const Json& facts) {
   const auto word = [&](const char* name) { return facts[name].get<std::string>(); };
   const auto bytes = [&](const char* name) { return format_bytes(facts[name].get<int64_t>()); };
   auto text = fmt::format(
-      "- Tessera: {}\n- LibTorch: {}\n- Compiler: {}\n- Backends: {}\n- System: {}\n"
+      "- Tessera: {}\n- LibTorch: {} (with which it was made)\n- Compiler: {}\n- Backends: {}\n- "
+      "System: {}\n"
       "- CPU: {}, {} cores\n- Of avx2, avx512f, avx512_bf16, amx_bf16: {}\n"
       "- Memory: {}, {} available\n- GPUs: {}\n",
       word("tessera"), word("libtorch"), word("compiler"), word("backends"), word("system"),

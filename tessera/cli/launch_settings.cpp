@@ -30,7 +30,8 @@ std::string configuration_file(const AccelerateRequest& request) {
   if (!request.config_file.empty()) return request.config_file;
   if (asked_cpu(request) != nullptr) return "";  // it does without, as there
   const auto file = acc::default_config_file();
-  return std::filesystem::exists(file) ? file.string() : "";
+  std::error_code unreadable;  // another user's home
+  return std::filesystem::exists(file, unreadable) ? file.string() : "";
 }
 
 namespace {

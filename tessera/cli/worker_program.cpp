@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -18,6 +20,10 @@ std::filesystem::path install_prefix() {
 std::string worker_path() {
   const auto prefix = install_prefix();
   const auto worker = prefix / "bin" / "tessera-worker";
+  if (::access(worker.c_str(), X_OK) != 0) {
+    user_error("{}: cannot be started: {}; it stands beside tessera, install Tessera again",
+               worker.string(), std::strerror(errno));
+  }
   use_libtorch_of_user(worker, prefix);
   return worker.string();
 }

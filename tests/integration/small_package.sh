@@ -49,7 +49,7 @@ echo "__version__ = '$version.0'" >"$folder/half/torch/version.py"
 : >"$folder/old/torch/lib/libtorch_cpu.so"
 ln -s "$libtorch/lib/libtorch_cpu.so" "$folder/half/torch/lib/libtorch_cpu.so"
 python() {
-  printf '#!/bin/sh\necho -n "%s"\n' "$1" >"$folder/bin/python3"
+  printf '#!/bin/sh\necho; echo "torch in %s"\n' "$1" >"$folder/bin/python3"
   chmod +x "$folder/bin/python3"
 }
 ln -s /bin/sh "$folder/bin/sh"
@@ -57,6 +57,34 @@ python "$folder/old/torch"
 expect "an older PyTorch" 2 "expected PyTorch $version, .* got 2\.6 in $folder/old/torch" "$prefix/bin/tessera" test -n 1
 python "$folder/half/torch"
 expect "half a PyTorch" 2 "half/torch: this PyTorch $version lacks something" "$prefix/bin/tessera" test -n 1
+
+# Found by a stranger: each had been a hang, a signal or the loader's own words.
+printf '#!/bin/sh\nyes\n' >"$folder/bin/python3"
+ln -s "$(command -v yes)" "$folder/bin/yes"
+expect "a python3 that prints for ever" 2 'found none \(python3 failed when' "$prefix/bin/tessera" test -n 1
+printf '#!/bin/sh\n( while :; do :; done ) &\nexit 0\n' >"$folder/bin/python3"
+expect "a python3 that leaves something behind" 2 'found none' "$prefix/bin/tessera" test -n 1
+printf '#!/bin/sh\necho hello; echo; echo "torch in %s"; echo bye\n' "$libtorch" >"$folder/bin/python3"
+expect "a python3 that greets" 0 'all is well' "$prefix/bin/tessera" test -n 1
+mkdir -p "$folder/truncated/lib" "$folder/links"
+cp "$folder/half/torch/version.py" "$folder/truncated"
+head -c 100000000 "$libtorch/lib/libtorch_cpu.so" >"$folder/truncated/lib/libtorch_cpu.so"
+expect "a truncated LibTorch" 2 'libtorch_cpu.so: expected a shared library, got half' \
+  TESSERA_LIBTORCH="$folder/truncated" "$prefix/bin/tessera" test -n 1
+rm "$folder/truncated/lib/libtorch_cpu.so"
+ln -s "$libtorch" "$folder/links/a:b"
+expect "a link with a colon" 0 'all is well' TESSERA_LIBTORCH="$folder/links/a:b" "$prefix/bin/tessera" test -n 1
+mkdir -p "$folder/c;d"
+ln -s "$libtorch/lib" "$folder/c;d/lib"
+cp "$folder/half/torch/version.py" "$folder/c;d"
+expect "a folder with a semicolon" 2 "takes ':', ';' and '.' for its own" TESSERA_LIBTORCH="$folder/c;d" "$prefix/bin/tessera" test -n 1
+mv "$prefix/bin/tessera-worker" "$folder/worker"
+expect "no worker" 2 'tessera-worker: cannot be started: No such file' TESSERA_LIBTORCH="$libtorch" "$prefix/bin/tessera" test -n 1
+mv "$folder/worker" "$prefix/bin/tessera-worker"
+cp "$prefix/lib/tessera/needs_libtorch" "$folder/needs"
+: >"$prefix/lib/tessera/needs_libtorch"
+expect "half an installation" 2 'needs_libtorch: expected a version' TESSERA_LIBTORCH="$libtorch" "$prefix/bin/tessera" test -n 1
+cp "$folder/needs" "$prefix/lib/tessera/needs_libtorch"
 python "$libtorch"
 mkdir "$folder/texts"
 cp docs/*.md "$folder/texts"
