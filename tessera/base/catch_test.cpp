@@ -26,7 +26,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
     {"an error is carried to another thread, through C, or to the other ranks",
      {"checkpoint/agree.cpp", "comm/queue.cpp", "hub/http.cpp", "hub/snapshot.cpp"}},
     {"what was begun is ended, and the error goes on",
-     {"comm/shared_memory.cpp", "launch/supervisor.cpp"}},
+     {"comm/shared_memory.h", "launch/supervisor.cpp"}},
     {"the next of several is tried: an attempt, an older checkpoint, a smaller batch",
      {"hub/download.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",

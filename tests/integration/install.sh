@@ -66,7 +66,7 @@ step train "$prefix/bin/tessera" train tests/integration/tiny_job.yaml --train.s
 expect run/metrics.jsonl '"step": ?3,'
 
 cp -r "$prefix/share/doc/tessera/out_of_tree" "$folder/project"
-step configure cmake -S "$folder/project" -B "$folder/project/build" -DCMAKE_PREFIX_PATH="$prefix"
+step configure cmake -G Ninja -S "$folder/project" -B "$folder/project/build" -DCMAKE_PREFIX_PATH="$prefix"
 step build cmake --build "$folder/project/build"
 step one_rank "$folder/project/build/out_of_tree"
 expect one_rank "^Tessera $version, 1 ranks: loss 0\.00"
@@ -74,7 +74,7 @@ step two_ranks "$prefix/bin/tessera" launch -n 2 "$folder/project/build/out_of_t
 expect two_ranks "Tessera $version, 2 ranks: loss 0\.00"
 
 # Another LibTorch than Tessera's is refused in a sentence, before a linker's error would.
-if cmake -S "$folder/project" -B "$folder/other" -DCMAKE_PREFIX_PATH="$prefix" -DTESSERA_LIBTORCH="$folder" \
+if cmake -G Ninja -S "$folder/project" -B "$folder/other" -DCMAKE_PREFIX_PATH="$prefix" -DTESSERA_LIBTORCH="$folder" \
   >"$folder/other_libtorch" 2>&1; then
   echo "install.sh: FAILED: find_package(Tessera) took $folder for a LibTorch" >&2
   exit 1
