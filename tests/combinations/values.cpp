@@ -126,6 +126,7 @@ const std::map<std::string, Tried>& tried() {
       {"train.nonfinite", function()},
       {"logging.every", fixed(kQuiet)},
       {"logging.tensorboard", layout()},
+      {"logging.report_to", layout({"csv", "mlflow", "[csv, mlflow]"})},
       {"logging.svg", layout()},
       {"logging.progress", fixed(kQuiet)},
   };
