@@ -19,7 +19,7 @@ fail() {
 train() {
   name=$1
   shift
-  "$build/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=60 "--train.run_dir=$folder/$name" "$@" \
+  "$build/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=300 "--train.run_dir=$folder/$name" "$@" \
     >>"$folder/$name.log" 2>&1
 }
 losses() { sed -n -E 's/.*"step":([0-9]+),"loss":([^,]*),.*/\1 \2/p' "$folder/$1/metrics.jsonl"; }
@@ -43,5 +43,5 @@ for signal in USR1 TERM; do
   stopped=$(losses "$signal" | tail -n 1)
   train "$signal" --resume auto || fail "$signal: could not go on"
   [ "$(losses "$signal")" = "$(losses whole)" ] || fail "$signal: other losses than those of the whole run"
-  echo "preempt.sh: $signal: saved at step ${stopped%% *}, exit code 75, then went on to the same 60 losses"
+  echo "preempt.sh: $signal: saved at step ${stopped%% *}, exit code 75, then went on to the same 300 losses"
 done
