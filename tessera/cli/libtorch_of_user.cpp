@@ -1,7 +1,6 @@
 #include "tessera/cli/libtorch_of_user.h"
 
 #include <elf.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
@@ -22,6 +21,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/launch/process.h"
+
+extern char** environ;
 
 namespace tessera::cli {
 namespace fs = std::filesystem;
@@ -72,35 +74,30 @@ struct Answer {
 Answer output_of(const std::string& command) {
   constexpr auto kDeadline = std::chrono::seconds(10);
   constexpr size_t kMost = 64 << 10;
-  std::array<int, 2> pipe{};
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) system_error("pipe");
-  const auto child = ::fork();
-  if (child == 0) {
-    ::setpgid(0, 0);
-    ::dup2(pipe[1], STDOUT_FILENO);
-    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    ::_exit(127);
-  }
-  ::close(pipe[1]);
+  auto pipe = launch::make_pipe();
+  launch::SpawnOptions options{
+      .program = "/bin/sh", .arguments = {"sh", "-c", command}, .stdout_fd = pipe.write.get()};
+  for (char** entry = environ; *entry != nullptr; ++entry) options.environment.emplace_back(*entry);
+  const auto child = launch::spawn(options);
+  pipe.write.reset();
   Answer answer;
   int status = -1;
   const auto end = std::chrono::steady_clock::now() + kDeadline;
-  bool ended = child < 0, open = true;
+  bool ended = false, open = true;
   // What outlives the command may hold the pipe: it is read once more, and no longer.
   while (open && answer.output.size() < kMost && std::chrono::steady_clock::now() < end) {
-    pollfd readable{.fd = pipe[0], .events = POLLIN, .revents = 0};
+    pollfd readable{.fd = pipe.read.get(), .events = POLLIN, .revents = 0};
     ended = ended || ::waitpid(child, &status, WNOHANG) == child;
     if (::poll(&readable, 1, ended ? 0 : 20) > 0) {
       std::array<char, 4096> part{};
-      const auto count = ::read(pipe[0], part.data(), part.size());
+      const auto count = ::read(pipe.read.get(), part.data(), part.size());
       open = count > 0;
       if (open) answer.output.append(part.data(), static_cast<size_t>(count));
     } else if (ended) {
       break;
     }
   }
-  ::close(pipe[0]);
-  if (child > 0) ::kill(-child, SIGKILL);
+  ::kill(-child, SIGKILL);
   if (!ended) ended = ::waitpid(child, &status, 0) == child;
   answer.finished = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   return answer;

@@ -18,7 +18,7 @@ make_root
 mkdir "$root/texts"
 cp "$checkout"/docs/*.md "$root/texts"
 inside useradd --create-home someone
-mkdir -m 1777 "$root/work"
+mkdir -m 1777 "$root/tried"
 chmod 555 "$root/home/someone"
 failed() { say "FAILED: $*" >&2; exit 1; }
 
@@ -27,9 +27,9 @@ since() { awk -v from="$1" -v to="$(now)" 'BEGIN {printf "%.1f", (to - from) / 1
 
 # What the user does, with $1/bin on the PATH.
 cat >"$root/use.sh" <<'END'
-cd /work
+cd /tried
 exec setpriv --reuid=someone --regid=someone --init-groups env HOME=/home/someone TESSERA_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 \
-  PATH="$1/bin:/work/venv/bin:/usr/bin:/bin" sh -ec '
+  PATH="$1/bin:/tried/venv/bin:/usr/bin:/bin" sh -ec '
     [ ! -w "$HOME" ]
     tessera test -n 2
     tessera train tiny_llama --data.train=/texts "--data.extensions=[.md]" --train.steps=6'
@@ -38,7 +38,7 @@ END
 without_network() { unshare --net sh -c 'ip link set lo up && exec "$@"' sh "$@"; }
 # try PREFIX PACKAGE
 try() {
-  rm -rf "$root/work/runs"
+  rm -rf "$root/tried/runs"
   enter=without_network
   inside sh /use.sh "$1" >"$root/tmp/log" 2>&1 || {
     cat "$root/tmp/log" >&2
@@ -53,7 +53,7 @@ first_step() { sed -n 's/^ *first step *//p' "$root/tmp/log"; }
 
 # Every file of the root but what package managers note down, caches and logs.
 files() {
-  (cd "$root" && find . -xdev \( -path ./proc -o -path ./dev -o -path ./work -o -path ./tmp -o -path ./var/lib/dpkg -o -path ./var/lib/apt \
+  (cd "$root" && find . -xdev \( -path ./proc -o -path ./dev -o -path ./tried -o -path ./tmp -o -path ./var/lib/dpkg -o -path ./var/lib/apt \
     -o -path ./var/cache -o -path ./var/log -o -path ./packages -o -name __pycache__ \) -prune -o -print | sort)
 }
 # Between those of $root/tmp/before and after.
@@ -92,41 +92,40 @@ for package; do
       left_nothing "$file" ;;
     *-small-*.tar.gz | *.whl)
       inside apt-get install -y --no-install-recommends python3-venv >/dev/null 2>&1
-      inside python3 -m venv /work/venv
+      inside python3 -m venv /tried/venv
       case $file in
-        *.whl) inside sh -c "/work/venv/bin/pip -q download --dest /packages/pip /packages/$file" >/dev/null 2>&1 ;;
-        *) inside sh -c "/work/venv/bin/pip -q download --dest /packages/pip 'torch==2.11.*'" >/dev/null 2>&1 ;;
+        *.whl) inside sh -c "/tried/venv/bin/pip -q download --dest /packages/pip /packages/$file" >/dev/null 2>&1 ;;
+        *) inside sh -c "/tried/venv/bin/pip -q download --dest /packages/pip 'torch==2.11.*'" >/dev/null 2>&1 ;;
       esac || failed "$file: pip could not download torch"
-      find "$root/work/venv" -name __pycache__ -prune -o ! -type d -print | sort >"$root/tmp/before"
+      find "$root/tried/venv" -name __pycache__ -prune -o ! -type d -print | sort >"$root/tmp/before"
       started=$(now)
       case $file in
         *.whl)
-          inside /work/venv/bin/pip -q install --no-index --find-links /packages/pip "/packages/$file" 2>/dev/null
+          inside /tried/venv/bin/pip -q install --no-index --find-links /packages/pip "/packages/$file" 2>/dev/null
           took=$(since "$started")
-          try /work/venv "$file"
-          count=$(inside /work/venv/bin/pip show -f tessera | grep -c '^  ')
-          inside sh -c "/work/venv/bin/pip -q uninstall -y tessera && /work/venv/bin/pip -q freeze | xargs /work/venv/bin/pip -q uninstall -y"
+          try /tried/venv "$file"
+          count=$(inside /tried/venv/bin/pip show -f tessera | grep -c '^  ')
+          inside sh -c "/tried/venv/bin/pip -q uninstall -y tessera && /tried/venv/bin/pip -q freeze | xargs /tried/venv/bin/pip -q uninstall -y"
           # No file; of folders, pip leaves empty ones.
-          find "$root/work/venv" -name __pycache__ -prune -o ! -type d -print | sort >"$root/tmp/after"
+          find "$root/tried/venv" -name __pycache__ -prune -o ! -type d -print | sort >"$root/tmp/after"
           left_nothing "$file" ;;
         *)
-          inside /work/venv/bin/pip -q install --no-index --find-links /packages/pip 'torch==2.11.*' 2>/dev/null
-          mkdir "$root/work/small"
-          tar -xzf "$package" -C "$root/work/small" --strip-components=1
+          inside /tried/venv/bin/pip -q install --no-index --find-links /packages/pip 'torch==2.11.*' 2>/dev/null
+          mkdir "$root/tried/small"
+          tar -xzf "$package" -C "$root/tried/small" --strip-components=1
           took=$(since "$started")
-          # With that PyTorch's python3 on the PATH, then with TESSERA_LIBTORCH.
-          try /work/small "$file"
-          count=$(find "$root/work/small" -type f | wc -l) ;;
+          try /tried/small "$file"
+          count=$(find "$root/tried/small" -type f | wc -l) ;;
       esac
-      rm -rf "$root/work/venv" "$root/work/small" ;;
+      rm -rf "$root/tried/venv" "$root/tried/small" ;;
     *.tar.gz)
       started=$(now)
-      mkdir "$root/work/large"
-      tar -xzf "$package" -C "$root/work/large" --strip-components=1
+      mkdir "$root/tried/large"
+      tar -xzf "$package" -C "$root/tried/large" --strip-components=1
       took=$(since "$started")
-      try /work/large "$file"
-      count=$(find "$root/work/large" -type f | wc -l)
-      rm -rf "$root/work/large" ;;
+      try /tried/large "$file"
+      count=$(find "$root/tried/large" -type f | wc -l)
+      rm -rf "$root/tried/large" ;;
   esac
   case $file in
     *.tar.gz)

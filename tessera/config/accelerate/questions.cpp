@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <set>
 
 #include "tessera/config/accelerate/keys.h"
@@ -266,7 +265,7 @@ MaybeQuestion ask_gradient_clipping(const Context& context) {
                   .default_value = "1.0",
                   .problem = [](const std::string& answer) -> std::string {
                     const auto number = parse_number(answer);
-                    const bool good = number && *number >= 0 && std::isfinite(*number);
+                    const bool good = number && *number >= 0;
                     return good ? "" : "expected a number of 0 or more";
                   }};
 }
