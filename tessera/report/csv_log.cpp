@@ -19,9 +19,7 @@ constexpr auto kEveryStep = std::numeric_limits<int64_t>::max();
 
 std::string cell(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string(2, c) : std::string(1, c);
-  return quoted + '"';
+  return in_quotes(text, '"');
 }
 
 /// The next line's cells, whose line end may be inside quotes; takes them off `rest`. None: no
@@ -78,18 +76,17 @@ void CsvLog::rewrite(int64_t last_step) {
   std::string header = "step";
   for (const auto& column : columns_) header += "," + cell(column);
   wider.write(header + "\n");
-  for (size_t end = 0; (end = rest.find('\n')) != std::string_view::npos;
-       rest.remove_prefix(end + 1)) {
-    const auto row = rest.substr(0, end);
+  for_each_line(rest, [&](std::string_view line) {
+    const auto row = line.substr(0, line.size() - 1);
     int64_t step = 0;
     const auto [stopped, error] = std::from_chars(row.data(), row.data() + row.size(), step);
     if (error != std::errc())
       user_error("{}: expected rows that begin with a step", path_.string());
-    if (step > last_step) continue;
+    if (step > last_step) return;
     const auto cells = static_cast<size_t>(std::ranges::count(row, ','));
     wider.write(std::string(row) +
                 std::string(columns_.size() - std::min(cells, columns_.size()), ',') + "\n");
-  }
+  });
   wider.commit();
 }
 

@@ -50,27 +50,24 @@ StepRecord step_of(const Json& json) {
 
 /// Calls use(line, json) for each whole line.
 template <typename Use>
-void for_each_line(const std::filesystem::path& path, const Use& use) {
+void for_each_record(const std::filesystem::path& path, const Use& use) {
   const MappedFile file(path);
-  std::string_view rest = file.text();
-  for (int64_t line_number = 1;; ++line_number) {
-    const size_t end = rest.find('\n');
-    if (end == std::string_view::npos) return;
-    const std::string_view line = rest.substr(0, end + 1);
+  int64_t line_number = 0;
+  for_each_line(file.text(), [&](std::string_view line) {
+    ++line_number;
     try {
       use(line, Json::parse(line));
     } catch (const nlohmann::json::exception&) {
       user_error("{}:{}: expected one step or validation loss as JSON; move the file away",
                  path.string(), line_number);
     }
-    rest.remove_prefix(end + 1);
-  }
+  });
 }
 
 /// The whole lines up to and including `last_step`.
 std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
   std::string kept;
-  for_each_line(path, [&](std::string_view line, const Json& json) {
+  for_each_record(path, [&](std::string_view line, const Json& json) {
     if (json.at("step").get<int64_t>() <= last_step) kept += line;
   });
   return kept;
@@ -119,7 +116,7 @@ void MetricsLog::write_line(std::string line) {
 
 MetricsHistory read_metrics(const std::filesystem::path& run_dir) {
   MetricsHistory history;
-  for_each_line(run_dir / kMetricsFile, [&](std::string_view, const Json& json) {
+  for_each_record(run_dir / kMetricsFile, [&](std::string_view, const Json& json) {
     if (json.contains("validation_loss")) {
       history.validation.emplace_back(json.at("step").get<int64_t>(),
                                       number(json, "validation_loss"));

@@ -31,12 +31,8 @@ std::string new_run_id() {
   return id;
 }
 
-/// A text in YAML's single quotes.
-std::string yaml_text(const std::string& text) {
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string(2, c) : std::string(1, c);
-  return quoted + "'";
-}
+/// `text` as YAML reads it back.
+std::string yaml_text(const std::string& text) { return in_quotes(text, '\''); }
 
 /// A name as MLflow takes it, which is also a path below the folder of its kind.
 fs::path file_named(const std::string& name) {
@@ -93,31 +89,31 @@ void MlflowRun::keep_steps(int64_t last_step) const {
     if (!entry.is_regular_file()) continue;
     const auto text = read_file(entry.path());
     std::string kept;
-    std::string_view rest = text;
-    for (size_t end = 0; (end = rest.find('\n')) != std::string_view::npos;
-         rest.remove_prefix(end + 1)) {
-      const auto line = rest.substr(0, end + 1);  // time, value, step
-      const auto step = line.substr(line.rfind(' ') + 1);
+    for_each_line(text, [&](std::string_view line) {
+      const auto step = line.substr(line.rfind(' ') + 1);  // after time and value
       if (std::stoll(std::string(step)) <= last_step) kept += line;
-    }
+    });
     if (kept != text) write_file(entry.path(), kept);
   }
 }
 
+fs::path MlflowRun::place(const char* kind, const std::string& name) const {
+  auto path = folder_ / kind / file_named(name);
+  make_folder(path.parent_path());
+  return path;
+}
+
 void MlflowRun::hyper_parameters(const HyperParameters& values) {
   for (const auto& [name, value] : values) {
-    const auto path = folder_ / "params" / file_named(name);
-    make_folder(path.parent_path());
-    write_file(path, std::visit([](const auto& v) { return fmt::format("{}", v); }, value));
+    write_file(place("params", name),
+               std::visit([](const auto& v) { return fmt::format("{}", v); }, value));
   }
 }
 
 void MlflowRun::scalars(int64_t step, std::span<const Scalar> scalars) {
   const auto time = milliseconds_now();
   for (const auto& [tag, value] : scalars) {
-    const auto path = folder_ / "metrics" / file_named(tag);
-    make_folder(path.parent_path());
-    append_to_file(path, fmt::format("{} {} {}\n", time, value, step));
+    append_to_file(place("metrics", tag), fmt::format("{} {} {}\n", time, value, step));
   }
 }
 

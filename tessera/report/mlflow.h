@@ -23,7 +23,9 @@ class MlflowRun : public Sink {
   void finish(bool success) override;
 
  private:
-  /// 1: running, 3: finished, 4: failed.
+  /// Where a figure or parameter of this name stands; its folder is made.
+  std::filesystem::path place(const char* kind, const std::string& name) const;
+  /// `status`: 1: running, 3: finished, 4: failed.
   void write_meta(int status, int64_t end_time);
   void keep_steps(int64_t last_step) const;
 

@@ -37,6 +37,12 @@ void append_to_file(const std::filesystem::path& path, std::string_view text) {
   if (!written) system_error(path.string() + ": cannot be written");
 }
 
+std::string in_quotes(const std::string& text, char quote) {
+  std::string quoted(1, quote);
+  for (const char c : text) quoted.append(c == quote ? 2 : 1, c);
+  return quoted + quote;
+}
+
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
