@@ -42,7 +42,7 @@ fs::path file_named(const std::string& name) {
                       std::string_view("_-. :/").find(c) != std::string_view::npos;
     taken += fits ? c : '_';
   }
-  const fs::path path = taken;
+  fs::path path = taken;
   const bool is_below = !taken.empty() && path.is_relative() && path.has_filename() &&
                         path.lexically_normal() == path && *path.begin() != "..";
   if (is_below) return path;

@@ -2,12 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 
 #include "tessera/nn/recomputation.h"
