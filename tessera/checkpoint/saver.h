@@ -9,15 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/choices.h"
 #include "tessera/checkpoint/block_file.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/parts.h"
 #include "tessera/mesh/mesh.h"
 
 namespace tessera::checkpoint {
-
-/// What is read back from disk before a checkpoint counts as complete.
-enum class Verify { off, sizes, full };
 
 struct SaverOptions {
   std::filesystem::path directory;  ///< on a file system that all ranks share

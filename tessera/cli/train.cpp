@@ -88,7 +88,7 @@ std::string model_folder(const config::ModelSection& model) {
   int64_t shown = -kStep;
   return hub::resolve(
              model.path,
-             {.weights = model.init == "pretrained",
+             {.weights = model.init == models::Init::pretrained,
               .on_progress =
                   [&](const hub::Progress& progress) {
                     const int64_t percent =

@@ -5,13 +5,9 @@
 
 #include <string>
 
-namespace tessera::comm {
+#include "tessera/base/choices.h"
 
-enum class BackendChoice {
-  automatic,  ///< NCCL if every rank of this machine has a GPU to itself, else Gloo on the CPU
-  gloo,
-  nccl
-};
+namespace tessera::comm {
 
 /// What a machine has to offer its ranks.
 struct DeviceQuestion {

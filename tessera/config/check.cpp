@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -43,7 +42,7 @@ bool is_default(const Field& field, const RunConfig& config) {
 
 void check_model(const RunConfig& config, const Place& place) {
   const auto& model = config.model;
-  if (model.init == "pretrained") {
+  if (model.init == models::Init::pretrained) {
     if (model.path.empty()) {
       place.error(
           "model.init",
@@ -70,14 +69,11 @@ void check_model(const RunConfig& config, const Place& place) {
 }
 
 void check_reshard(const RunConfig& config, const MeshSizes& mesh, const Place& place) {
-  const auto& text = config.parallel.reshard_after_forward;
-  if (text == "true" || text == "false") return;
-  int64_t k = 0;
-  const auto end = text.data() + text.size();
-  if (std::from_chars(text.data(), end, k).ptr != end || k < 1 || mesh.dp_shard % k != 0) {
+  const auto* k = std::get_if<int>(&config.parallel.reshard_after_forward);
+  if (k != nullptr && mesh.dp_shard % *k != 0) {
     place.error("parallel.reshard_after_forward",
                 "expected true, false or a divisor of the {} ranks of dp_shard, got {}",
-                mesh.dp_shard, text);
+                mesh.dp_shard, *k);
   }
 }
 
@@ -130,7 +126,8 @@ void check_schedule(const RunConfig& config, const Place& place) {
     place.error("schedule.warmup_steps", "expected at most train.steps {}, got {}", steps,
                 schedule.warmup_steps);
   }
-  if (schedule.type == "wsd" && schedule.decay_steps > steps - schedule.warmup_steps) {
+  if (schedule.type == optim::ScheduleType::wsd &&
+      schedule.decay_steps > steps - schedule.warmup_steps) {
     place.error("schedule.decay_steps",
                 "expected at most {} (train.steps {} less {} of warm-up), got {}",
                 steps - schedule.warmup_steps, steps, schedule.warmup_steps, schedule.decay_steps);
@@ -140,13 +137,11 @@ void check_schedule(const RunConfig& config, const Place& place) {
 /// What the file would ask for without the command line, as far as can be told: its own values of
 /// keys that an option replaced are not known.
 RunConfig without_command_line(RunConfig config, const Origins& origins) {
-  RunConfig defaults;
   for (const auto& section : sections()) {
     for (const auto& field : section.fields) {
       const auto origin = origins.find(field.key);
       if (origin == origins.end() || origin->second != kCommandLine) continue;
-      std::visit([&](auto* value) { *value = *std::get<decltype(value)>(field.slot(defaults)); },
-                 field.slot(config));
+      copy_field(field, RunConfig{}, config);
     }
   }
   return config;
@@ -171,23 +166,23 @@ void check_effect(const RunConfig& config, const Origins& origins, const Place& 
 
 void check_precision(const RunConfig& config, const Place& place) {
   const auto& precision = config.precision;
-  if (precision.parameters == "bf16" && precision.compute != "bf16") {
+  if (precision.parameters == FloatType::bf16 && precision.compute != FloatType::bf16) {
     place.error("precision.parameters",
                 "bf16 parameters compute in bf16; set precision.compute to bf16, or this to fp32");
   }
-  if (precision.parameters == "bf16" && precision.autocast) {
+  if (precision.parameters == FloatType::bf16 && precision.autocast) {
     place.error("precision.autocast",
                 "bf16 parameters need no cast; remove it, or set precision.parameters to fp32");
   }
-  if (precision.autocast && precision.reduce != "fp32") {
+  if (precision.autocast && precision.reduce != FloatType::fp32) {
     place.error("precision.reduce", "under autocast gradients are fp32 like the weights; got {}",
-                precision.reduce);
+                text_of(precision.reduce));
   }
-  if (precision.reduce != "fp32" && precision.reduce != precision.compute) {
+  if (precision.reduce != FloatType::fp32 && precision.reduce != precision.compute) {
     place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
-                precision.compute, precision.reduce);
+                text_of(precision.compute), text_of(precision.reduce));
   }
-  if (config.parallel.units == "name" && config.parallel.unit_patterns.empty()) {
+  if (config.parallel.units == parallel::Units::name && config.parallel.unit_patterns.empty()) {
     place.error("parallel.unit_patterns", "expected at least one, such as [model.layers.*]");
   }
 }
@@ -196,7 +191,7 @@ void check_precision(const RunConfig& config, const Place& place) {
 
 std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
                                                 int64_t num_ranks) {
-  const bool sharded = parallel.placement != "replicate";
+  const bool sharded = parallel::is_sharded(parallel.placement);
   if (!sharded && parallel.dp_shard > 1) {
     return MeshProblem{"parallel.dp_shard",
                        fmt::format("{} ranks cannot share a model that is replicated; remove it, "

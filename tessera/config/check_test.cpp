@@ -74,7 +74,7 @@ TEST(CheckTest, TensorParallelism) {
   EXPECT_EQ(std::get<MeshSizes>(mesh_sizes(config.parallel, 8)).tp, 8);
   config.parallel.tp = 3;
   EXPECT_EQ(error_of(config), "parallel.tp: the mesh has 6 ranks but the run has 8; set 2 or -1");
-  config.parallel.placement = "full_shard";
+  config.parallel.placement = parallel::Placement::full_shard;
   config.parallel.dp_shard = 3, config.parallel.dp_replicate = 1;
   EXPECT_EQ(error_of(config),
             "parallel.tp: dp_replicate 1 x dp_shard 3 x tp 3 make 9 ranks but the run has 8; "
@@ -125,7 +125,7 @@ TEST(CheckTest, TheMeshCoversTheRanks) {
   EXPECT_EQ(error_of(config),
             "parallel.dp_shard: 2 ranks cannot share a model that is replicated; remove it, or set "
             "parallel.placement to full_shard");
-  config.parallel.placement = "full_shard";
+  config.parallel.placement = parallel::Placement::full_shard;
   EXPECT_EQ(error_of(config), "no error");
   config.parallel.dp_shard = 3;
   EXPECT_EQ(error_of(config),
@@ -141,30 +141,29 @@ TEST(CheckTest, TheMeshCoversTheRanks) {
 TEST(CheckTest, ReshardingDividesTheRanksThatShare) {
   auto config = good();
   config.parallel.num_ranks = 4;
-  config.parallel.placement = "full_shard";
-  for (const auto* right : {"true", "false", "2", "4"}) {
+  config.parallel.placement = parallel::Placement::full_shard;
+  for (const parallel::ReshardAfterForward right :
+       {parallel::ReshardAfterForward(true), parallel::ReshardAfterForward(false),
+        parallel::ReshardAfterForward(2), parallel::ReshardAfterForward(4)}) {
     config.parallel.reshard_after_forward = right;
-    EXPECT_EQ(error_of(config), "no error") << right;
+    EXPECT_EQ(error_of(config), "no error");
   }
-  for (const auto* wrong : {"3", "0", "-2", "yes", "2x", ""}) {
-    config.parallel.reshard_after_forward = wrong;
-    EXPECT_EQ(error_of(config),
-              std::string("parallel.reshard_after_forward: expected true, false or a divisor of "
-                          "the 4 ranks of dp_shard, got ") +
-                  wrong);
-  }
+  config.parallel.reshard_after_forward = 3;
+  EXPECT_EQ(error_of(config),
+            "parallel.reshard_after_forward: expected true, false or a divisor of the 4 ranks of "
+            "dp_shard, got 3");
 }
 
 TEST(CheckTest, Precisions) {
   auto config = good();
-  config.precision.parameters = "bf16";
+  config.precision.parameters = FloatType::bf16;
   EXPECT_THAT(error_of(config), ::testing::StartsWith("precision.parameters: bf16 parameters"));
-  config.precision.compute = "bf16";
+  config.precision.compute = FloatType::bf16;
   EXPECT_EQ(error_of(config), "no error");
-  config.precision.reduce = "fp16";
+  config.precision.reduce = FloatType::fp16;
   EXPECT_EQ(error_of(config),
             "precision.reduce: expected fp32 or precision.compute bf16, got fp16");
-  config.precision = {.compute = "bf16", .autocast = true, .reduce = "bf16"};
+  config.precision = {.compute = FloatType::bf16, .autocast = true, .reduce = FloatType::bf16};
   EXPECT_THAT(error_of(config), ::testing::StartsWith("precision.reduce: under autocast"));
 }
 
@@ -184,7 +183,7 @@ TEST(CheckTest, PhasesFitIntoTheRun) {
 
 TEST(CheckTest, Models) {
   auto config = good();
-  config.model.init = "pretrained";
+  config.model.init = models::Init::pretrained;
   EXPECT_EQ(error_of(config, {{"model.init", "job.yaml:2"}}),
             "job.yaml:2: model.init: 'pretrained' needs weights to read; set model.path to a "
             "folder with config.json and "
@@ -213,7 +212,7 @@ TEST(CheckTest, SettingsThatCannotTakeEffect) {
   EXPECT_EQ(error_of(config, {{"optimizer.momentum", "job.yaml:9"}}),
             "job.yaml:9: optimizer.momentum: has no effect here: it needs optimizer.type sgd; "
             "remove one of them");
-  config.optimizer.type = "sgd";
+  config.optimizer.type = optim::OptimizerType::sgd;
   EXPECT_EQ(error_of(config), "no error");
   config.optimizer.beta2 = 0.99;
   EXPECT_EQ(
@@ -240,22 +239,25 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
     const char* needs;
   };
   const Case cases[] = {
-      {"parallel.backward_prefetch", [](auto& c) { c.parallel.backward_prefetch = "post"; },
-       [](auto& c) { c.parallel.placement = "full_shard"; }, "parallel.placement full_shard"},
+      {"parallel.backward_prefetch",
+       [](auto& c) { c.parallel.backward_prefetch = parallel::BackwardPrefetch::post; },
+       [](auto& c) { c.parallel.placement = parallel::Placement::full_shard; },
+       "parallel.placement full_shard"},
       {"parallel.forward_prefetch", [](auto& c) { c.parallel.forward_prefetch = false; },
-       [](auto& c) { c.parallel.placement = "shard_optimizer"; },
+       [](auto& c) { c.parallel.placement = parallel::Placement::shard_optimizer; },
        "parallel.placement other than replicate"},
       {"parallel.max_gathered_units",
        [](auto& c) {
-         c.parallel.placement = "full_shard", c.parallel.max_gathered_units = 2;
-         c.parallel.forward_prefetch = false, c.parallel.backward_prefetch = "none";
+         c.parallel.placement = parallel::Placement::full_shard, c.parallel.max_gathered_units = 2;
+         c.parallel.forward_prefetch = false,
+         c.parallel.backward_prefetch = parallel::BackwardPrefetch::none;
        },
        [](auto& c) { c.parallel.forward_prefetch = true; },
        "parallel.forward_prefetch or parallel.backward_prefetch"},
       {"model.seed",
        [](auto& c) {
-         c.model.seed = 1, c.model.init = "pretrained", c.model.path = "weights/";
-         c.precision.compute = "bf16", c.precision.parameters = "bf16";
+         c.model.seed = 1, c.model.init = models::Init::pretrained, c.model.path = "weights/";
+         c.precision.compute = FloatType::bf16, c.precision.parameters = FloatType::bf16;
        },
        [](auto& c) { c.precision.stochastic_rounding = true; },
        "model.init random, model.dropout or precision.stochastic_rounding"},
@@ -279,8 +281,10 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
       {"train.sample_prompt",
        [](auto& c) { c.train.sample_prompt = "x", c.train.sample_tokens = 0; },
        [](auto& c) { c.train.sample_tokens = 10; }, "train.sample_tokens above 0"},
-      {"logging.every", [](auto& c) { c.logging.every = 5, c.logging.progress = "none"; },
-       [](auto& c) { c.logging.progress = "plain"; }, "logging.progress plain or auto"},
+      {"logging.every",
+       [](auto& c) { c.logging.every = 5, c.logging.progress = report::ProgressMode::none; },
+       [](auto& c) { c.logging.progress = report::ProgressMode::plain; },
+       "logging.progress plain or auto"},
   };
   for (const auto& [key, set, meet, needs] : cases) {
     auto config = good();
@@ -294,9 +298,10 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
 
 TEST(CheckTest, OneRankIsNoMistake) {
   auto config = good();
-  config.parallel = {.placement = "full_shard", .reshard_after_forward = "false"};
+  config.parallel = {.placement = parallel::Placement::full_shard, .reshard_after_forward = false};
   EXPECT_EQ(error_of(config), "no error");
-  config.parallel = {.placement = "full_shard", .backward_prefetch = "post"};
+  config.parallel = {.placement = parallel::Placement::full_shard,
+                     .backward_prefetch = parallel::BackwardPrefetch::post};
   EXPECT_EQ(error_of(config), "no error");
 }
 
@@ -320,23 +325,33 @@ std::string other_value(const Field& field) {
 
 /// Contexts that differ in as many keys as can be.
 std::map<std::string, Change> contexts() {
-  return {{"the defaults", [](auto&) {}},
-          {"sharded",
-           [](auto& c) { c.parallel.placement = "full_shard", c.parallel.offload_params = true; }},
-          {"one unit",
-           [](auto& c) { c.parallel.placement = "full_shard", c.parallel.units = "model"; }},
-          {"a pipeline of matrices", [](auto& c) { c.parallel.pp = 2, c.parallel.tp = 2; }},
-          {"pretrained", [](auto& c) { c.model.path = "x", c.model.init = "pretrained"; }},
-          {"sgd on text", [](auto& c) { c.optimizer.type = "sgd", c.data.format = "text"; }},
-          {"bf16 on tokens",
-           [](auto& c) {
-             c.precision = {.compute = "bf16", .parameters = "bf16"};
-             c.data.format = "tokens", c.schedule.type = "wsd";
-           }},
-          {"nothing but training", [](auto& c) {
-             c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;
-             c.checkpoint.at_end = false, c.train.sample_tokens = 0, c.logging.progress = "none";
-           }}};
+  return {
+      {"the defaults", [](auto&) {}},
+      {"sharded",
+       [](auto& c) {
+         c.parallel.placement = parallel::Placement::full_shard, c.parallel.offload_params = true;
+       }},
+      {"one unit",
+       [](auto& c) {
+         c.parallel.placement = parallel::Placement::full_shard,
+         c.parallel.units = parallel::Units::model;
+       }},
+      {"a pipeline of matrices", [](auto& c) { c.parallel.pp = 2, c.parallel.tp = 2; }},
+      {"pretrained", [](auto& c) { c.model.path = "x", c.model.init = models::Init::pretrained; }},
+      {"sgd on text",
+       [](auto& c) {
+         c.optimizer.type = optim::OptimizerType::sgd, c.data.format = data::DataFormat::text;
+       }},
+      {"bf16 on tokens",
+       [](auto& c) {
+         c.precision = {.compute = FloatType::bf16, .parameters = FloatType::bf16};
+         c.data.format = data::DataFormat::tokens, c.schedule.type = optim::ScheduleType::wsd;
+       }},
+      {"nothing but training", [](auto& c) {
+         c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;
+         c.checkpoint.at_end = false, c.train.sample_tokens = 0,
+         c.logging.progress = report::ProgressMode::none;
+       }}};
 }
 
 /// Every key either says that it has an effect, or setting it is an error that names what it needs.

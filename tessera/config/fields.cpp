@@ -16,6 +16,15 @@ Range or_also(int64_t also, Range range) {
   return range;
 }
 
+template <typename T>
+Slot slot_of(T* value) {
+  if constexpr (HasTexts<T>) {
+    return ChoiceSlot(value);
+  } else {
+    return value;
+  }
+}
+
 /// Appends fields to one section: the key's first half and the outer member are said once.
 template <typename Options>
 class SectionBuilder {
@@ -26,12 +35,15 @@ class SectionBuilder {
   template <typename T>
   SectionBuilder& add(const std::string& name, T Options::*member, std::string meaning, Needs needs,
                       FieldRule rule = {}) {
+    if constexpr (HasTexts<T>) {
+      if (rule.choices.empty()) rule.choices = texts_of<T>();
+    }
     section_.fields.push_back({.key = section_.name + "." + name,
                                .meaning = std::move(meaning),
                                .needs = std::move(needs),
                                .rule = std::move(rule),
-                               .slot = [options = options_, member](RunConfig& c) -> Slot {
-                                 return &(c.*options.*member);
+                               .slot = [options = options_, member](RunConfig& c) {
+                                 return slot_of(&(c.*options.*member));
                                }});
     return *this;
   }
@@ -59,8 +71,7 @@ Section model_section() {
            {.choices = {"auto", "llama", "mistral", "qwen2", "qwen3", "gpt2"},
             .aliases = {"model_type", "architecture", "family"}})
       .add("init", &S::init,
-           "random: weights from (seed, name, position); pretrained: read from path", kAlways,
-           {.choices = {"random", "pretrained"}})
+           "random: weights from (seed, name, position); pretrained: read from path", kAlways)
       .add("seed", &S::seed, "of the random initial weights, of dropout and of stochastic rounding",
            {kRandomNumbers}, {.range = at_least(0)})
       .add("init_std", &S::init_std, "standard deviation of the random initial weights",
@@ -105,10 +116,10 @@ Section data_section() {
       .add("format", &S::format,
            "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; auto: by name "
            "and header",
-           kAlways, {.choices = {"auto", "tokens", "megatron", "text"}})
+           kAlways)
       .add("token_dtype", &S::token_dtype,
            "of token files; auto: as an llm.c header says, else uint16", {kTokenFiles},
-           {.choices = {"auto", "uint16", "uint32"}, .aliases = {"dtype"}})
+           {.aliases = {"dtype"}})
       .add("extensions", &S::extensions,
            "of the files taken from folders as text, such as [.h, .cpp]; empty: all files",
            {kTextFiles})
@@ -126,7 +137,7 @@ Section optimizer_section() {
   using S = OptimizerSection;
   return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
       .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum", kAlways,
-           {.choices = {"adamw", "sgd"}, .aliases = {"name", "optim"}})
+           {.aliases = {"name", "optim"}})
       .add("learning_rate", &S::learning_rate, "peak, reached after warm-up", kAlways,
            {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
       .add("beta1", &S::beta1, "adamw: decay of the mean gradient", {kAdamW},
@@ -154,8 +165,7 @@ Section schedule_section() {
   return SectionBuilder("schedule", &RunConfig::schedule,
                         "How the learning rate changes over the steps.")
       .add("type", &S::type, "after warm-up; wsd: constant, then a last phase of decay", kAlways,
-           {.choices = {"constant", "linear", "cosine", "wsd"},
-            .aliases = {"lr_scheduler_type", "name", "scheduler"}})
+           {.aliases = {"lr_scheduler_type", "name", "scheduler"}})
       .add("warmup_steps", &S::warmup_steps, "steps of linear rise to the peak", kAlways,
            {.range = at_least(0), .aliases = {"warmup", "num_warmup_steps", "warmup_iters"}})
       .add("min_ratio", &S::min_ratio, "learning rate at the end divided by the peak",
@@ -179,9 +189,7 @@ Section parallel_section() {
       .add("placement", &S::placement,
            "replicate: DDP; shard_optimizer: ZeRO-1; shard_gradients: ZeRO-2, SHARD_GRAD_OP; "
            "full_shard: ZeRO-3, FSDP; with dp_replicate and dp_shard above 1: HSDP",
-           kAlways,
-           {.choices = {"replicate", "shard_optimizer", "shard_gradients", "full_shard"},
-            .aliases = {"sharding_strategy", "zero_stage", "strategy"}})
+           kAlways, {.aliases = {"sharding_strategy", "zero_stage", "strategy"}})
       .add("dp_replicate", &S::dp_replicate,
            "copies of the model; -1: all ranks that are left if placement is replicate, else 1",
            kAlways,
@@ -224,13 +232,11 @@ Section parallel_section() {
       .add("stage_balance", &S::stage_balance,
            "pp above 1: what stages share evenly: cost: operations of layers and head; layers: "
            "their number; measured: seconds, taken at the start",
-           {kPipeline, kNoStageLayers}, {.choices = {"cost", "layers", "measured"}})
+           {kPipeline, kNoStageLayers})
       .add("units", &S::units,
            "what is gathered and reduced together: block: each block; size: the innermost modules "
            "of min_num_params; name: those that match unit_patterns; model: all",
-           kAlways,
-           {.choices = {"block", "size", "name", "model"},
-            .aliases = {"auto_wrap_policy", "wrap_policy"}})
+           kAlways, {.aliases = {"auto_wrap_policy", "wrap_policy"}})
       .add("min_num_params", &S::min_num_params, "units: size: parameters of a unit at least",
            {kUnitsBySize}, {.range = at_least(1)})
       .add("unit_patterns", &S::unit_patterns,
@@ -242,7 +248,7 @@ Section parallel_section() {
       .add("backward_prefetch", &S::backward_prefetch,
            "gather the next unit of a backward before (pre) or after (post) the present one's "
            "gradients are computed",
-           {kFullShard, kReshards, kSeveralUnits}, {.choices = {"pre", "post", "none"}})
+           {kFullShard, kReshards, kSeveralUnits})
       .add("forward_prefetch", &S::forward_prefetch,
            "gather the next unit while one computes its forward", {kSharded, kSeveralUnits})
       .add("max_gathered_units", &S::max_gathered_units,
@@ -260,8 +266,7 @@ Section parallel_section() {
            {kOffloads}, {.range = between(0, 1), .aliases = {"ratio"}})
       .add("sync_module_states", &S::sync_module_states,
            "rank 0 reads pretrained weights, the others receive their slices", {kPretrained})
-      .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo", kAlways,
-           {.choices = {"auto", "gloo", "nccl"}})
+      .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo", kAlways)
       .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
            {.range = above(0), .aliases = {"timeout", "timeout_s"}})
       .add("threads_per_rank", &S::threads_per_rank,
@@ -276,13 +281,13 @@ Section precision_section() {
       .add(
           "compute", &S::compute,
           "of products and activations; norms, softmax and loss stay in fp32; fp16 scales the loss",
-          kAlways, {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"mixed_precision", "dtype"}})
+          kAlways, {.aliases = {"mixed_precision", "dtype"}})
       .add("autocast", &S::autocast,
            "true: weights stay as they are and products cast (DDP's way); false: weights are "
            "gathered in the compute dtype (FSDP's)",
            {kLowPrecision})
       .add("reduce", &S::reduce, "gradients are accumulated and summed over ranks in it", kAlways,
-           {.choices = {"fp32", "bf16", "fp16"}, .aliases = {"reduce_dtype"}})
+           {.aliases = {"reduce_dtype"}})
       .add("parameters", &S::parameters, "what the optimizer updates; bf16: no fp32 copy anywhere",
            kAlways, {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
       .add("optimizer_states", &S::optimizer_states, "what adamw keeps", {kAdamW},
@@ -299,9 +304,7 @@ Section memory_section() {
       .add("checkpointing", &S::checkpointing,
            "what a block keeps for its backward: none: everything; full: its input; selective: "
            "results of products and attention; the rest is computed again",
-           kAlways,
-           {.choices = {"none", "full", "selective"},
-            .aliases = {"activation_checkpointing", "gradient_checkpointing"}})
+           kAlways, {.aliases = {"activation_checkpointing", "gradient_checkpointing"}})
       .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",
            {kCheckpointsActivations}, {.range = at_least(1)})
       .build();
@@ -327,7 +330,7 @@ Section checkpoint_section() {
            "more)",
            {kSavesAlongTheWay}, {.aliases = {"async_save"}})
       .add("verify", &S::verify, "what is read back before a checkpoint counts as complete",
-           {kSaves}, {.choices = {"off", "sizes", "full"}})
+           {kSaves})
       .add("keep_last", &S::keep_last, "newest checkpoints that stay; 0: all", {kSaves},
            {.range = at_least(0), .aliases = {"total_limit", "save_total_limit", "keep"}})
       .add("keep_every", &S::keep_every,
@@ -379,7 +382,7 @@ Section train_section() {
       .add("nonfinite", &S::nonfinite,
            "at NaN or infinity in loss or gradients: stop the run, or skip the step; fp16 skips "
            "what its loss scale caused in any case",
-           kAlways, {.choices = {"stop", "skip"}, .aliases = {"check_gradients", "skip_nan"}})
+           kAlways, {.aliases = {"check_gradients", "skip_nan"}})
       .build();
 }
 
@@ -397,7 +400,7 @@ Section logging_section() {
       .add("progress", &S::progress,
            "line: one line that is overwritten; plain: a line each; auto: line on a terminal, else "
            "plain",
-           kAlways, {.choices = {"auto", "line", "plain", "none"}})
+           kAlways)
       .build();
 }
 

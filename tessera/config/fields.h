@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -14,9 +15,36 @@
 
 namespace tessera::config {
 
+/// An enum of any type behind its texts (base/texts.h).
+class ChoiceSlot {
+ public:
+  template <HasTexts E>
+  explicit ChoiceSlot(E* value)
+      : value_(value),
+        size_(sizeof(E)),
+        text_([](const void* from) { return text_of(*static_cast<const E*>(from)); }),
+        assign_([](std::string_view text, void* to) {
+          const auto named = value_named<E>(text);
+          if (named) *static_cast<E*>(to) = *named;
+          return named.has_value();
+        }) {}
+
+  std::string_view text() const { return text_(value_); }
+  bool assign(std::string_view text) const { return assign_(text, value_); }  ///< false: no such
+  const void* address() const { return value_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* value_;
+  size_t size_;
+  std::string_view (*text_)(const void* from);
+  bool (*assign_)(std::string_view text, void* to);
+};
+
 /// The place of one value inside a RunConfig. Its alternative is the type of the field.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                          std::vector<int64_t>*, std::optional<int64_t>*, std::optional<bool>*>;
+                          std::vector<int64_t>*, std::optional<int64_t>*, std::optional<bool>*,
+                          parallel::ReshardAfterForward*, ChoiceSlot>;
 
 /// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
 /// (-1 for "automatic").
@@ -28,8 +56,9 @@ struct Range {
 };
 
 struct FieldRule {
-  Range range;                       ///< of numbers, of each in a list
-  std::vector<std::string> choices;  ///< of texts; empty: any text
+  Range range;  ///< of numbers, of each in a list
+  /// Of texts: those allowed; empty: any. Of enums: all of theirs unless given.
+  std::vector<std::string> choices;
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
 };
 

@@ -191,9 +191,7 @@ void drop_ineffective(const std::vector<Override>& overrides, LoadedConfig& load
     if (!override.if_effective || origin != override.origin) continue;
     if (needed_for_effect(override.key, loaded.config).empty()) continue;
     const auto& field = *find_field(override.key);
-    RunConfig defaults;
-    std::visit([&](auto* value) { *value = *std::get<decltype(value)>(field.slot(defaults)); },
-               field.slot(loaded.config));
+    copy_field(field, RunConfig{}, loaded.config);
     origin = "default";
   }
 }

@@ -9,18 +9,20 @@
 
 namespace tessera::config {
 
-inline bool is_text(const RunConfig& c) { return c.data.format == "text"; }
-inline bool is_sharded(const RunConfig& c) { return c.parallel.placement != "replicate"; }
-inline bool has_units(const RunConfig& c) { return c.parallel.units != "model"; }
+inline bool is_text(const RunConfig& c) { return c.data.format == data::DataFormat::text; }
+inline bool is_sharded(const RunConfig& c) { return parallel::is_sharded(c.parallel.placement); }
+inline bool has_units(const RunConfig& c) { return c.parallel.units != parallel::Units::model; }
 inline bool offloads(const RunConfig& c) {
   return c.parallel.offload_params || c.parallel.offload_optimizer;
 }
 inline bool has_bf16_state(const RunConfig& c) {
-  return c.precision.parameters == "bf16" || c.precision.optimizer_states == "bf16";
+  return c.precision.parameters == FloatType::bf16 ||
+         c.precision.optimizer_states == FloatType::bf16;
 }
 /// Random numbers of a run beside the order of its data: first weights, dropout, rounding.
 inline bool draws_numbers(const RunConfig& c) {
-  return c.model.init == "random" || c.model.dropout > 0 || c.precision.stochastic_rounding;
+  return c.model.init == models::Init::random || c.model.dropout > 0 ||
+         c.precision.stochastic_rounding;
 }
 inline bool validates(const RunConfig& c) {
   return !c.data.validation.empty() || c.data.validation_fraction > 0;
@@ -30,33 +32,38 @@ inline bool saves_along_the_way(const RunConfig& c) {
 }
 
 constexpr Need kNoPath{"no model.path", [](const RunConfig& c) { return c.model.path.empty(); }};
-constexpr Need kRandomWeights{"model.init random",
-                              [](const RunConfig& c) { return c.model.init == "random"; }};
-constexpr Need kPretrained{"model.init pretrained",
-                           [](const RunConfig& c) { return c.model.init == "pretrained"; }};
+constexpr Need kRandomWeights{
+    "model.init random", [](const RunConfig& c) { return c.model.init == models::Init::random; }};
+constexpr Need kPretrained{"model.init pretrained", [](const RunConfig& c) {
+                             return c.model.init == models::Init::pretrained;
+                           }};
 constexpr Need kRandomNumbers{"model.init random, model.dropout or precision.stochastic_rounding",
                               draws_numbers};
 
 constexpr Need kNoValidationFiles{"an empty data.validation",
                                   [](const RunConfig& c) { return c.data.validation.empty(); }};
 constexpr Need kTokenFiles{"data.format tokens", [](const RunConfig& c) {
-                             return !is_text(c) && c.data.format != "megatron";
+                             return !is_text(c) && c.data.format != data::DataFormat::megatron;
                            }};
-constexpr Need kTextFiles{"data.format text",
-                          [](const RunConfig& c) { return is_text(c) || c.data.format == "auto"; }};
+constexpr Need kTextFiles{"data.format text", [](const RunConfig& c) {
+                            return is_text(c) || c.data.format == data::DataFormat::automatic;
+                          }};
 constexpr Need kShuffles{"data.shuffle", [](const RunConfig& c) { return c.data.shuffle; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 
-constexpr Need kAdamW{"optimizer.type adamw",
-                      [](const RunConfig& c) { return c.optimizer.type == "adamw"; }};
-constexpr Need kSgd{"optimizer.type sgd",
-                    [](const RunConfig& c) { return c.optimizer.type == "sgd"; }};
+constexpr Need kAdamW{"optimizer.type adamw", [](const RunConfig& c) {
+                        return c.optimizer.type == optim::OptimizerType::adamw;
+                      }};
+constexpr Need kSgd{"optimizer.type sgd", [](const RunConfig& c) {
+                      return c.optimizer.type == optim::OptimizerType::sgd;
+                    }};
 constexpr Need kDecays{"optimizer.weight_decay above 0",
                        [](const RunConfig& c) { return c.optimizer.weight_decay > 0; }};
-constexpr Need kFallingRate{"schedule.type linear, cosine or wsd",
-                            [](const RunConfig& c) { return c.schedule.type != "constant"; }};
+constexpr Need kFallingRate{"schedule.type linear, cosine or wsd", [](const RunConfig& c) {
+                              return c.schedule.type != optim::ScheduleType::constant;
+                            }};
 constexpr Need kWsd{"schedule.type wsd",
-                    [](const RunConfig& c) { return c.schedule.type == "wsd"; }};
+                    [](const RunConfig& c) { return c.schedule.type == optim::ScheduleType::wsd; }};
 
 constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};
@@ -64,10 +71,12 @@ constexpr Need kPipeline{"parallel.pp above 1",
                          [](const RunConfig& c) { return c.parallel.pp != 1; }};
 constexpr Need kNoStageLayers{"no parallel.stage_layers",
                               [](const RunConfig& c) { return c.parallel.stage_layers.empty(); }};
-constexpr Need kUnitsBySize{"parallel.units size",
-                            [](const RunConfig& c) { return c.parallel.units == "size"; }};
-constexpr Need kUnitsByName{"parallel.units name",
-                            [](const RunConfig& c) { return c.parallel.units == "name"; }};
+constexpr Need kUnitsBySize{"parallel.units size", [](const RunConfig& c) {
+                              return c.parallel.units == parallel::Units::size;
+                            }};
+constexpr Need kUnitsByName{"parallel.units name", [](const RunConfig& c) {
+                              return c.parallel.units == parallel::Units::name;
+                            }};
 /// With one unit there is no next one to gather.
 constexpr Need kSeveralUnits{"parallel.units other than model", has_units};
 /// The last unit of a forward stays whole for its backward, unless a pipeline's next one comes
@@ -76,27 +85,30 @@ constexpr Need kUnitsToReshard{"parallel.units other than model", [](const RunCo
                                  return has_units(c) || c.parallel.pp != 1;
                                }};
 constexpr Need kSharded{"parallel.placement other than replicate", is_sharded};
-constexpr Need kFullShard{"parallel.placement full_shard",
-                          [](const RunConfig& c) { return c.parallel.placement == "full_shard"; }};
+constexpr Need kFullShard{"parallel.placement full_shard", [](const RunConfig& c) {
+                            return c.parallel.placement == parallel::Placement::full_shard;
+                          }};
 /// Whole parameters that stay are not gathered for the backward.
 constexpr Need kReshards{"parallel.reshard_after_forward other than false", [](const RunConfig& c) {
-                           return c.parallel.reshard_after_forward != "false";
+                           return parallel::reshards(c.parallel.reshard_after_forward);
                          }};
 constexpr Need kPrefetches{
     "parallel.forward_prefetch or parallel.backward_prefetch", [](const RunConfig& c) {
-      return c.parallel.forward_prefetch || c.parallel.backward_prefetch != "none";
+      return c.parallel.forward_prefetch ||
+             c.parallel.backward_prefetch != parallel::BackwardPrefetch::none;
     }};
 constexpr Need kNoOffloadedParams{"no parallel.offload_params",
                                   [](const RunConfig& c) { return !c.parallel.offload_params; }};
 constexpr Need kOffloads{"parallel.offload_params or parallel.offload_optimizer", offloads};
 
-constexpr Need kLowPrecision{"precision.compute bf16 or fp16",
-                             [](const RunConfig& c) { return c.precision.compute != "fp32"; }};
+constexpr Need kLowPrecision{"precision.compute bf16 or fp16", [](const RunConfig& c) {
+                               return c.precision.compute != FloatType::fp32;
+                             }};
 constexpr Need kBf16State{"precision.parameters or precision.optimizer_states bf16",
                           has_bf16_state};
 constexpr Need kCheckpointsActivations{
     "memory.checkpointing full or selective",
-    [](const RunConfig& c) { return c.memory.checkpointing != "none"; }};
+    [](const RunConfig& c) { return c.memory.checkpointing != memory::CheckpointMode::none; }};
 
 constexpr Need kSaves{"checkpoint.every, checkpoint.every_minutes or checkpoint.at_end",
                       [](const RunConfig& c) { return c.checkpoint.saves(); }};
@@ -114,7 +126,8 @@ constexpr Need kSamples{"train.sample_tokens above 0",
                         [](const RunConfig& c) { return c.train.sample_tokens > 0; }};
 /// A line that is overwritten shows every step.
 constexpr Need kLines{"logging.progress plain or auto", [](const RunConfig& c) {
-                        return c.logging.progress == "plain" || c.logging.progress == "auto";
+                        return c.logging.progress == report::ProgressMode::plain ||
+                               c.logging.progress == report::ProgressMode::automatic;
                       }};
 
 }  // namespace tessera::config

@@ -26,24 +26,32 @@ LoadedConfig load_text(const std::string& yaml) {
 /// Another allowed value, whatever the type.
 void change(const Field& field, RunConfig& config) {
   const auto& rule = field.rule;
+  const auto slot = field.slot(config);
+  if (const auto* choice = std::get_if<ChoiceSlot>(&slot)) {
+    EXPECT_TRUE(choice->assign(rule.choices.at(choice->text() == rule.choices[1] ? 0 : 1)));
+    return;
+  }
   std::visit(
-      [&](auto* value) {
-        using T = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<T, int64_t>) *value += 2;
-        if constexpr (std::is_same_v<T, double>) *value = *value / 3 + 1e-9;
-        if constexpr (std::is_same_v<T, bool>) *value = !*value;
-        if constexpr (std::is_same_v<T, std::string>) {
-          *value = rule.choices.empty() ? "a \"b\"\\ \n\t# c: 'd' \xc3\xa9 \x7f "
-                                        : rule.choices.at(*value == rule.choices[1] ? 0 : 1);
+      [&](auto value) {
+        if constexpr (!std::is_same_v<decltype(value), ChoiceSlot>) {
+          using T = std::decay_t<decltype(*value)>;
+          if constexpr (std::is_same_v<T, parallel::ReshardAfterForward>) *value = 2;
+          if constexpr (std::is_same_v<T, int64_t>) *value += 2;
+          if constexpr (std::is_same_v<T, double>) *value = *value / 3 + 1e-9;
+          if constexpr (std::is_same_v<T, bool>) *value = !*value;
+          if constexpr (std::is_same_v<T, std::string>) {
+            *value = rule.choices.empty() ? "a \"b\"\\ \n\t# c: 'd' \xc3\xa9 \x7f "
+                                          : rule.choices.at(*value == rule.choices[1] ? 0 : 1);
+          }
+          if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            *value = rule.choices.empty() ? T{"x, y", "null", "[z]"} : rule.choices;
+          }
+          if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
+          if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
+          if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
         }
-        if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-          *value = rule.choices.empty() ? T{"x, y", "null", "[z]"} : rule.choices;
-        }
-        if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
-        if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
-        if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
       },
-      field.slot(config));
+      slot);
 }
 
 TEST(PrintTest, YamlReadsBackToTheSameValues) {
@@ -67,8 +75,12 @@ TEST(PrintTest, EveryMemberHasOneFieldWithItsOwnDefaultAllowed) {
     for (const auto& field : section.fields) {
       EXPECT_TRUE(keys.insert(field.key).second) << field.key;
       std::visit(
-          [&](const auto* value) {
-            slots.emplace_back(reinterpret_cast<const char*>(value), sizeof(*value));
+          [&](auto value) {
+            if constexpr (std::is_same_v<decltype(value), ChoiceSlot>) {
+              slots.emplace_back(static_cast<const char*>(value.address()), value.size());
+            } else {
+              slots.emplace_back(reinterpret_cast<const char*>(value), sizeof(*value));
+            }
           },
           field.slot(config));
     }

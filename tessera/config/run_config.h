@@ -1,5 +1,4 @@
-// What a user may ask of `tessera train`, as the user wrote it. Only `train/assemble.cpp` gives it
-// meaning. Every field here has one entry in the field list (fields.cpp): parsing, validation, help
+// What a user may ask of `tessera train`; `plan/` gives it meaning. Every field here has one entry in the field list (fields.cpp): parsing, validation, help
 // and docs derive from it.
 #pragma once
 
@@ -10,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/choices.h"
 #include "tessera/config/model_shape.h"
 
 namespace tessera::config {
@@ -18,8 +18,8 @@ struct ModelSection {
   std::string preset = "tiny";  ///< a name of model_preset_names(); ignored when `path` is set
   std::string path;  ///< folder with config.json and (unless init is "random") *.safetensors
   std::string type = "auto";  ///< model_type that config.json (or the preset) must have; auto: any
-  std::string init =
-      "random";         ///< random: weights from (seed, name, position); pretrained: read from path
+  /// random: weights from (seed, name, position); pretrained: read from path
+  models::Init init = models::Init::random;
   int64_t seed = 1234;  ///< of the initial weights
   double init_std = 0.02;
   std::optional<int64_t> vocab_size;  ///< override of the preset; likewise the next ones
@@ -35,8 +35,8 @@ struct DataSection {
   std::vector<std::string> train;       ///< files or folders
   std::vector<std::string> validation;  ///< files or folders; empty: `validation_fraction` of train
   double validation_fraction = 0.01;    ///< share of train that is held out, in stretches
-  std::string format = "auto";          ///< auto, tokens (.bin), megatron (.bin/.idx), text (bytes)
-  std::string token_dtype = "auto";     ///< auto (llm.c header, else uint16), uint16, uint32
+  data::DataFormat format = data::DataFormat::automatic;
+  data::TokenDtype token_dtype = data::TokenDtype::automatic;
   std::vector<std::string> extensions;  ///< of files taken from folders as text; empty: all
   int64_t seq_len = 256;
   bool shuffle = true;
@@ -46,7 +46,7 @@ struct DataSection {
 };
 
 struct OptimizerSection {
-  std::string type = "adamw";  ///< adamw, sgd
+  optim::OptimizerType type = optim::OptimizerType::adamw;
   double learning_rate = 3e-4;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double momentum = 0.0;  ///< sgd
@@ -58,7 +58,7 @@ struct OptimizerSection {
 };
 
 struct ScheduleSection {
-  std::string type = "cosine";  ///< constant, linear, cosine, wsd
+  optim::ScheduleType type = optim::ScheduleType::cosine;
   int64_t warmup_steps = 0;
   double min_ratio = 0.1;   ///< final learning rate / peak
   int64_t decay_steps = 0;  ///< wsd: length of the last phase; 0: a fifth of all steps
@@ -69,29 +69,29 @@ struct ScheduleSection {
 struct ParallelSection {
   int64_t num_ranks =
       1;  ///< processes this machine starts; -1: one per GPU, or per two cores on CPU
-  std::string placement = "replicate";  ///< replicate, shard_optimizer, shard_gradients, full_shard
+  parallel::Placement placement = parallel::Placement::replicate;
   /// Ranks that each hold the whole model, and ranks that share one; -1: all that are left, to
   /// dp_replicate if the placement is replicate, else to dp_shard.
   int64_t dp_replicate = -1, dp_shard = -1;
   int64_t tp = 1;                 ///< ranks that divide each matrix; -1: all that are left
   bool sequence_parallel = true;  ///< tp above 1: between matrices, ranks divide the positions
   int64_t pp = 1;                 ///< ranks that divide the layers; -1: all that are left
-  std::string pipeline_schedule = "1F1B";      ///< a schedule's name, or a .csv file with its table
-  int64_t stages_per_rank = 0;                 ///< 0: what the schedule needs at least
-  std::vector<int64_t> stage_layers;           ///< of each stage; empty: as stage_balance says
-  std::string stage_balance = "cost";          ///< layers go to stages by: cost, layers, measured
-  std::string units = "block";                 ///< block, size, name, model
-  int64_t min_num_params = 1'000'000;          ///< units: size
-  std::vector<std::string> unit_patterns;      ///< units: name
-  std::string reshard_after_forward = "true";  ///< full_shard: true, false, or a number of ranks
-  std::string backward_prefetch = "pre";       ///< pre, post, none
+  std::string pipeline_schedule = "1F1B";  ///< a schedule's name, or a .csv file with its table
+  int64_t stages_per_rank = 0;             ///< 0: what the schedule needs at least
+  std::vector<int64_t> stage_layers;       ///< of each stage; empty: as stage_balance says
+  parallel::StageBalance stage_balance = parallel::StageBalance::cost;
+  parallel::Units units = parallel::Units::block;
+  int64_t min_num_params = 1'000'000;      ///< units: size
+  std::vector<std::string> unit_patterns;  ///< units: name
+  parallel::ReshardAfterForward reshard_after_forward = true;
+  parallel::BackwardPrefetch backward_prefetch = parallel::BackwardPrefetch::pre;
   bool forward_prefetch = true;
   int64_t max_gathered_units = 3;
   bool offload_params = false;
   bool offload_optimizer = false;
   double offload_fraction = 1;
   bool sync_module_states = false;
-  std::string backend = "auto";  ///< auto (nccl on GPUs, else gloo), gloo, nccl
+  comm::BackendChoice backend = comm::BackendChoice::automatic;
   double timeout_seconds = 600;  ///< deadline of every collective
   int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
 
@@ -99,19 +99,22 @@ struct ParallelSection {
 };
 
 struct PrecisionSection {
-  std::string compute = "fp32";  ///< fp32, bf16, fp16
-  bool autocast = false;         ///< false: weights are gathered in `compute`; true: cast per use
-  std::string reduce = "fp32";   ///< gradients: fp32, bf16, fp16
-  std::string parameters = "fp32";        ///< what the optimizer updates: fp32, bf16
-  std::string optimizer_states = "fp32";  ///< fp32, bf16
+  FloatType compute = FloatType::fp32;
+  bool autocast = false;  ///< false: weights are gathered in `compute`; true: cast per use
+  FloatType reduce = FloatType::fp32;            ///< gradients
+  FloatType parameters = FloatType::fp32;        ///< what the optimizer updates: fp32, bf16
+  FloatType optimizer_states = FloatType::fp32;  ///< fp32, bf16
   bool stochastic_rounding = false;
+
+  /// Weights are gathered, or kept, in `compute` instead of being cast at each use.
+  bool computes_in_half() const { return compute != FloatType::fp32 && !autocast; }
 
   bool operator==(const PrecisionSection&) const = default;
 };
 
 struct MemorySection {
-  std::string checkpointing = "none";  ///< of activations: none, full, selective
-  int64_t checkpoint_every = 1;        ///< blocks
+  memory::CheckpointMode checkpointing = memory::CheckpointMode::none;  ///< of activations
+  int64_t checkpoint_every = 1;                                         ///< blocks
 
   bool operator==(const MemorySection&) const = default;
 };
@@ -121,8 +124,8 @@ struct CheckpointSection {
   int64_t every = 0;         ///< steps; 0: none along the way
   double every_minutes = 0;  ///< likewise, by the clock
   bool at_end = true;
-  bool async = true;            ///< training goes on while a copy is written
-  std::string verify = "full";  ///< what is read back before it counts: off, sizes, full
+  bool async = true;  ///< training goes on while a copy is written
+  checkpoint::Verify verify = checkpoint::Verify::full;
   int64_t keep_last = 0;        ///< 0: all
   int64_t keep_every = 0;       ///< and those of steps that it divides
   int64_t keep_best = 0;        ///< and those with the lowest validation loss
@@ -146,7 +149,7 @@ struct TrainSection {
   int64_t sample_tokens = 200;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "#include <";
   bool report_unused_parameters = false;
-  std::string nonfinite = "stop";  ///< NaN or infinity in loss or gradients: stop, skip the step
+  train::Nonfinite nonfinite = train::Nonfinite::stop;
 
   bool operator==(const TrainSection&) const = default;
 };
@@ -156,7 +159,7 @@ struct LoggingSection {
   bool tensorboard = true;
   std::vector<std::string> report_to;  ///< further places: csv, mlflow
   bool svg = true;
-  std::string progress = "auto";  ///< auto (one line on a terminal), line, plain, none
+  report::ProgressMode progress = report::ProgressMode::automatic;
 
   bool operator==(const LoggingSection&) const = default;
 };

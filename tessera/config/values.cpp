@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -44,6 +45,8 @@ std::string describe(const RawValue& raw) {
   return raw.text;
 }
 
+constexpr const char* kFlagOrNumber = "true/false, or integer";
+
 std::string expected(const Field& field) {
   const auto allowed = allowed_values(field);
   const auto type = type_name(field);
@@ -53,7 +56,8 @@ std::string expected(const Field& field) {
                            : type == "true/false"       ? "true or false"
                            : type == "list"             ? "a list of texts, none of them empty"
                            : type == "list of integers" ? "a list of whole numbers, each"
-                                                        : "a text";
+                           : type == kFlagOrNumber ? "true, false or a whole number of 1 or more"
+                                                   : "a text";
   return allowed.empty() ? noun : noun + " " + allowed;
 }
 
@@ -118,6 +122,23 @@ bool assign(const Field& field, const RawValue& raw, std::vector<int64_t>& out) 
   return true;
 }
 
+/// Quotes make no difference: earlier versions printed it as a text.
+bool assign(const Field&, const RawValue& raw, parallel::ReshardAfterForward& out) {
+  if (raw.kind != RawValue::Kind::scalar) return false;
+  const auto ranks = parse_integer(raw.text);
+  const auto flag = parse_bool(raw.text);
+  if (flag) out = *flag;
+  if (ranks && *ranks >= 1 && *ranks <= std::numeric_limits<int>::max())
+    out = static_cast<int>(*ranks);
+  else if (!flag)
+    return false;
+  return true;
+}
+
+bool assign(const Field& field, const RawValue& raw, ChoiceSlot out) {
+  return raw.kind == RawValue::Kind::scalar && is_choice(field, raw.text) && out.assign(raw.text);
+}
+
 template <typename T>
 bool assign(const Field& field, const RawValue& raw, std::optional<T>& out) {
   if (raw.kind == RawValue::Kind::null) {
@@ -157,17 +178,32 @@ std::string to_text(const std::vector<int64_t>& value) {
   return fmt::format("[{}]", fmt::join(value, ", "));
 }
 
+std::string to_text(const parallel::ReshardAfterForward& value) {
+  return std::visit([](auto choice) { return fmt::format("{}", choice); }, value);
+}
+
 template <typename T>
 std::string to_text(const std::optional<T>& value) {
   return value ? to_text(*value) : "null";
 }
 
+/// The accessor serves reading and writing; here it only reads.
+Slot read_only_slot(const Field& field, const RunConfig& config) {
+  return field.slot(const_cast<RunConfig&>(config));
+}
+
+template <typename... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
 }  // namespace
 
 void set_field(const Field& field, const RawValue& raw, const std::string& where,
                RunConfig& config) {
-  const bool fits =
-      std::visit([&](auto* slot) { return assign(field, raw, *slot); }, field.slot(config));
+  const bool fits = std::visit(Overloaded{[&](ChoiceSlot slot) { return assign(field, raw, slot); },
+                                          [&](auto* slot) { return assign(field, raw, *slot); }},
+                               field.slot(config));
   if (fits) return;
   auto texts = raw.items;
   if (raw.kind == RawValue::Kind::scalar) texts = {raw.text};
@@ -179,27 +215,40 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
              wrong == texts.end() ? "" : did_you_mean(*wrong, field.rule.choices));
 }
 
+void copy_field(const Field& field, const RunConfig& from, RunConfig& to) {
+  const auto source = read_only_slot(field, from);
+  std::visit(Overloaded{[&](ChoiceSlot slot) { slot.assign(std::get<ChoiceSlot>(source).text()); },
+                        [&](auto* slot) { *slot = *std::get<decltype(slot)>(source); }},
+             field.slot(to));
+}
+
 std::string yaml_value(const Field& field, const RunConfig& config) {
-  // The accessor serves reading and writing; here it only reads.
-  const auto slot = field.slot(const_cast<RunConfig&>(config));
+  const auto slot = read_only_slot(field, config);
   const auto* text = std::get_if<std::string*>(&slot);
   if (text != nullptr && !field.rule.choices.empty()) return **text;
-  return std::visit([](const auto* value) { return to_text(*value); }, slot);
+  return std::visit(Overloaded{[](ChoiceSlot value) { return std::string(value.text()); },
+                               [](const auto* value) { return to_text(*value); }},
+                    slot);
 }
 
 std::string type_name(const Field& field) {
   RunConfig config;
   return std::visit(
-      [](const auto* value) -> std::string {
-        using T = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::optional<int64_t>>)
-          return "integer";
-        if constexpr (std::is_same_v<T, double>) return "number";
-        if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>)
-          return "true/false";
-        if constexpr (std::is_same_v<T, std::string>) return "text";
-        if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "list of integers";
-        return "list";
+      [](auto value) -> std::string {
+        if constexpr (std::is_same_v<decltype(value), ChoiceSlot>) {
+          return "text";
+        } else {
+          using T = std::decay_t<decltype(*value)>;
+          if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::optional<int64_t>>)
+            return "integer";
+          if constexpr (std::is_same_v<T, double>) return "number";
+          if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>)
+            return "true/false";
+          if constexpr (std::is_same_v<T, std::string>) return "text";
+          if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "list of integers";
+          if constexpr (std::is_same_v<T, parallel::ReshardAfterForward>) return kFlagOrNumber;
+          return "list";
+        }
       },
       field.slot(config));
 }

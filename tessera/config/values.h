@@ -25,10 +25,13 @@ struct RawValue {
 void set_field(const Field& field, const RawValue& raw, const std::string& where,
                RunConfig& config);
 
+/// Copies one value.
+void copy_field(const Field& field, const RunConfig& from, RunConfig& to);
+
 /// The field's value in YAML; set_field reads it back to the same value.
 std::string yaml_value(const Field& field, const RunConfig& config);
 
-/// "integer", "number", "true/false", "text", "list" or "list of integers".
+/// "integer", "number", "true/false", "text", "list", "list of integers" or "true/false, or integer".
 std::string type_name(const Field& field);
 
 /// What is allowed, in words: ">= 1, or -1", "in [0, 1)", "adamw, sgd"; "" if anything of the type

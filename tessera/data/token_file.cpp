@@ -205,13 +205,6 @@ std::string_view name_of(TokenType type) {
   __builtin_unreachable();
 }
 
-TokenDtype token_dtype_named(std::string_view name) {
-  if (name == "auto") return TokenDtype::automatic;
-  if (name == "uint16") return TokenDtype::uint16;
-  if (name == "uint32") return TokenDtype::uint32;
-  user_error("token_dtype: expected auto, uint16 or uint32, got '{}'", name);
-}
-
 TokenFile open_token_file(const std::filesystem::path& path, TokenDtype dtype) {
   MappedFile file(path);
   const int64_t size = size_of(file);

@@ -15,6 +15,7 @@
 #include <span>
 #include <string_view>
 
+#include "tessera/base/choices.h"
 #include "tessera/base/file.h"
 
 namespace tessera::data {
@@ -24,12 +25,6 @@ enum class TokenType { uint8, uint16, uint32, int32, int64 };
 
 int64_t token_bytes(TokenType type);
 std::string_view name_of(TokenType type);
-
-/// What the user says about a file without a header; with a header it must agree with it.
-enum class TokenDtype { automatic, uint16, uint32 };
-
-/// "auto", "uint16" or "uint32"; UserError otherwise.
-TokenDtype token_dtype_named(std::string_view name);
 
 /// A mapped file of which bytes [first_byte, first_byte + num_tokens * token_bytes(type)) are
 /// tokens.

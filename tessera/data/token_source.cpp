@@ -92,14 +92,6 @@ bool all_token_files(std::span<const fs::path> files) {
 
 }  // namespace
 
-DataFormat data_format_named(std::string_view name) {
-  if (name == "auto") return DataFormat::automatic;
-  if (name == "tokens") return DataFormat::tokens;
-  if (name == "megatron") return DataFormat::megatron;
-  if (name == "text") return DataFormat::text;
-  user_error("format: expected auto, tokens, megatron or text, got '{}'", name);
-}
-
 TokenSource TokenSource::open(const TokenSourceOptions& options) {
   if (options.paths.empty()) user_error("data: expected at least one file or folder, got none");
   TokenSource source;

@@ -14,13 +14,6 @@
 
 namespace tessera::data {
 
-/// automatic, for a file: Megatron if an .idx stands beside it, tokens if it ends in .bin, else
-/// text. automatic, for a folder: tokens if every file in it ends in .bin or .idx, else text.
-enum class DataFormat { automatic, tokens, megatron, text };
-
-/// "auto", "tokens", "megatron" or "text"; UserError otherwise.
-DataFormat data_format_named(std::string_view name);
-
 struct TokenSourceOptions {
   std::vector<std::string> paths;  ///< files and folders, read in this order
   DataFormat format = DataFormat::automatic;

@@ -133,7 +133,6 @@ TEST(TokenSource, RefusesWhatItCannotRead) {
   EXPECT_THAT(opening({.paths = {text}, .token_dtype = TokenDtype::uint16}),
               HasSubstr("token_dtype has no effect"));
   EXPECT_THAT(opening({.paths = {"/dev/null"}}), HasSubstr("/dev/null: expected a regular file"));
-  EXPECT_THAT(refusal([] { data_format_named("parquet"); }), HasSubstr("got 'parquet'"));
 }
 
 TEST(Vocabulary, NamesFileOffsetAndToken) {

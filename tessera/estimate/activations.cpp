@@ -60,7 +60,8 @@ double bytes_of(const Numbers& numbers, double width) {
 double inside_feed_forward(const RunConfig& config, const RankPart& part, double products,
                            bool checkpointed) {
   const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
-  const bool keeps_results = checkpointed && config.memory.checkpointing == "selective";
+  const bool keeps_results =
+      checkpointed && config.memory.checkpointing == memory::CheckpointMode::selective;
   // What was inside is free by then, but for results that selective checkpointing keeps.
   const double freed = keeps_results ? f : (products + 1) * f;
   const double waiting = (part.mesh.tp > 1 ? products : 1) * f - freed;
@@ -77,13 +78,14 @@ double inside_feed_forward(const RunConfig& config, const RankPart& part, double
 }  // namespace
 
 bool is_checkpointed(const config::MemorySection& section, int64_t index) {
-  return section.checkpointing != "none" && index % section.checkpoint_every == 0;
+  return section.checkpointing != memory::CheckpointMode::none &&
+         index % section.checkpoint_every == 0;
 }
 
 /// Under autocast some numbers are in 16 bits and some in float32: counted as if all were in
 /// float32.
 int64_t compute_bytes(const config::PrecisionSection& precision) {
-  return precision.compute == "fp32" || precision.autocast ? 4 : 2;
+  return precision.compute == FloatType::fp32 || precision.autocast ? 4 : 2;
 }
 
 double stream_bytes(const config::PrecisionSection& precision, const RankPart& part) {
@@ -108,7 +110,7 @@ BlockActivations block_activations(const RunConfig& config, const RankPart& part
   result.working = stream;  // the gradient of the block's output
   if (!checkpointed) return result;
   result.working += stream;  // that output, made again
-  if (config.memory.checkpointing == "full") {
+  if (config.memory.checkpointing == memory::CheckpointMode::full) {
     result.kept = stream;
     result.working += all - stream;
   } else {

@@ -109,24 +109,22 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   return result;
 }
 
-int64_t bytes_named(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
-
 /// The flat buffer that the engine would choose (flat_options in parallel/data/unit.cpp).
 BufferPlan plan_buffer(const RunConfig& config, const config::MeshSizes& mesh, int64_t elements,
                        bool offloaded, bool device_is_host) {
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   BufferPlan plan{.elements = elements};
-  if (section.placement != "replicate") plan.num_slices = mesh.dp_shard;
-  plan.whole_bytes = plan.slice_bytes = plan.gradient_bytes = bytes_named(precision.parameters);
-  if (precision.compute != "fp32" && !precision.autocast) {
+  if (parallel::is_sharded(section.placement)) plan.num_slices = mesh.dp_shard;
+  plan.whole_bytes = plan.slice_bytes = plan.gradient_bytes =
+      tessera::bytes_of(precision.parameters);
+  if (precision.computes_in_half()) {
     plan.whole_bytes = 2;
-    plan.gradient_bytes = bytes_named(precision.reduce);
+    plan.gradient_bytes = tessera::bytes_of(precision.reduce);
   }
   const bool alone = plan.num_slices == 1;
-  plan.keeps_whole = section.placement != "full_shard" || alone;
-  plan.keeps_gradient =
-      alone || section.placement == "replicate" || section.placement == "shard_optimizer";
+  plan.keeps_whole = section.placement != parallel::Placement::full_shard || alone;
+  plan.keeps_gradient = alone || !parallel::frees_gradients(section.placement);
   plan.keeps_copy = offloaded && section.offload_optimizer && !plan.keeps_whole;
   plan.slice_in_whole = plan.keeps_whole && plan.slice_bytes == plan.whole_bytes && !offloaded;
   plan.gradient_slice_in_gradient =
@@ -193,9 +191,9 @@ UnitBytes bytes_of(const UnitPlan& unit, const RunConfig& config) {
       result.gradient_slice +=
           here * static_cast<double>(std::max(plan.slice_bytes, plan.gradient_bytes));
     }
-    if (config.optimizer.type == "adamw") {
+    if (config.optimizer.type == optim::OptimizerType::adamw) {
       result.optimizer +=
-          2 * here * static_cast<double>(bytes_named(config.precision.optimizer_states));
+          2 * here * static_cast<double>(tessera::bytes_of(config.precision.optimizer_states));
     } else if (config.optimizer.momentum != 0) {
       result.optimizer += here * slice_bytes;
     }
@@ -207,7 +205,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
                                  bool device_is_host) {
   const auto& section = config.parallel;
   auto units = sized_units(part);
-  if (section.units == "model") units = one_a_stage(units);
+  if (section.units == parallel::Units::model) units = one_a_stage(units);
   double wanted = 0;
   if (section.offload_params || section.offload_optimizer) {
     for (const auto& unit : units) wanted += static_cast<double>(unit.elements);
@@ -237,7 +235,8 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units,
     passing.push_back(unit.passing_whole);
   }
   // The unit at work and the one that is on the way.
-  const bool prefetches = section.forward_prefetch || section.backward_prefetch != "none";
+  const bool prefetches =
+      section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
   const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
   result.gathered += largest_neighbours(passing, static_cast<size_t>(in_flight));
   result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units);

@@ -22,7 +22,7 @@ double gradient_bytes(const BufferPlan& buffer) {
 /// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
 /// `last`: of the rank's units, which stays if its backward is next.
 double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, bool last) {
-  const bool reshards = config.parallel.reshard_after_forward != "false";
+  const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
   int64_t gathers = 0, open = 0;
   const schedule::Action* before = nullptr;
   for (const auto& action : part.actions) {
@@ -45,10 +45,8 @@ double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, 
 
 Traffic of_data(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units) {
   if (part.mesh.data_ranks() == 1) return {};
-  const auto& placement = config.parallel.placement;
   // A pipeline's gradients are reduced once, whatever the placement.
-  const bool each =
-      part.mesh.pp == 1 && (placement == "shard_gradients" || placement == "full_shard");
+  const bool each = part.mesh.pp == 1 && parallel::frees_gradients(config.parallel.placement);
   const double reductions = each ? real(part.num_micro_batches) : 1;
   Traffic traffic;
   for (size_t i = 0; i < units.size(); ++i) {
@@ -81,7 +79,7 @@ struct Rounds {
 /// but for sums that selective checkpointing keeps; what is not gathers again what entered.
 Rounds of_layers(const RunConfig& config, const RankPart& part) {
   Rounds rounds;
-  const bool full = config.memory.checkpointing == "full";
+  const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
       rounds.sums += full && is_checkpointed(config.memory, i) ? 6 : 4;
@@ -98,7 +96,8 @@ Traffic of_tensor(const RunConfig& config, const RankPart& part,
   const auto seq_len = real(config.data.seq_len), tokens = real(part.micro_batch) * seq_len;
   const double width = real(part.shape.dim) * real(compute_bytes(config.precision));
   // Under autocast divided regions compute in 16 bits.
-  const double inside = config.precision.compute == "fp32" ? width : real(part.shape.dim) * 2;
+  const double inside =
+      config.precision.compute == FloatType::fp32 ? width : real(part.shape.dim) * 2;
   const auto layers = of_layers(config, part);
   double sums = layers.sums * inside, gathers = layers.gathers * inside, others = 0;
   double positions = 0;

@@ -40,17 +40,17 @@ TEST(Communication, OfDataRanks) {
   const double p = 4 * job.parameters();
   expect_traffic(job.at(0).dp, {.all_reduce = p});
   EXPECT_EQ(job.at(0).tp.total() + job.at(0).pp.total(), 0);
-  job.config.parallel.placement = "shard_optimizer";
+  job.config.parallel.placement = parallel::Placement::shard_optimizer;
   expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = p});
   job.config.train.micro_batch = 1;  // two of each rank
   expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = p});
-  job.config.parallel.placement = "shard_gradients";
+  job.config.parallel.placement = parallel::Placement::shard_gradients;
   expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = 2 * p});
-  job.config.parallel.placement = "full_shard";
+  job.config.parallel.placement = parallel::Placement::full_shard;
   expect_traffic(job.at(0).dp,
                  {.all_gather = 2 * (2 * p - 4 * job.head()), .reduce_scatter = 2 * p});
-  job.config.parallel.reshard_after_forward = "false";
-  job.config.precision.compute = "bf16";  // gathered in 16 bits, reduced in float32
+  job.config.parallel.reshard_after_forward = false;
+  job.config.precision.compute = FloatType::bf16;  // gathered in 16 bits, reduced in float32
   expect_traffic(job.at(0).dp, {.all_gather = 2 * p / 2, .reduce_scatter = 2 * p});
   job.config.parallel.dp_replicate = 2;
   expect_traffic(job.at(0).dp,
@@ -69,9 +69,9 @@ TEST(Communication, OfTensorRanks) {
   job.config.train.micro_batch = 2;  // the sum of four
   expect_traffic(job.at(0).tp, {.all_reduce = all + loss});
 
-  job.config.memory.checkpointing = "selective";
+  job.config.memory.checkpointing = memory::CheckpointMode::selective;
   expect_traffic(job.at(0).tp, {.all_reduce = all + loss});
-  job.config.memory.checkpointing = "full";
+  job.config.memory.checkpointing = memory::CheckpointMode::full;
   job.config.memory.checkpoint_every = 2;
   expect_traffic(job.at(0).tp, {.all_reduce = all + kLayers * activation + loss});
 
@@ -81,10 +81,10 @@ TEST(Communication, OfTensorRanks) {
   expect_traffic(job.at(0).tp, {.all_reduce = loss + norms,
                                 .all_gather = gathers,
                                 .reduce_scatter = all + kLayers * activation});
-  job.config.memory.checkpointing = "selective";  // sums were kept
+  job.config.memory.checkpointing = memory::CheckpointMode::selective;  // sums were kept
   expect_traffic(job.at(0).tp,
                  {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
-  job.config.memory.checkpointing = "none";
+  job.config.memory.checkpointing = memory::CheckpointMode::none;
   expect_traffic(job.at(0).tp,
                  {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
   EXPECT_EQ(job.at(0).dp.total(), 0);
@@ -121,7 +121,7 @@ TEST(Communication, OfAPipeline) {
 
 TEST(Communication, OfAPipelineOfSlices) {
   Job job(4, 1, 2);
-  job.config.parallel.placement = "full_shard";
+  job.config.parallel.placement = parallel::Placement::full_shard;
   job.config.parallel.stage_layers = {8, 0};
   const double last = 4 * job.head();
   // Four micro-batches. The head's backward is next to its forward, other units are gathered for
@@ -131,10 +131,10 @@ TEST(Communication, OfAPipelineOfSlices) {
   expect_traffic(job.at(0).dp, {.all_gather = 4 * 2 * first, .reduce_scatter = first});
   job.config.parallel.pipeline_schedule = "GPipe";
   expect_traffic(job.at(1).dp, {.all_gather = 4 * 2 * last, .reduce_scatter = last});
-  job.config.parallel.reshard_after_forward = "false";  // whole from the first to the last
+  job.config.parallel.reshard_after_forward = false;  // whole from the first to the last
   expect_traffic(job.at(1).dp, {.all_gather = last, .reduce_scatter = last});
-  job.config.parallel.reshard_after_forward = "true";
-  job.config.parallel.placement = "shard_gradients";
+  job.config.parallel.reshard_after_forward = true;
+  job.config.parallel.placement = parallel::Placement::shard_gradients;
   expect_traffic(job.at(1).dp, {.all_gather = last, .reduce_scatter = last});
 }
 

@@ -13,6 +13,8 @@ namespace {
 
 using config::ModelShape;
 using config::RunConfig;
+using memory::CheckpointMode;
+using parallel::Placement;
 
 RankNeeds needs_of(const RunConfig& config, const RankPart& part, const Device& device) {
   const auto units = plan_units(config, part, device.is_host);
@@ -40,12 +42,11 @@ RunConfig with(RunConfig config, const std::vector<Setting>& settings) {
 }
 
 /// Values of `key` beyond the present one: those after it in `values`.
-std::vector<Setting> beyond(const std::string& key, const std::string& present,
-                            const std::vector<std::string>& values) {
-  const auto found = std::ranges::find(values, present);
+template <HasTexts E>
+std::vector<Setting> beyond(const std::string& key, E present, const std::vector<E>& values) {
   std::vector<Setting> result;
-  if (found == values.end()) return result;
-  for (auto next = found + 1; next != values.end(); ++next) result.emplace_back(key, *next);
+  for (auto next = std::ranges::find(values, present) + 1; next != values.end(); ++next)
+    result.emplace_back(key, text_of(*next));
   return result;
 }
 
@@ -56,10 +57,11 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   const auto mesh = mesh_of(config);
   if (mesh.data_ranks() > 1 && parallel.dp_replicate == -1) {
     groups.push_back(beyond("parallel.placement", parallel.placement,
-                            {"replicate", "shard_optimizer", "shard_gradients", "full_shard"}));
+                            {Placement::replicate, Placement::shard_optimizer,
+                             Placement::shard_gradients, Placement::full_shard}));
   }
-  groups.push_back(
-      beyond("memory.checkpointing", config.memory.checkpointing, {"none", "selective", "full"}));
+  groups.push_back(beyond("memory.checkpointing", config.memory.checkpointing,
+                          {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}));
   if (!device.is_host && !parallel.offload_params && !parallel.offload_optimizer)
     groups.push_back({{"parallel.offload_optimizer", "true"}});
   std::vector<Setting> smaller;
@@ -71,7 +73,8 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
     if (present % size == 0) smaller.emplace_back("train.micro_batch", std::to_string(size));
   }
   groups.push_back(std::move(smaller));
-  if (config.precision.compute == "fp32") groups.push_back({{"precision.compute", "bf16"}});
+  if (config.precision.compute == FloatType::fp32)
+    groups.push_back({{"precision.compute", "bf16"}});
   return groups;
 }
 

@@ -19,7 +19,7 @@ config::RunConfig llama_run(int ranks) {
   run.train.micro_batch = 4;
   run.train.global_batch = 4 * ranks;
   run.parallel.num_ranks = ranks;
-  run.precision.compute = "bf16";
+  run.precision.compute = FloatType::bf16;
   return run;
 }
 
@@ -33,14 +33,14 @@ std::vector<Setting> remedy(const RankEstimate& estimate) {
 
 TEST(Fit, CheapestChangeFirst) {
   auto run = llama_run(8);
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   const auto replicated = of_llama_8b(run, 80e9);  // 18 P = 145 GB of states
   EXPECT_FALSE(replicated.fits());
   EXPECT_EQ(remedy(replicated), (std::vector<Setting>{{"parallel.placement", "shard_optimizer"}}));
   EXPECT_LE(replicated.remedy->device_bytes, 80e9);
 
-  run.parallel.placement = "full_shard";
-  run.memory.checkpointing = "none";
+  run.parallel.placement = parallel::Placement::full_shard;
+  run.memory.checkpointing = memory::CheckpointMode::none;
   run.train.micro_batch = 2;
   const auto sharded = of_llama_8b(run, 60e9);
   EXPECT_FALSE(sharded.fits());
@@ -49,7 +49,7 @@ TEST(Fit, CheapestChangeFirst) {
 
 TEST(Fit, OffloadIsForDevicesAlone) {
   auto run = llama_run(1);
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   EXPECT_EQ(remedy(of_llama_8b(run, 80 * kGiB)),
             (std::vector<Setting>{{"parallel.offload_optimizer", "true"}}));
   EXPECT_TRUE(remedy(of_llama_8b(run, 80 * kGiB, {.is_host = true})).empty());
@@ -57,9 +57,9 @@ TEST(Fit, OffloadIsForDevicesAlone) {
 
 TEST(Fit, SmallerMicroBatchesDivideTheBatch) {
   auto run = llama_run(8);
-  run.parallel.placement = "full_shard";
+  run.parallel.placement = parallel::Placement::full_shard;
   run.parallel.offload_params = true;
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   run.train.micro_batch = 12;
   run.train.global_batch = 96;
   const double needed = of_llama_8b(run, 1e15).memory().device_bytes();

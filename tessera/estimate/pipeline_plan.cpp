@@ -125,7 +125,7 @@ PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelS
                shape.num_layers, stages, mesh.pp, plan.schedule.name);
   }
   auto costs = measured.value_or(operations(shape, config.data.seq_len));
-  if (parallel.stage_balance == "layers") costs = LayerCosts{};
+  if (parallel.stage_balance == parallel::StageBalance::layers) costs = LayerCosts{};
   plan.stage_layers = cut_layers(shape.num_layers, stages, costs);
   return plan;
 }

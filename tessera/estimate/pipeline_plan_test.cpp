@@ -52,7 +52,7 @@ TEST(PipelinePlan, ReadsTheSection) {
   EXPECT_EQ(plan.layers_of(3).begin, plan.layers_of(3).end);
 
   job.config.parallel.stage_layers.clear();
-  job.config.parallel.stage_balance = "layers";
+  job.config.parallel.stage_balance = parallel::StageBalance::layers;
   job.config.parallel.pipeline_schedule = "interleaved1f1b";
   job.config.train.micro_batch = 2;
   plan = job.plan();

@@ -133,7 +133,7 @@ TEST(RankPart, CountsWhatIsInFlight) {
   EXPECT_DOUBLE_EQ(of_block.deferred + 4 * (8 + 2), of_block.kept);
   // .. and with checkpoints it is more than they are.
   const double plain = in_flight(run, split[3]).bytes;
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   const double checkpointed = in_flight(run, split[3]).bytes;
   EXPECT_LT(checkpointed, plain);
   EXPECT_GT(checkpointed, tokens * 2 * of_block.deferred);
@@ -145,7 +145,7 @@ TEST(Activations, OfGpt2AreThosePublished) {
   const auto shape = gpt2_of_tiny_width();
   for (const int64_t tp : {1, 2, 4, 8}) {
     auto run = run_of(tp, tp, 1);
-    run.precision.compute = "bf16";
+    run.precision.compute = FloatType::bf16;
     const auto t = static_cast<double>(tp);
     const double heads = 4 * 8 / t;
     const auto kept = [&] {
@@ -166,9 +166,9 @@ TEST(Activations, OfADividedLlamaBlock) {
   };
   const double inside = (2 * d + 2 * k + 3 * f + h) / 4;
   EXPECT_DOUBLE_EQ(kept(false), 4 * d / 4 + inside + 2 / 4.0);
-  run.memory.checkpointing = "selective";
+  run.memory.checkpointing = memory::CheckpointMode::selective;
   EXPECT_DOUBLE_EQ(kept(true), 2 * d / 4 + (2 * d + 2 * k + 2 * f + h) / 4);
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   EXPECT_DOUBLE_EQ(kept(true), d / 4);
   run.parallel.sequence_parallel = false;
   EXPECT_DOUBLE_EQ(kept(true), d);

@@ -75,8 +75,8 @@ class Step {
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
-    widens_ = width_ < kFloat &&
-              (config.precision.compute == "fp16" ? device.widens_fp16 : device.widens_bf16);
+    widens_ = width_ < kFloat && (config.precision.compute == FloatType::fp16 ? device.widens_fp16
+                                                                              : device.widens_bf16);
   }
 
   /// The moments of a step; in each stage the pass that begins with the most.
@@ -172,13 +172,13 @@ class Step {
   void begin_pass() {
     if (!pipeline()) return;
     gathered_.release_all();
-    if (config_.parallel.reshard_after_forward != "false") return;
+    if (parallel::reshards(config_.parallel.reshard_after_forward)) return;
     for (size_t unit = 0; unit < units_.size(); ++unit) gathered_.need(unit);
   }
 
   void forward(size_t stage) {
     begin_pass();
-    const bool frees = config_.parallel.reshard_after_forward != "false";
+    const bool frees = parallel::reshards(config_.parallel.reshard_after_forward);
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       const auto& plan = units_[unit];
       if (plan.stage != stage) continue;
@@ -225,7 +225,8 @@ class Step {
       const auto& plan = units_[unit];
       if (plan.stage != stage) continue;
       gathered_.need(unit);
-      if (config_.parallel.backward_prefetch == "pre" && is_of(stage, unit - 1)) {
+      if (config_.parallel.backward_prefetch == parallel::BackwardPrefetch::pre &&
+          is_of(stage, unit - 1)) {
         gathered_.prefetch(unit - 1);
       }
       double gradients = slices + reduced;
@@ -285,14 +286,15 @@ double communication_bytes(const config::ParallelSection& section, const RankPar
   // A pipeline's channels, one to each peer and one back, use one of two lanes.
   int64_t slots = group(mesh.tp) + 2 * part.num_peers;
   if (part.key_copies < mesh.tp) slots += group(part.key_copies);
-  if (section.placement == "replicate") {
+  if (section.placement == parallel::Placement::replicate) {
     slots += group(data);
   } else {
     slots += 2 * group(mesh.dp_shard) + group(mesh.dp_replicate);
     if (mesh.dp_shard > 1 && mesh.dp_replicate > 1) slots += data;
   }
   // Norms of gradients are summed over the ranks that share a copy of the model's stages.
-  const int64_t copy = mesh.tp * (section.placement == "replicate" ? 1 : mesh.dp_shard);
+  const int64_t copy =
+      mesh.tp * (section.placement == parallel::Placement::replicate ? 1 : mesh.dp_shard);
   if (mesh.tp < copy && mesh.dp_shard < copy && copy < ranks) slots += copy;
   if (data < ranks && mesh.tp < ranks) slots += ranks;
   return static_cast<double>(slots) * kSharedBytesPerRank;

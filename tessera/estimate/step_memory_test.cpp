@@ -13,7 +13,7 @@ constexpr double kMiB = 1 << 20;
 
 config::RunConfig job(const std::string& placement, int ranks) {
   config::RunConfig job;
-  job.parallel.placement = placement;
+  job.parallel.placement = *value_named<parallel::Placement>(placement);
   job.parallel.num_ranks = ranks;
   job.train.global_batch = 8;
   return job;
@@ -43,8 +43,8 @@ const Measured kMeasured[] = {
 TEST(StepMemory, PeaksAreThoseOfRuns) {
   for (const auto& run : kMeasured) {
     auto changed = job(run.placement, run.ranks);
-    changed.memory.checkpointing = run.checkpointing;
-    changed.precision.compute = run.compute;
+    changed.memory.checkpointing = *value_named<memory::CheckpointMode>(run.checkpointing);
+    changed.precision.compute = *value_named<FloatType>(run.compute);
     // Those runs had no instructions for bfloat16.
     EXPECT_NEAR(peak(changed, {.is_host = true, .widens_bf16 = true}) / kMiB, run.mib,
                 0.01 * run.mib)
@@ -110,8 +110,8 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
     auto changed = job(run.placement, run.ranks);
     changed.parallel.tp = run.tp;
     changed.parallel.sequence_parallel = run.sequence_parallel;
-    changed.memory.checkpointing = run.checkpointing;
-    changed.precision.compute = run.compute;
+    changed.memory.checkpointing = *value_named<memory::CheckpointMode>(run.checkpointing);
+    changed.precision.compute = *value_named<FloatType>(run.compute);
     changed.model.vocab_size = 256;
     if (run.model == std::string("two layers")) changed.model.num_layers = 2;
     if (run.model == std::string("gpt2")) {
@@ -137,7 +137,7 @@ TEST(Buffers, StatesAreThoseOfZero) {
   const auto p = static_cast<double>(config::num_parameters(shape));
   const auto states = [&](const std::string& placement, const std::string& compute) {
     auto changed = job(placement, 4);
-    changed.precision.compute = compute;
+    changed.precision.compute = *value_named<FloatType>(compute);
     double bytes = 0;
     for (const auto& unit : plan_units(changed, rank_parts(changed, shape).front(), true)) {
       const auto each = bytes_of(unit, changed);
@@ -178,7 +178,7 @@ TEST(StepMemory, MicroBatchesTakeLessButKeepSlices) {
 // Buffers of runs on four ranks, in MiB.
 TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
   const auto buffers = [](const config::ParallelSection& section) {
-    auto run = job(section.placement, 4);
+    auto run = job(std::string(text_of(section.placement)), 4);
     run.parallel = section;
     run.parallel.num_ranks = 4;
     auto shape = config::model_preset("tiny");
@@ -188,10 +188,10 @@ TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
            kMiB;
   };
   EXPECT_EQ(buffers({}), 8);
-  EXPECT_EQ(buffers({.placement = "full_shard"}), 16);
-  EXPECT_EQ(buffers({.placement = "full_shard", .dp_replicate = 2}), 20);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard}), 16);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .dp_replicate = 2}), 20);
   EXPECT_EQ(buffers({.tp = 2}), 16);
-  EXPECT_EQ(buffers({.placement = "full_shard", .tp = 2}), 20);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .tp = 2}), 20);
   EXPECT_EQ(buffers({.tp = 4}), 12);  // two have the same key head
 }
 
@@ -226,7 +226,8 @@ TEST(StepMemory, OfAPipeline) {
 }
 
 TEST(Activations, EveryThirdBlockIsCheckpointed) {
-  config::MemorySection section{.checkpointing = "full", .checkpoint_every = 3};
+  config::MemorySection section{.checkpointing = memory::CheckpointMode::full,
+                                .checkpoint_every = 3};
   EXPECT_TRUE(is_checkpointed(section, 3));
   EXPECT_FALSE(is_checkpointed(section, 4));
   EXPECT_FALSE(is_checkpointed({}, 0));
@@ -238,11 +239,11 @@ TEST(Activations, OfALlamaBlock) {
   auto run = job("replicate", 1);
   const auto part = rank_parts(run, config::model_preset("tiny")).front();
   EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
-  run.memory.checkpointing = "selective";
+  run.memory.checkpointing = memory::CheckpointMode::selective;
   EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));
-  run.memory.checkpointing = "full";
+  run.memory.checkpointing = memory::CheckpointMode::full;
   EXPECT_EQ(block_activations(run, part, true).kept, 4 * d);
-  run.precision.compute = "bf16";
+  run.precision.compute = FloatType::bf16;
   EXPECT_EQ(block_activations(run, part, false).kept, 2 * (6 * d + 2 * k + 3 * f) + 4 * (h + 2));
 }
 

@@ -6,17 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/base/choices.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::memory {
-
-/// What a module keeps between its forward and its backward.
-enum class CheckpointMode {
-  none,       ///< all that autograd saves
-  full,       ///< its inputs; backward runs the forward again
-  selective,  ///< its inputs and the results of matrix products and attention (kernels/linear.h,
-              ///< attention.h); backward runs only the rest again: norms, rotary, activations, sums
-};
 
 struct CheckpointOptions {
   CheckpointMode mode = CheckpointMode::full;

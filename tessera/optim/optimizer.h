@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::optim {
+#include "tessera/base/choices.h"
 
-enum class OptimizerType { adamw, sgd };
+namespace tessera::optim {
 
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::adamw;

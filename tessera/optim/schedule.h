@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace tessera::optim {
+#include "tessera/base/choices.h"
 
-enum class ScheduleType { constant, linear, cosine, wsd };
+namespace tessera::optim {
 
 /// Warm-up is linear from peak / warmup_steps to the peak. Then:
 ///   constant         the peak

@@ -88,16 +88,6 @@ std::string bar(double done, int columns, const LineStyle& style) {
 
 }  // namespace
 
-ProgressMode progress_mode(std::string_view name) {
-  static const std::array<std::string, 4> kNames{"auto", "line", "plain", "none"};
-  const auto* found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) {
-    user_error("logging.progress: expected auto, line, plain or none, got '{}'{}", name,
-               did_you_mean(name, kNames));
-  }
-  return static_cast<ProgressMode>(found - kNames.begin());
-}
-
 std::string plain_line(const StepRecord& record, int64_t total_steps, double eta_seconds) {
   const size_t digits = fmt::formatted_size("{}", total_steps);
   std::string line = fmt::format(

@@ -5,19 +5,10 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/choices.h"
 #include "tessera/report/sink.h"
 
 namespace tessera::report {
-
-enum class ProgressMode {
-  automatic,  ///< line if the file descriptor is a terminal (and TERM is not "dumb"), else plain
-  line,       ///< one line, rewritten at every step
-  plain,      ///< a line every `every` steps, and for the first and the last step
-  none,       ///< messages only
-};
-
-/// "auto", "line", "plain", "none", as in the job file's logging.progress. Throws UserError.
-ProgressMode progress_mode(std::string_view name);
 
 struct ProgressOptions {
   ProgressMode mode = ProgressMode::automatic;

@@ -252,16 +252,5 @@ TEST_F(ProgressTest, NotFiniteValuesAreShown) {
   EXPECT_THAT(terminal_line(record, 10, -1, {.color = true}), HasSubstr("\x1b[1;31mloss nan"));
 }
 
-TEST_F(ProgressTest, ModeNamesAreThoseOfTheJobFile) {
-  EXPECT_EQ(progress_mode("auto"), ProgressMode::automatic);
-  EXPECT_EQ(progress_mode("none"), ProgressMode::none);
-  try {
-    progress_mode("plian");
-    ADD_FAILURE() << "no error";
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("did you mean 'plain'?"));
-  }
-}
-
 }  // namespace
 }  // namespace tessera::report

@@ -25,8 +25,8 @@ Accelerator::Accelerator(const AcceleratorOptions& options, const mesh::DeviceMe
           std::shared_ptr<const mesh::DeviceMesh>(std::shared_ptr<void>(), &mesh))) {}
 
 std::string Accelerator::mixed_precision() const {
-  const auto& compute = core_->config().precision.compute;
-  return compute == "fp32" ? "no" : compute;
+  const auto compute = core_->config().precision.compute;
+  return compute == FloatType::fp32 ? "no" : std::string(text_of(compute));
 }
 
 std::string Accelerator::distributed_type() const {

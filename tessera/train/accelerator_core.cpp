@@ -87,8 +87,8 @@ AcceleratorCore::AcceleratorCore(const AcceleratorOptions& options, accelerate::
   }
   mesh_ = std::move(mesh);
   axis_ = mesh_->axis({"dp_replicate", "dp_shard"});
-  if (config_.precision.autocast) autocast_ = train::dtype_named(config_.precision.compute);
-  if (config_.precision.compute == "fp16") scaler_.emplace();
+  if (config_.precision.autocast) autocast_ = train::torch_dtype(config_.precision.compute);
+  if (config_.precision.compute == FloatType::fp16) scaler_.emplace();
 }
 
 void AcceleratorCore::note_step_settings(const accelerate::Translation& translation) {
@@ -108,13 +108,14 @@ void AcceleratorCore::note_step_settings(const accelerate::Translation& translat
 parallel::UnitRule AcceleratorCore::unit_rule() const {
   const auto& section = config_.parallel;
   auto classes = split(settings_.text("fsdp_config.fsdp_transformer_layer_cls_to_wrap"));
-  if (section.units == "model") return {.kind = parallel::UnitRuleKind::whole_model};
-  if (section.units == "block" && !classes.empty()) {
+  if (section.units == parallel::Units::model) return {.kind = parallel::UnitRuleKind::whole_model};
+  if (section.units == parallel::Units::block && !classes.empty()) {
     return {.kind = parallel::UnitRuleKind::by_class, .classes = std::move(classes)};
   }
   return {.kind = parallel::UnitRuleKind::by_size,
-          .min_num_params = section.units == "size" ? section.min_num_params
-                                                    : parallel::UnitRule{}.min_num_params};
+          .min_num_params = section.units == parallel::Units::size
+                                ? section.min_num_params
+                                : parallel::UnitRule{}.min_num_params};
 }
 
 void AcceleratorCore::add_model(torch::nn::Module& inner,
@@ -125,7 +126,7 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   inner.to(mesh_->device());
   const bool wrapped = static_cast<torch::nn::Module*>(root.get()) != &inner;
   auto units = parallel::make_units(*root, unit_rule());
-  if (config_.memory.checkpointing != "none") {
+  if (config_.memory.checkpointing != memory::CheckpointMode::none) {
     std::vector<nn::Hookable*> blocks;
     for (const auto& unit : units) {
       if (unit.modules.size() == 1 && unit.modules[0] != root.get()) {
@@ -224,7 +225,7 @@ void AcceleratorCore::begin_micro_batch() {
 
 void AcceleratorCore::backward(const torch::Tensor& loss) {
   TORCH_CHECK_VALUE(!models_.empty(), "backward: expected a model from prepare(), got none");
-  const bool reduces = sync_gradients_ || train::reduces_each(config_.parallel);
+  const bool reduces = sync_gradients_ || parallel::frees_gradients(config_.parallel.placement);
   for (auto& model : models_) {
     model.parallel.set_requires_gradient_sync(reduces);
     model.parallel.set_is_last_backward(sync_gradients_);
@@ -305,9 +306,9 @@ std::unique_ptr<precision::Autocast> AcceleratorCore::autocast() const {
 
 torch::Tensor AcceleratorCore::cast_input(const torch::Tensor& input) const {
   const auto& precision = config_.precision;
-  const bool cast = precision.compute != "fp32" && !precision.autocast;
+  const bool cast = precision.computes_in_half();
   if (!cast || !input.defined() || !input.is_floating_point()) return input;
-  return input.to(train::dtype_named(precision.compute));
+  return input.to(train::torch_dtype(precision.compute));
 }
 
 // ---- exchange ----------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ void AcceleratorCore::save_state(const fs::path& directory) {
                           {.directory = directory,
                            .async = false,
                            .layout = {{"num_ranks", axis_.size()},
-                                      {"placement", config_.parallel.placement},
-                                      {"units", config_.parallel.units}},
+                                      {"placement", text_of(config_.parallel.placement)},
+                                      {"units", text_of(config_.parallel.units)}},
                            .model = json::object(),
                            .config = config::to_yaml(config_)});
   saver.save({.step = num_steps_, .state = counts()});

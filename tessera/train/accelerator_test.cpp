@@ -210,7 +210,7 @@ TEST(ActivationCheckpointing, KeepsTheLastProductOfAUsersModule) {
     checkpointed->inner->weight.copy_(plain->inner->weight);
   }
   train::checkpoint_activations({checkpointed.get()}, train::BlockEnd::any,
-                                {.checkpointing = "selective"});
+                                {.checkpointing = memory::CheckpointMode::selective});
   const auto x = torch::ones({2, 5});
   plain(x).sum().backward();
   checkpointed(x).sum().backward();

@@ -17,8 +17,8 @@ namespace {
 
 data::Datasets open_data(const config::DataSection& section, int64_t vocab_size) {
   return data::open_datasets({.train = {.paths = section.train,
-                                        .format = data::data_format_named(section.format),
-                                        .token_dtype = data::token_dtype_named(section.token_dtype),
+                                        .format = section.format,
+                                        .token_dtype = section.token_dtype,
                                         .extensions = section.extensions},
                               .validation_paths = section.validation,
                               .validation_fraction = section.validation_fraction,
@@ -31,7 +31,7 @@ data::Datasets open_data(const config::DataSection& section, int64_t vocab_size)
 std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config,
                                                   const config::ModelShape& shape, int rank,
                                                   torch::Device device) {
-  const auto options = torch::dtype(dtype_named(config.precision.parameters));
+  const auto options = torch::dtype(torch_dtype(config.precision.parameters));
   const bool whole = config.parallel.sync_module_states && rank == 0;
   auto model = models::make_language_model(
       shape, options.device(whole ? device : torch::Device(torch::kMeta)));
@@ -42,7 +42,7 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
 /// Writes first values of the whole model's parameters.
 parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
                                         const config::ModelSection& section) {
-  if (section.init == "pretrained") {
+  if (section.init == models::Init::pretrained) {
     return [stored = checkpoint::Pretrained(model, section.path)](
                const std::string& name, int64_t begin, const torch::Tensor& part) {
       stored.copy_part(name, begin, part);
@@ -69,16 +69,25 @@ parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
   };
 }
 
+parallel::UnitRuleKind unit_rule_kind(parallel::Units units) {
+  switch (units) {
+    case parallel::Units::block:
+      return parallel::UnitRuleKind::given;
+    case parallel::Units::size:
+      return parallel::UnitRuleKind::by_size;
+    case parallel::Units::name:
+      return parallel::UnitRuleKind::by_name;
+    case parallel::Units::model:
+      return parallel::UnitRuleKind::whole_model;
+  }
+  __builtin_unreachable();
+}
+
 /// The units of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what
 /// it has of single parameters.
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                               const config::ParallelSection& section, bool is_stage,
                                               const parallel::TensorParts& parts) {
-  static const std::map<std::string, parallel::UnitRuleKind> kKinds{
-      {"block", parallel::UnitRuleKind::given},
-      {"size", parallel::UnitRuleKind::by_size},
-      {"name", parallel::UnitRuleKind::by_name},
-      {"model", parallel::UnitRuleKind::whole_model}};
   std::map<const void*, int64_t> whole;
   for (const auto& item : model.named_parameters()) {
     const auto part = parts.find(item.key());
@@ -88,7 +97,7 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
   const auto num_elements = [&](const torch::Tensor& parameter) {
     return whole.at(parameter.unsafeGetTensorImpl());
   };
-  return parallel::make_units(model, {.kind = kKinds.at(section.units),
+  return parallel::make_units(model, {.kind = unit_rule_kind(section.units),
                                       .patterns = section.unit_patterns,
                                       .min_num_params = section.min_num_params,
                                       .num_elements = num_elements,
@@ -163,23 +172,18 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .first_position = slice.begin});
   }
   return {std::move(slices),
-          {.type = section.type == "sgd" ? optim::OptimizerType::sgd : optim::OptimizerType::adamw,
+          {.type = section.type,
            .beta1 = section.beta1,
            .beta2 = section.beta2,
            .eps = section.eps,
            .momentum = section.momentum,
-           .state_dtype = dtype_named(config.precision.optimizer_states),
+           .state_dtype = torch_dtype(config.precision.optimizer_states),
            .stochastic_rounding = config.precision.stochastic_rounding,
            .seed = static_cast<uint64_t>(config.model.seed)}};
 }
 
 optim::ScheduleOptions make_schedule(const config::RunConfig& config) {
-  static const std::map<std::string, optim::ScheduleType> kTypes{
-      {"constant", optim::ScheduleType::constant},
-      {"linear", optim::ScheduleType::linear},
-      {"cosine", optim::ScheduleType::cosine},
-      {"wsd", optim::ScheduleType::wsd}};
-  return {.type = kTypes.at(config.schedule.type),
+  return {.type = config.schedule.type,
           .learning_rate = config.optimizer.learning_rate,
           .min_ratio = config.schedule.min_ratio,
           .warmup_steps = config.schedule.warmup_steps,
@@ -236,7 +240,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const config::MeshSizes sizes{
       .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
   std::optional<estimate::LayerCosts> measured;
-  if (sizes.pp > 1 && config.parallel.stage_balance == "measured") {
+  if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
     measured = measure_layer_costs(config, shape, sizes, mesh);
   }
   auto plan = estimate::pipeline_plan(config, shape, sizes, measured);
@@ -277,8 +281,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .traffic = {},
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
-  if (config.precision.autocast) run.autocast = dtype_named(config.precision.compute);
-  if (config.precision.compute == "fp16") run.loss_scaler.emplace();
+  if (config.precision.autocast) run.autocast = torch_dtype(config.precision.compute);
+  if (config.precision.compute == FloatType::fp16) run.loss_scaler.emplace();
   return run;
 }
 

@@ -160,24 +160,20 @@ json model_config(const Run& run) {
 }
 
 checkpoint::SaverOptions saver_options(const Run& run) {
-  static const std::map<std::string, checkpoint::Verify> kVerify{
-      {"off", checkpoint::Verify::off},
-      {"sizes", checkpoint::Verify::sizes},
-      {"full", checkpoint::Verify::full}};
   const auto& section = run.config.checkpoint;
   const auto& parallel = run.config.parallel;
   return {.directory = directory_of(run.config),
           // A run that saves at its end alone has nothing to go on with: no memory for a copy.
           .async = section.async && (section.every > 0 || section.every_minutes > 0),
-          .verify = kVerify.at(section.verify),
+          .verify = section.verify,
           .retention = {.keep_last = section.keep_last,
                         .keep_every = section.keep_every,
                         .keep_best = section.keep_best},
           .layout = {{"num_ranks", run.world.size()},
-                     {"placement", parallel.placement},
+                     {"placement", text_of(parallel.placement)},
                      {"tp", run.tensor_axis.size()},
                      {"pp", run.pipeline_axis.size()},
-                     {"units", parallel.units}},
+                     {"units", text_of(parallel.units)}},
           .model = model_config(run),
           .config = config::to_yaml(run.config),
           .assets = assets_of(run.config.model.path)};

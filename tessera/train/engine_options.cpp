@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <thread>
 
@@ -27,12 +26,8 @@ void set_threads(const config::ParallelSection& parallel,
 
 mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            const launch::RankEnvironment& environment) {
-  static const std::map<std::string, comm::BackendChoice> kBackends{
-      {"auto", comm::BackendChoice::automatic},
-      {"gloo", comm::BackendChoice::gloo},
-      {"nccl", comm::BackendChoice::nccl}};
-  const auto choice = comm::choose_device(kBackends.at(parallel.backend), environment.local_rank,
-                                          environment.local_world_size);
+  const auto choice =
+      comm::choose_device(parallel.backend, environment.local_rank, environment.local_world_size);
   if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
@@ -51,17 +46,21 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                           /*transport=*/{}, choice.device);
 }
 
-torch::Dtype dtype_named(const std::string& name) {
-  return name == "bf16" ? torch::kBFloat16 : name == "fp16" ? torch::kHalf : torch::kFloat32;
+torch::Dtype torch_dtype(FloatType type) {
+  switch (type) {
+    case FloatType::fp32:
+      return torch::kFloat32;
+    case FloatType::bf16:
+      return torch::kBFloat16;
+    case FloatType::fp16:
+      return torch::kHalf;
+  }
+  __builtin_unreachable();
 }
 
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
                             const config::MemorySection& section) {
-  static const std::map<std::string, memory::CheckpointMode> kModes{
-      {"none", memory::CheckpointMode::none},
-      {"full", memory::CheckpointMode::full},
-      {"selective", memory::CheckpointMode::selective}};
-  const auto mode = kModes.at(section.checkpointing);
+  const auto mode = section.checkpointing;
   memory::checkpoint_blocks(
       blocks, {.mode = mode,
                .every_k = section.checkpoint_every,
@@ -70,46 +69,28 @@ void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd e
 }
 
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config) {
-  static const std::map<std::string, parallel::Placement> kPlacements{
-      {"replicate", parallel::Placement::replicate},
-      {"shard_optimizer", parallel::Placement::shard_optimizer},
-      {"shard_gradients", parallel::Placement::shard_gradients},
-      {"full_shard", parallel::Placement::full_shard}};
-  static const std::map<std::string, parallel::BackwardPrefetch> kPrefetches{
-      {"none", parallel::BackwardPrefetch::none},
-      {"pre", parallel::BackwardPrefetch::pre},
-      {"post", parallel::BackwardPrefetch::post}};
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   parallel::DataParallelOptions options{
       .offload = {.offload_params = section.offload_params,
                   .offload_optimizer = section.offload_optimizer,
                   .fraction = section.offload_fraction},
-      .backward_prefetch = kPrefetches.at(section.backward_prefetch),
+      .backward_prefetch = section.backward_prefetch,
       .forward_prefetch = section.forward_prefetch,
       .max_gathered_units = static_cast<int>(section.max_gathered_units),
       .sync_module_states = section.sync_module_states};
-  options.unit.placement = kPlacements.at(section.placement);
-  const auto& reshard = section.reshard_after_forward;
-  if (reshard == "true" || reshard == "false") {
-    options.unit.reshard_after_forward = reshard == "true";
-  } else {
-    options.unit.reshard_after_forward = std::stoi(reshard);
-  }
-  if (precision.compute != "fp32" && !precision.autocast) {
-    options.unit.mixed_precision.reduce_dtype = dtype_named(precision.reduce);
-    if (precision.parameters == "fp32") {
-      options.unit.mixed_precision.param_dtype = dtype_named(precision.compute);
+  options.unit.placement = section.placement;
+  options.unit.reshard_after_forward = section.reshard_after_forward;
+  if (precision.computes_in_half()) {
+    options.unit.mixed_precision.reduce_dtype = torch_dtype(precision.reduce);
+    if (precision.parameters == FloatType::fp32) {
+      options.unit.mixed_precision.param_dtype = torch_dtype(precision.compute);
     }
   }
   if (config.optimizer.decay_norms_and_biases) {
     options.decays = [](const std::string&, const torch::Tensor&) { return true; };
   }
   return options;
-}
-
-bool reduces_each(const config::ParallelSection& parallel) {
-  return parallel.placement == "shard_gradients" || parallel.placement == "full_shard";
 }
 
 }  // namespace tessera::train

@@ -21,7 +21,7 @@ void set_threads(const config::ParallelSection& parallel,
 mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            const launch::RankEnvironment& environment);
 
-torch::Dtype dtype_named(const std::string& name);  ///< fp32, bf16, fp16
+torch::Dtype torch_dtype(FloatType type);
 
 /// How a block ends: with a residual sum of its last product, whose value no gradient needs, or in
 /// any way.
@@ -34,8 +34,5 @@ void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd e
 /// The options that the sections parallel, precision and optimizer (which parameters decay) ask
 /// for.
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config);
-
-/// Placements that free whole gradients reduce each micro-batch's; others keep them to the last.
-bool reduces_each(const config::ParallelSection& parallel);
 
 }  // namespace tessera::train

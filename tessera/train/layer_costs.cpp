@@ -41,7 +41,7 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
   one.num_layers = 1;
   const auto& precision = config.precision;
   const auto dtype = precision.autocast ? precision.parameters : precision.compute;
-  const auto options = torch::dtype(dtype_named(dtype)).device(mesh.device());
+  const auto options = torch::dtype(torch_dtype(dtype)).device(mesh.device());
   const auto model = models::make_language_model(one, options);
   models::initialise(*model, config.model.seed, config.model.init_std);
   checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
@@ -53,7 +53,7 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                torch::dtype(torch::kInt64).device(mesh.device()));
   const nn::RandomScope random(nn::RandomContext{});
   std::optional<precision::Autocast> autocast;
-  if (precision.autocast) autocast.emplace(dtype_named(precision.compute), mesh.device().type());
+  if (precision.autocast) autocast.emplace(torch_dtype(precision.compute), mesh.device().type());
   auto hidden = model->embed(ids).detach().requires_grad_();
   const auto seconds = torch::tensor(
       {seconds_of([&] { return model->embed(ids); }, mesh.device()),

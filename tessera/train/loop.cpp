@@ -49,10 +49,8 @@ class Watch {
     const auto& logging = run.config.logging;
     const report::SinkOptions options{.run_dir = folder_, .steps_done = steps_done};
     sinks_.push_back(std::make_unique<report::MetricsLog>(options));
-    auto progress = std::make_unique<report::Progress>(
-        report::ProgressOptions{.mode = report::progress_mode(logging.progress),
-                                .total_steps = run.config.train.steps,
-                                .every = logging.every});
+    auto progress = std::make_unique<report::Progress>(report::ProgressOptions{
+        .mode = logging.progress, .total_steps = run.config.train.steps, .every = logging.every});
     progress_ = progress.get();
     sinks_.push_back(std::move(progress));
     write_file(folder_ / "config.yaml", config::to_yaml(run.config));
@@ -114,7 +112,7 @@ class Watch {
                     format_count(static_cast<double>(config::num_parameters(run_.model->shape()))),
                     world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                     config.data.seq_len, folder_.string()));
-    if (config.precision.parameters != "bf16") return;
+    if (config.precision.parameters != FloatType::bf16) return;
     message(fmt::format(
         "pure bf16: weights have no fp32 copy, {}",
         config.precision.stochastic_rounding
@@ -157,11 +155,7 @@ std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
 
 /// What the matrix products of a run are compared with.
 torch::TensorOptions peak_options(const Run& run) {
-  const auto& compute = run.config.precision.compute;
-  return torch::device(run.device)
-      .dtype(compute == "bf16"   ? torch::kBFloat16
-             : compute == "fp16" ? torch::kHalf
-                                 : torch::kFloat32);
+  return torch::device(run.device).dtype(torch_dtype(run.config.precision.compute));
 }
 
 std::vector<report::UnitWait> unit_waits(const Run& run) {
@@ -200,7 +194,7 @@ std::string sample_text(Run& run, const Say& say) {
 
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
-  if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == "stop") {
+  if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == train::Nonfinite::stop) {
     user_error(
         "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
         "optimizer.learning_rate, or set train.nonfinite to skip",
@@ -278,10 +272,11 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   say(resumed.notes);
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
-  report::RunSummary summary{.run_dir = train.run_dir,
-                             .world_size = environment.world_size,
-                             .parameters = config::num_parameters(run.model->shape()),
-                             .matmul_peak_note = "measured, " + run.config.precision.compute};
+  report::RunSummary summary{
+      .run_dir = train.run_dir,
+      .world_size = environment.world_size,
+      .parameters = config::num_parameters(run.model->shape()),
+      .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
   const int64_t first_step = counts.step + 1;
   if (first_step > train.steps) {
     say({fmt::format("step {} of {}: nothing left to do", counts.step, train.steps)});

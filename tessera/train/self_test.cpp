@@ -227,7 +227,7 @@ void check_training(const mesh::DeviceMesh& mesh, Report& report) {
 int self_test(const config::ParallelSection& parallel, const launch::RankEnvironment& environment) {
   set_threads(parallel, environment);
   auto section = parallel;
-  section.placement = "full_shard";
+  section.placement = parallel::Placement::full_shard;
   const auto mesh = make_mesh(section, environment);
   Report report(mesh);
   report.say(fmt::format("{} rank(s), {} on this machine; rank 0 computes on {}, {} thread(s) each",

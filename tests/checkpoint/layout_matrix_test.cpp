@@ -64,7 +64,7 @@ train::Run run_of(const Layout& layout, bool tied, const mesh::DeviceMesh& mesh)
                   .pp = layout.pp,
                   .pipeline_schedule = layout.schedule,
                   .units = layout.units,
-                  .min_num_params = layout.units == "size" ? 9000 : 1'000'000,
+                  .min_num_params = layout.units == parallel::Units::size ? 9000 : 1'000'000,
                   .offload_params = layout.offload};
   return train::assemble(job, mesh);
 }

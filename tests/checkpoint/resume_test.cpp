@@ -22,11 +22,11 @@ config::RunConfig job_of(const SharedFolder& folder, const std::string& placemen
   auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/12);
   job.model.preset = "micro";
   job.data.shuffle = true;
-  job.schedule.type = "cosine";
+  job.schedule.type = optim::ScheduleType::cosine;
   job.train.steps = kSteps;
   job.train.run_dir = folder.path();
   job.parallel.num_ranks = shape.num_ranks();
-  job.parallel.placement = placement;
+  job.parallel.placement = *value_named<parallel::Placement>(placement);
   job.parallel.dp_replicate = shape.dp_replicate;
   job.parallel.dp_shard = shape.dp_shard;
   job.checkpoint.every = kCut;
@@ -62,7 +62,7 @@ TEST_P(ResumeTest, SameRanksSameBitsOtherRanksSameSamples) {
   on_mesh({.shape = GetParam().shape}, [&](const mesh::DeviceMesh& mesh) {
     const auto& [placement, shape, precision] = GetParam();
     auto job = job_of(folder, placement, shape);
-    job.precision.compute = precision;
+    job.precision.compute = *value_named<FloatType>(precision);
     auto whole = train::assemble(job, mesh);
     train::Checkpointing saving(whole, {});
     const auto losses = train_from(whole, {}, kSteps, &saving);
@@ -120,7 +120,7 @@ TEST(Resume, GoesOnFromPyTorchsDistributedCheckpoint) {
       mesh.world().barrier();
       auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/8);
       job.model.preset = "micro";
-      job.parallel = {.num_ranks = ranks, .placement = "full_shard"};
+      job.parallel = {.num_ranks = ranks, .placement = parallel::Placement::full_shard};
       job.checkpoint.resume = converted;
       auto run = train::assemble(job, mesh);
       const auto counts = train::resume(run).counts;
@@ -207,7 +207,7 @@ TEST(Resume, RefusesAnotherModelAndAFolderInUse) {
                           "[96, 64], got ["));
     other = job;
     other.checkpoint.resume = "auto";
-    other.optimizer.type = "sgd";
+    other.optimizer.type = optim::OptimizerType::sgd;
     auto plain = train::assemble(other, mesh);
     EXPECT_THAT(testing::message_of([&] { train::resume(plain); }),
                 HasSubstr("expected no tensor 'optimizer/exp_avg/"));

@@ -20,8 +20,8 @@ config::RunConfig job_of(const std::string& placement, const std::string& comput
   job.data.validation_fraction = 0;
   job.data.seq_len = 64;
   job.train.global_batch = 8;
-  job.parallel.placement = placement;
-  job.precision.compute = compute;
+  job.parallel.placement = *value_named<parallel::Placement>(placement);
+  job.precision.compute = *value_named<FloatType>(compute);
   return job;
 }
 

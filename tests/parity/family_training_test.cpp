@@ -23,13 +23,13 @@ class FamilyTrainingTest : public ::testing::TestWithParam<std::string> {
   config::RunConfig job() const {
     auto job = recorded_job(24, 8);
     job.model.path = folder_;
-    job.model.init = "pretrained";
+    job.model.init = models::Init::pretrained;
     return job;
   }
 
   config::RunConfig sharded_job() const {
     auto result = job();
-    result.parallel.placement = "full_shard";
+    result.parallel.placement = parallel::Placement::full_shard;
     result.parallel.num_ranks = kTwoByTwo.num_ranks();
     result.parallel.dp_replicate = kTwoByTwo.dp_replicate;
     result.parallel.dp_shard = kTwoByTwo.dp_shard;
@@ -59,7 +59,7 @@ TEST_P(FamilyTrainingTest, ShardedAndCheckpointedEqualsTheRecordedRun) {
     for (const auto* checkpointing : {"none", "full", "selective"}) {
       SCOPED_TRACE(checkpointing);
       auto changed = sharded_job();
-      changed.memory.checkpointing = checkpointing;
+      changed.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
       changed.train.micro_batch = 1;
       auto run = train::assemble(changed, mesh);
       expect_recorded(run, recorded());
@@ -71,9 +71,9 @@ TEST_P(FamilyTrainingTest, Bf16StaysNear) {
   on_mesh({.shape = kTwoByTwo}, [&](const mesh::DeviceMesh& mesh) {
     for (const bool autocast : {false, true}) {
       auto changed = sharded_job();
-      changed.precision.compute = "bf16";
+      changed.precision.compute = FloatType::bf16;
       changed.precision.autocast = autocast;
-      changed.memory.checkpointing = "selective";
+      changed.memory.checkpointing = memory::CheckpointMode::selective;
       auto run = train::assemble(changed, mesh);
       const auto losses = recorded().losses;
       for (size_t step = 0; step < losses.size(); ++step) {
@@ -89,7 +89,7 @@ TEST_P(FamilyTrainingTest, ActivationsTakeWhatWasPredicted) {
     kernels::install_caching_allocator();
     for (const auto* checkpointing : {"none", "selective"}) {
       auto changed = job();
-      changed.memory.checkpointing = checkpointing;
+      changed.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
       auto run = train::assemble(changed, mesh);
       train::train_step(run, 0);
       const auto parts = estimate::rank_parts(changed, run.model->shape());

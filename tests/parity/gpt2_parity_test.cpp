@@ -34,7 +34,7 @@ TEST_P(Gpt2TrainingTest, EqualsTheRecordedRun) {
     const auto recorded = read_fixture("gpt2_micro/parity.json")["train"];
     auto job = recorded_job(32, 4);
     job.model.path = kFolder;
-    job.model.init = "pretrained";
+    job.model.init = models::Init::pretrained;
     auto run = train::assemble(job, mesh);
     for (size_t step = 0; step < recorded["loss"].size(); ++step) {
       auto batches = train::micro_batches(run, run.train_loader, static_cast<int64_t>(step));

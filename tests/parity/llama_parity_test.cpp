@@ -89,7 +89,7 @@ TEST_P(LlamaTrainingTest, MicroEqualsTheRecordedRun) {
   on_mesh({.shape = {.dp_replicate = GetParam()}}, [](const mesh::DeviceMesh& mesh) {
     auto job = recorded_job(64, 8);
     job.model.path = "tests/fixtures/llama_micro";
-    job.model.init = "pretrained";
+    job.model.init = models::Init::pretrained;
     auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("micro"));
     const checkpoint::SafetensorsFile after(

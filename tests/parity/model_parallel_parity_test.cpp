@@ -22,7 +22,7 @@ struct Layout {
   int pp = 1;
   std::string schedule = "1F1B";
   std::vector<int64_t> stage_layers = {};
-  std::string reshard_after_forward = "true";
+  bool reshard_after_forward = true;
 
   mesh::MeshShape shape() const {
     return {.pp = pp, .dp_replicate = dp_replicate, .dp_shard = dp_shard, .tp = tp};
@@ -37,13 +37,13 @@ void PrintTo(const Layout& layout, std::ostream* out) {
 
 config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
   job.parallel.num_ranks = layout.shape().num_ranks();
-  job.parallel.placement = layout.placement;
+  job.parallel.placement = *value_named<parallel::Placement>(layout.placement);
   job.parallel.dp_replicate = layout.dp_replicate;
   job.parallel.dp_shard = layout.dp_shard;
   job.parallel.tp = layout.tp;
   // Without tp it can have no effect.
   job.parallel.sequence_parallel = layout.sequence_parallel || layout.tp == 1;
-  job.memory.checkpointing = layout.checkpointing;
+  job.memory.checkpointing = *value_named<memory::CheckpointMode>(layout.checkpointing);
   job.parallel.pp = layout.pp;
   if (layout.pp > 1) {
     job.parallel.pipeline_schedule = layout.schedule;
@@ -113,7 +113,7 @@ std::vector<Layout> pipelines() {
     list.push_back(piped({1, 2, 1, placement}, families[1]));
   }
   list.push_back(piped({1, 2, 1, "full_shard"}, schedule::facts(schedule::Family::zbv)));
-  list.back().reshard_after_forward = "false";
+  list.back().reshard_after_forward = false;
   return list;
 }
 
@@ -257,7 +257,7 @@ class FamilyModelParallelTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(FamilyModelParallelTest, EqualsOneRank) {
   auto job = recorded_job(24, 8);
   job.model.path = "tests/fixtures/families/" + GetParam();
-  job.model.init = "pretrained";
+  job.model.init = models::Init::pretrained;
   job.train.micro_batch = 2;
   for (const bool sequence : {false, true}) {
     expect_like_one_rank(job, {1, 2, 2, "full_shard", sequence, "selective"}, 3, 2e-5);
@@ -295,7 +295,7 @@ TEST(ModelParallel, StagesByMeasuredCost) {
   const Layout layout{1, 1, 1, "replicate", true, "none", 2};
   on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
     auto divided = with_layout(job, layout);
-    divided.parallel.stage_balance = "measured";
+    divided.parallel.stage_balance = parallel::StageBalance::measured;
     const auto run = train::assemble(divided, mesh);
     EXPECT_EQ(run.plan.layers_of(1).begin, 4);
     EXPECT_EQ(run.model->blocks().size(), mesh.rank() == 0 ? 4U : 0U);
@@ -319,7 +319,7 @@ TEST(ModelParallel, Bf16StaysNear) {
   for (const bool autocast : {false, true}) {
     auto job = recorded_job(64, 8);
     job.model.preset = "micro";
-    job.precision.compute = "bf16";
+    job.precision.compute = FloatType::bf16;
     job.precision.autocast = autocast;
     for (const auto& layout :
          {Layout{1, 2, 2}, piped({1, 2, 1}, schedule::facts(schedule::Family::zbv))}) {

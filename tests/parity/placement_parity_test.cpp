@@ -19,7 +19,7 @@ constexpr Layout kLayouts[] = {{.dp_shard = 1}, {.dp_shard = 2}, {.dp_shard = 4}
 config::RunConfig job_of(const std::string& size, const std::string& placement) {
   auto job = size == "micro" ? recorded_job(64, 8) : recorded_job(256, 8);
   job.model.preset = size;
-  job.parallel.placement = placement;
+  job.parallel.placement = *value_named<parallel::Placement>(placement);
   return job;
 }
 
@@ -70,7 +70,7 @@ class PlacementParityTest : public ::testing::TestWithParam<std::tuple<std::stri
       for (const auto* checkpointing : {"none", "full", "selective"}) {
         SCOPED_TRACE(checkpointing);
         auto job = with_mesh(job_of("micro", placement), shape);
-        job.memory.checkpointing = checkpointing;
+        job.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
         check(job, mesh);
       }
     });
@@ -89,7 +89,7 @@ class PlacementBf16Test : public PlacementParityTest {};
 
 TEST_P(PlacementBf16Test, StaysAsNearAsPyTorch) {
   with_each_checkpointing([](config::RunConfig job, const auto& mesh) {
-    job.precision.compute = "bf16";
+    job.precision.compute = FloatType::bf16;
     const auto fp32 = recorded("micro").losses;
     const auto losses = losses_of(job, mesh, fp32.size());
     EXPECT_LT(largest_relative_difference(losses, fp32), 7e-3);
@@ -118,7 +118,7 @@ TEST_P(TinyPlacementTest, TwoByTwoEqualsTheRecordedRun) {
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     auto job = with_mesh(job_of("tiny", GetParam()), shape);
     job.train.micro_batch = 1;
-    job.memory.checkpointing = "selective";
+    job.memory.checkpointing = memory::CheckpointMode::selective;
     auto run = train::assemble(job, mesh);
     expect_recorded(run, recorded("tiny"));
   });
@@ -142,31 +142,36 @@ TEST(PlacementOptions, ChangeNoNumber) {
       few.losses.resize(5);
       expect_recorded(run, few);
     };
-    expect_same("by size",
-                [](auto& c) { c.parallel.units = "size", c.parallel.min_num_params = 9000; });
-    expect_same("by name", [](auto& c) {
-      c.parallel.units = "name", c.parallel.unit_patterns = {"*.mlp", "*.self_attn"};
-      c.memory.checkpointing = "full";
+    expect_same("by size", [](auto& c) {
+      c.parallel.units = parallel::Units::size, c.parallel.min_num_params = 9000;
     });
-    expect_same("whole", [](auto& c) { c.parallel.units = "model"; });
+    expect_same("by name", [](auto& c) {
+      c.parallel.units = parallel::Units::name, c.parallel.unit_patterns = {"*.mlp", "*.self_attn"};
+      c.memory.checkpointing = memory::CheckpointMode::full;
+    });
+    expect_same("whole", [](auto& c) { c.parallel.units = parallel::Units::model; });
     for (const char* checkpointing : {"full", "selective"}) {
       expect_same("by size, recomputed", [&](auto& c) {
-        c.parallel.units = "size", c.parallel.min_num_params = 3000;
-        c.memory.checkpointing = checkpointing, c.train.micro_batch = 1;
+        c.parallel.units = parallel::Units::size, c.parallel.min_num_params = 3000;
+        c.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing),
+        c.train.micro_batch = 1;
       });
       expect_same("by name, recomputed", [&](auto& c) {
-        c.parallel.units = "name", c.parallel.unit_patterns = {"*.mlp"};
-        c.memory.checkpointing = checkpointing;
+        c.parallel.units = parallel::Units::name, c.parallel.unit_patterns = {"*.mlp"};
+        c.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
       });
       expect_same("whole, recomputed", [&](auto& c) {
-        c.parallel.units = "model", c.memory.checkpointing = checkpointing;
+        c.parallel.units = parallel::Units::model,
+        c.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
       });
     }
-    expect_same("kept", [](auto& c) { c.parallel.reshard_after_forward = "false"; });
-    expect_same("to two ranks", [](auto& c) { c.parallel.reshard_after_forward = "2"; });
-    expect_same("post", [](auto& c) { c.parallel.backward_prefetch = "post"; });
+    expect_same("kept", [](auto& c) { c.parallel.reshard_after_forward = false; });
+    expect_same("to two ranks", [](auto& c) { c.parallel.reshard_after_forward = 2; });
+    expect_same("post",
+                [](auto& c) { c.parallel.backward_prefetch = parallel::BackwardPrefetch::post; });
     expect_same("no prefetch", [](auto& c) {
-      c.parallel.backward_prefetch = "none", c.parallel.forward_prefetch = false;
+      c.parallel.backward_prefetch = parallel::BackwardPrefetch::none,
+      c.parallel.forward_prefetch = false;
     });
     expect_same("one unit at a time", [](auto& c) { c.parallel.max_gathered_units = 1; });
     expect_same("offload", [](auto& c) { c.parallel.offload_params = true; });
@@ -198,7 +203,7 @@ TEST(LossScaling, Fp16SkipsOverflowsAndTrains) {
   const mesh::MeshShape shape{.dp_shard = 2};
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     auto job = with_mesh(job_of("micro", "full_shard"), shape);
-    job.precision.compute = "fp16";
+    job.precision.compute = FloatType::fp16;
     auto run = train::assemble(job, mesh);
     const auto fp32 = recorded("micro").losses;
     std::vector<double> losses;
@@ -237,9 +242,9 @@ TEST(PureBf16, TrainsWithStochasticRounding) {
   const mesh::MeshShape shape{.dp_shard = 2};
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     auto job = with_mesh(job_of("micro", "full_shard"), shape);
-    job.precision = {.compute = "bf16",
-                     .parameters = "bf16",
-                     .optimizer_states = "bf16",
+    job.precision = {.compute = FloatType::bf16,
+                     .parameters = FloatType::bf16,
+                     .optimizer_states = FloatType::bf16,
                      .stochastic_rounding = true};
     auto run = train::assemble(job, mesh);
     for (const auto& slice : run.parallel.slices()) {

@@ -6,25 +6,12 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "tessera/base/choices.h"
 #include "tessera/parallel/sharing.h"
 
 namespace tessera::parallel {
-
-/// What each of N ranks keeps of a unit's P parameters. Elements beside the optimizer's state:
-///                     parameters   gradients   optimizer   sent per rank and step
-///   replicate         P            P           P           2 P  (DDP; Li et al., VLDB 2020)
-///   shard_optimizer   P            P           P/N         2 P  (ZeRO-1; Rajbhandari et al., SC 2020)
-///   shard_gradients   P            P/N         P/N         2 P  (ZeRO-2, FSDP's SHARD_GRAD_OP)
-///   full_shard        P/N          P/N         P/N         3 P  (ZeRO-3, FSDP)
-/// times (N-1)/N each. Whole parameters and gradients of single units come and go beside that.
-enum class Placement { replicate, shard_optimizer, shard_gradients, full_shard };
-
-/// When the next unit of a backward is gathered: before the gradients of the present one are
-/// computed (more overlap, one more unit in memory), after, or when it is needed.
-enum class BackwardPrefetch { none, pre, post };
 
 /// dtypes of a unit; none: as the parameters are stored.
 struct MixedPrecisionPolicy {
@@ -48,10 +35,6 @@ struct OffloadPolicy {
   /// whose gradients come first and are on their way while backward goes on.
   double fraction = 1;
 };
-
-/// full_shard: whether a unit's whole parameters are freed between forward and backward; k: down to
-/// 1/k of them, shared by k neighbouring ranks.
-using ReshardAfterForward = std::variant<bool, int>;
 
 /// What units may differ in.
 struct UnitOptions {

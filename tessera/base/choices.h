@@ -1,0 +1,191 @@
+// What a user chooses by name, in a job file or in code: each choice is one enum, known to the
+// settings (config/) and to the part that carries it out, with its texts beside it. An enum stands
+// in the namespace of the part that carries it out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <variant>
+
+#include "tessera/base/texts.h"
+
+namespace tessera {
+
+/// Types of numbers that a run computes with, keeps or reduces in.
+enum class FloatType { fp32, bf16, fp16 };
+template <>
+inline constexpr auto kTexts<FloatType> = std::to_array<std::string_view>({"fp32", "bf16", "fp16"});
+
+constexpr int64_t bytes_of(FloatType type) { return type == FloatType::fp32 ? 4 : 2; }
+
+}  // namespace tessera
+
+namespace tessera::models {
+
+/// First weights: drawn from (seed, name, position), or read.
+enum class Init { random, pretrained };
+
+}  // namespace tessera::models
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::models::Init> =
+    std::to_array<std::string_view>({"random", "pretrained"});
+
+namespace tessera::data {
+
+/// automatic, for a file: Megatron if an .idx stands beside it, tokens if it ends in .bin, else
+/// text. automatic, for a folder: tokens if every file in it ends in .bin or .idx, else text.
+enum class DataFormat { automatic, tokens, megatron, text };
+
+/// What the user says about a token file without a header (automatic: uint16); with a header it must
+/// agree with it.
+enum class TokenDtype { automatic, uint16, uint32 };
+
+}  // namespace tessera::data
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::data::DataFormat> =
+    std::to_array<std::string_view>({"auto", "tokens", "megatron", "text"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::data::TokenDtype> =
+    std::to_array<std::string_view>({"auto", "uint16", "uint32"});
+
+namespace tessera::optim {
+
+enum class OptimizerType { adamw, sgd };
+
+/// How the learning rate changes after warm-up (optim/schedule.h).
+enum class ScheduleType { constant, linear, cosine, wsd };
+
+}  // namespace tessera::optim
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::optim::OptimizerType> =
+    std::to_array<std::string_view>({"adamw", "sgd"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::optim::ScheduleType> =
+    std::to_array<std::string_view>({"constant", "linear", "cosine", "wsd"});
+
+namespace tessera::parallel {
+
+/// What each of N ranks keeps of a unit's P parameters. Elements beside the optimizer's state:
+///                     parameters   gradients   optimizer   sent per rank and step
+///   replicate         P            P           P           2 P  (DDP; Li et al., VLDB 2020)
+///   shard_optimizer   P            P           P/N         2 P  (ZeRO-1; Rajbhandari et al., SC 2020)
+///   shard_gradients   P            P/N         P/N         2 P  (ZeRO-2, FSDP's SHARD_GRAD_OP)
+///   full_shard        P/N          P/N         P/N         3 P  (ZeRO-3, FSDP)
+/// times (N-1)/N each. Whole parameters and gradients of single units come and go beside that.
+enum class Placement { replicate, shard_optimizer, shard_gradients, full_shard };
+
+/// Is there a rank that has a part of the optimizer's state alone?
+constexpr bool is_sharded(Placement placement) { return placement != Placement::replicate; }
+
+/// Whole gradients are freed after each backward, so each micro-batch's are reduced; other
+/// placements keep them to the last.
+constexpr bool frees_gradients(Placement placement) {
+  return placement == Placement::shard_gradients || placement == Placement::full_shard;
+}
+
+/// When the next unit of a backward is gathered: before the gradients of the present one are
+/// computed (more overlap, one more unit in memory), after, or when it is needed.
+enum class BackwardPrefetch { pre, post, none };
+
+/// full_shard: whether a unit's whole parameters are freed between forward and backward; k: down to
+/// 1/k of them, shared by k neighbouring ranks.
+using ReshardAfterForward = std::variant<bool, int>;
+
+/// Are they freed, wholly or in part?
+constexpr bool reshards(const ReshardAfterForward& choice) {
+  return choice != ReshardAfterForward(false);
+}
+
+/// What a job makes a unit of: each block, the innermost modules of a size, those with a name, or
+/// the whole model.
+enum class Units { block, size, name, model };
+
+/// What the stages of a pipeline share evenly: operations, layers, or seconds taken at the start.
+enum class StageBalance { cost, layers, measured };
+
+}  // namespace tessera::parallel
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::Placement> =
+    std::to_array<std::string_view>({"replicate", "shard_optimizer", "shard_gradients",
+                                     "full_shard"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::BackwardPrefetch> =
+    std::to_array<std::string_view>({"pre", "post", "none"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::Units> =
+    std::to_array<std::string_view>({"block", "size", "name", "model"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::StageBalance> =
+    std::to_array<std::string_view>({"cost", "layers", "measured"});
+
+namespace tessera::comm {
+
+enum class BackendChoice {
+  automatic,  ///< NCCL if every rank of this machine has a GPU to itself, else Gloo on the CPU
+  gloo,
+  nccl
+};
+
+}  // namespace tessera::comm
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::comm::BackendChoice> =
+    std::to_array<std::string_view>({"auto", "gloo", "nccl"});
+
+namespace tessera::memory {
+
+/// What a module keeps between its forward and its backward.
+enum class CheckpointMode {
+  none,       ///< all that autograd saves
+  full,       ///< its inputs; backward runs the forward again
+  selective,  ///< its inputs and the results of matrix products and attention (kernels/linear.h,
+              ///< attention.h); backward runs only the rest again: norms, rotary, activations, sums
+};
+
+}  // namespace tessera::memory
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::memory::CheckpointMode> =
+    std::to_array<std::string_view>({"none", "full", "selective"});
+
+namespace tessera::checkpoint {
+
+/// What is read back before a checkpoint counts: nothing, sizes of files, all bytes.
+enum class Verify { off, sizes, full };
+
+}  // namespace tessera::checkpoint
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::checkpoint::Verify> =
+    std::to_array<std::string_view>({"off", "sizes", "full"});
+
+namespace tessera::train {
+
+/// What follows on NaN or infinity in loss or gradients.
+enum class Nonfinite { stop, skip };
+
+}  // namespace tessera::train
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::train::Nonfinite> =
+    std::to_array<std::string_view>({"stop", "skip"});
+
+namespace tessera::report {
+
+enum class ProgressMode {
+  automatic,  ///< line if the file descriptor is a terminal (and TERM is not "dumb"), else plain
+  line,       ///< one line, rewritten at every step
+  plain,      ///< a line every `every` steps, and for the first and the last step
+  none,       ///< messages only
+};
+
+}  // namespace tessera::report
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::report::ProgressMode> =
+    std::to_array<std::string_view>({"auto", "line", "plain", "none"});
