@@ -180,8 +180,8 @@ void apply_offload(const std::string& what, config::RunConfig& config) {
 /// Micro-batches of a step, over all ranks: one for each data rank, or in a pipeline so many that
 /// it is not idle for long.
 int64_t num_shares(const config::ParallelSection& parallel) {
-  const auto mesh = config::mesh_sizes(parallel, parallel.num_ranks);
-  const auto* sizes = std::get_if<config::MeshSizes>(&mesh);
+  const auto mesh = config::mesh_shape(parallel, parallel.num_ranks);
+  const auto* sizes = std::get_if<mesh::MeshShape>(&mesh);
   if (sizes == nullptr) return parallel.num_ranks;  // the check says what is wrong
   return sizes->data_ranks() * (sizes->pp > 1 ? 4 * sizes->pp : 1);
 }

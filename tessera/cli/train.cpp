@@ -148,8 +148,8 @@ std::optional<AccelerateRun> accelerate_run_of(const TrainArguments& arguments,
 config::Override micro_batch(const config::accelerate::Setting& steps,
                              const config::RunConfig& config) {
   const auto count = std::stoll(steps.value);
-  const auto sizes = config::mesh_sizes(config.parallel, config.parallel.num_ranks);
-  const auto* mesh = std::get_if<config::MeshSizes>(&sizes);  // what is wrong with it check() tells
+  const auto sizes = config::mesh_shape(config.parallel, config.parallel.num_ranks);
+  const auto* mesh = std::get_if<mesh::MeshShape>(&sizes);  // what is wrong with it check() tells
   const auto global = config.train.global_batch, ranks = mesh == nullptr ? 1 : mesh->data_ranks();
   if (global % (ranks * count) != 0) {
     user_error(

@@ -27,7 +27,8 @@ const char* name_of(Operation operation);
 /// A group of one rank counts nothing: nothing is sent.
 struct Counters {
   Counter all_reduce, broadcast, all_gather, reduce_scatter, scatter, all_to_all, barrier;
-  Counter objects;  ///< all_gather_bytes
+  Counter objects;         ///< all_gather_bytes
+  int64_t sent_bytes = 0;  ///< of broadcasts whose root is this rank
 
   Counter& of(Operation operation);
   Counter total() const;

@@ -139,6 +139,8 @@ Group::Group(const GroupOptions& options, const GlooDevice& device,
                                        : std::make_shared<State>(options, device, store)) {}
 
 const std::string& Group::name() const { return state_->options.name; }
+const std::vector<mesh::AxisName>& Group::axes() const { return state_->options.axes; }
+const std::string& Group::channel() const { return state_->options.channel; }
 int Group::rank() const { return state_->options.rank; }
 int Group::size() const { return state_->size(); }
 std::chrono::milliseconds Group::timeout() const { return state_->options.timeout; }

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "tessera/base/axes.h"
 #include "tessera/comm/call.h"
 #include "tessera/comm/choose.h"
 #include "tessera/comm/counters.h"
@@ -51,7 +52,11 @@ class [[nodiscard]] Work {
 };
 
 struct GroupOptions {
-  std::string name;  ///< the axis, for messages and thread names
+  std::string name;  ///< for messages and thread names
+  /// Of the mesh, of more than one rank, along which the group's ranks differ; and its channel,
+  /// where such ranks have several groups.
+  std::vector<mesh::AxisName> axes = {};
+  std::string channel = {};
   int rank = 0;
   std::vector<int> ranks = {0};  ///< the group's, as the run counts them: what errors name
   std::shared_ptr<RollCall> roll_call = nullptr;  ///< the run's; of a group of one rank: none
@@ -89,6 +94,8 @@ class Group {
         const c10::intrusive_ptr<c10d::Store>& store);
 
   const std::string& name() const;
+  const std::vector<mesh::AxisName>& axes() const;  ///< see GroupOptions; likewise channel()
+  const std::string& channel() const;
   int rank() const;
   int size() const;
   std::chrono::milliseconds timeout() const;

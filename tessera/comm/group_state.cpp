@@ -141,6 +141,8 @@ void Group::State::count(const Call& call) {
   auto& counter = counters.of(call.operation);
   ++counter.calls;
   counter.bytes += call.bytes;
+  const bool sends = call.operation == Operation::broadcast && call.root == options.rank;
+  if (sends) counters.sent_bytes += call.bytes;
 }
 
 Group::State::~State() {

@@ -68,7 +68,7 @@ void check_model(const RunConfig& config, const Place& place) {
   }
 }
 
-void check_reshard(const RunConfig& config, const MeshSizes& mesh, const Place& place) {
+void check_reshard(const RunConfig& config, const mesh::MeshShape& mesh, const Place& place) {
   const auto* k = std::get_if<int>(&config.parallel.reshard_after_forward);
   if (k != nullptr && mesh.dp_shard % *k != 0) {
     place.error("parallel.reshard_after_forward",
@@ -98,11 +98,11 @@ void check_ranks(const RunConfig& config, const Place& place) {
   const auto ranks = config.parallel.num_ranks;
   const auto& train = config.train;
   if (ranks < 1) return;
-  const auto sizes = mesh_sizes(config.parallel, ranks);
+  const auto sizes = mesh_shape(config.parallel, ranks);
   if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
     place.error(problem->key, "{}", problem->message);
   }
-  const auto& mesh = std::get<MeshSizes>(sizes);
+  const auto& mesh = std::get<mesh::MeshShape>(sizes);
   check_reshard(config, mesh, place);
   check_tensor_parallel(config, mesh.tp, place);
   const auto data_ranks = mesh.data_ranks();
@@ -189,7 +189,7 @@ void check_precision(const RunConfig& config, const Place& place) {
 
 }  // namespace
 
-std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
+std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel,
                                                 int64_t num_ranks) {
   const bool sharded = parallel::is_sharded(parallel.placement);
   if (!sharded && parallel.dp_shard > 1) {
@@ -198,39 +198,45 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
                                    "or set parallel.placement to full_shard",
                                    parallel.dp_shard)};
   }
-  // The dimensions that the user left open, -1, but for the one that takes all that is left.
-  MeshSizes sizes{parallel.pp, parallel.dp_replicate, sharded ? parallel.dp_shard : 1, parallel.tp};
-  auto& rest = sizes.tp == -1                    ? sizes.tp
-               : sizes.pp == -1                  ? sizes.pp
-               : sharded && sizes.dp_shard == -1 ? sizes.dp_shard
-               : sizes.dp_replicate == -1        ? sizes.dp_replicate
-                                                 : sizes.tp;
-  struct Dimension {
+  // The axes that the user left open, -1, but for the one that takes all that is left.
+  int64_t pp = parallel.pp, dp_replicate = parallel.dp_replicate, tp = parallel.tp;
+  int64_t dp_shard = sharded ? parallel.dp_shard : 1;
+  auto& rest = tp == -1                    ? tp
+               : pp == -1                  ? pp
+               : sharded && dp_shard == -1 ? dp_shard
+               : dp_replicate == -1        ? dp_replicate
+                                           : tp;
+  struct Axis {
     const char* key;
     int64_t& size;
   };
-  const Dimension dimensions[] = {{"parallel.pp", sizes.pp},
-                                  {"parallel.dp_replicate", sizes.dp_replicate},
-                                  {"parallel.dp_shard", sizes.dp_shard},
-                                  {"parallel.tp", sizes.tp}};
+  const Axis axes[] = {{"parallel.pp", pp},
+                       {"parallel.dp_replicate", dp_replicate},
+                       {"parallel.dp_shard", dp_shard},
+                       {"parallel.tp", tp}};
   const bool open = rest == -1;
   int64_t others = 1;
-  for (const auto& [key, size] : dimensions) {
+  for (const auto& [key, size] : axes) {
     if (&size == &rest) continue;
     if (size == -1) size = 1;
     others *= size;
   }
   if (open) rest = std::max<int64_t>(1, num_ranks / others);
   const int64_t product = others * rest;
-  if (product == num_ranks) return sizes;
+  if (product == num_ranks) {
+    return mesh::MeshShape{.pp = static_cast<int>(pp),
+                           .dp_replicate = static_cast<int>(dp_replicate),
+                           .dp_shard = static_cast<int>(dp_shard),
+                           .tp = static_cast<int>(tp)};
+  }
 
   // The key to blame is the last that the user set, if the others leave it room.
-  for (size_t i = std::size(dimensions); i-- > 0;) {
-    const auto& [key, size] = dimensions[i];
+  for (size_t i = std::size(axes); i-- > 0;) {
+    const auto& [key, size] = axes[i];
     if (size == 1 || (open && &size == &rest)) continue;
     const int64_t fixed = (open ? others : product) / size, room = num_ranks / fixed;
     if (num_ranks % fixed != 0) continue;
-    int64_t fitting = room;  // where a dimension is open, any divisor will do
+    int64_t fitting = room;  // where an axis is open, any divisor will do
     for (int64_t d = 1; open && d <= room; ++d) {
       if (room % d == 0 && std::abs(d - size) < std::abs(fitting - size)) fitting = d;
     }
@@ -239,23 +245,23 @@ std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel,
   }
   const int64_t below = num_ranks / product * product;
   return MeshProblem{
-      sizes.tp > 1 ? "parallel.tp" : "parallel.dp_shard",
+      tp > 1 ? "parallel.tp" : "parallel.dp_shard",
       fmt::format("{}dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; start "
                   "{}{}, or change a size",
-                  sizes.pp > 1 ? fmt::format("pp {} x ", sizes.pp) : "", sizes.dp_replicate,
-                  sizes.dp_shard, sizes.tp, product, num_ranks,
+                  pp > 1 ? fmt::format("pp {} x ", pp) : "", dp_replicate,
+                  dp_shard, tp, product, num_ranks,
                   below > 0 ? fmt::format("{} or ", below) : "", below + product)};
 }
 
-MeshSizes fitting_mesh(const ParallelSection& parallel, int64_t num_ranks) {
-  const auto sizes = mesh_sizes(parallel, num_ranks);
+mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks) {
+  const auto sizes = mesh_shape(parallel, num_ranks);
   if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
     user_error("{}: {}", problem->key, problem->message);
   }
-  return std::get<MeshSizes>(sizes);
+  return std::get<mesh::MeshShape>(sizes);
 }
 
-int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh) {
+int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh) {
   const int64_t share = config.train.global_batch / mesh.data_ranks();
   const int64_t size = config.train.micro_batch > 0 ? config.train.micro_batch
                        : mesh.pp > 1                ? 1

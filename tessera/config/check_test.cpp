@@ -66,12 +66,12 @@ TEST(CheckTest, TensorParallelism) {
   config.parallel.num_ranks = 8;
   config.parallel.tp = 2;
   EXPECT_EQ(error_of(config), "no error");
-  const auto sizes = std::get<MeshSizes>(mesh_sizes(config.parallel, 8));
+  const auto sizes = std::get<mesh::MeshShape>(mesh_shape(config.parallel, 8));
   EXPECT_EQ(sizes.dp_replicate, 4);
   config.train.global_batch = 4;  // shared by the four data ranks
   EXPECT_EQ(error_of(config), "no error");
   config.parallel.tp = -1;
-  EXPECT_EQ(std::get<MeshSizes>(mesh_sizes(config.parallel, 8)).tp, 8);
+  EXPECT_EQ(std::get<mesh::MeshShape>(mesh_shape(config.parallel, 8)).tp, 8);
   config.parallel.tp = 3;
   EXPECT_EQ(error_of(config), "parallel.tp: the mesh has 6 ranks but the run has 8; set 2 or -1");
   config.parallel.placement = parallel::Placement::full_shard;

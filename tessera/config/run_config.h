@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
 #include "tessera/config/model_shape.h"
 
@@ -179,23 +180,18 @@ struct RunConfig {
   bool operator==(const RunConfig&) const = default;
 };
 
-/// Ranks along the dimensions of a run of `num_ranks`; what is wrong, if anything: a key and a
-/// line.
-struct MeshSizes {
-  int64_t pp = 1, dp_replicate = 1, dp_shard = 1, tp = 1;
-
-  int64_t data_ranks() const { return dp_replicate * dp_shard; }
-};
+/// What is wrong with the sizes of the axes: a key and a line.
 struct MeshProblem {
   std::string key, message;
 };
-std::variant<MeshSizes, MeshProblem> mesh_sizes(const ParallelSection& parallel, int64_t num_ranks);
+/// Ranks along the axes of a run of `num_ranks`.
+std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel, int64_t num_ranks);
 
 /// The same, where what is wrong is a UserError.
-MeshSizes fitting_mesh(const ParallelSection& parallel, int64_t num_ranks);
+mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks);
 
 /// Portions in which a rank's share of the global batch goes through the model.
-int64_t num_micro_batches(const RunConfig& config, const MeshSizes& mesh);
+int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh);
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
 using Origins = std::map<std::string, std::string>;

@@ -110,7 +110,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
 }
 
 /// The flat buffer that the engine would choose (flat_options in parallel/data/unit.cpp).
-BufferPlan plan_buffer(const RunConfig& config, const config::MeshSizes& mesh, int64_t elements,
+BufferPlan plan_buffer(const RunConfig& config, const mesh::MeshShape& mesh, int64_t elements,
                        bool offloaded, bool device_is_host) {
   const auto& section = config.parallel;
   const auto& precision = config.precision;

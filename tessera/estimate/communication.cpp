@@ -8,6 +8,7 @@ namespace tessera::estimate {
 namespace {
 
 using config::RunConfig;
+using mesh::AxisName;
 using schedule::Kind;
 
 double real(int64_t number) { return static_cast<double>(number); }
@@ -43,30 +44,31 @@ double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, 
   return real(gathers);
 }
 
-Traffic of_data(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units) {
-  if (part.mesh.data_ranks() == 1) return {};
+void add_data(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units,
+              Communication& moved) {
+  if (part.mesh.data_ranks() == 1) return;
   // A pipeline's gradients are reduced once, whatever the placement.
   const bool each = part.mesh.pp == 1 && parallel::frees_gradients(config.parallel.placement);
   const double reductions = each ? real(part.num_micro_batches) : 1;
-  Traffic traffic;
+  auto& between_copies = moved.along(AxisName::dp_replicate);
+  auto& within_one = moved.along(AxisName::dp_shard);
   for (size_t i = 0; i < units.size(); ++i) {
     for (const auto& buffer : units[i].buffers) {
       const auto elements = real(buffer.elements);
       const double gradient = elements * real(buffer.gradient_bytes);
       if (buffer.num_slices == 1) {
-        traffic.all_reduce += reductions * gradient;
+        between_copies.all_reduce += reductions * gradient;
         continue;
       }
-      traffic.reduce_scatter += reductions * gradient;
+      within_one.reduce_scatter += reductions * gradient;
       const double gathers =
           buffer.keeps_whole ? 1 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
-      traffic.all_gather += gathers * elements * real(buffer.whole_bytes);
+      within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
       if (part.mesh.dp_replicate > 1) {
-        traffic.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
+        between_copies.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
       }
     }
   }
-  return traffic;
 }
 
 /// Collectives over tp in one micro-batch, counted in full activations.
@@ -147,15 +149,32 @@ Traffic operator-(const Traffic& after, const Traffic& before) {
           .sent = after.sent - before.sent};
 }
 
+Traffic operator+(const Traffic& a, const Traffic& b) {
+  return {.all_reduce = a.all_reduce + b.all_reduce,
+          .all_gather = a.all_gather + b.all_gather,
+          .reduce_scatter = a.reduce_scatter + b.reduce_scatter,
+          .sent = a.sent + b.sent};
+}
+
+Traffic Communication::dp() const {
+  return along(AxisName::dp_replicate) + along(AxisName::dp_shard);
+}
+
 Communication operator-(const Communication& after, const Communication& before) {
-  return {.dp = after.dp - before.dp, .tp = after.tp - before.tp, .pp = after.pp - before.pp};
+  Communication difference;
+  for (size_t i = 0; i < mesh::kNumAxes; ++i) {
+    difference.by_axis[i] = after.by_axis[i] - before.by_axis[i];
+  }
+  return difference;
 }
 
 Communication communication(const RunConfig& config, const RankPart& part,
                             const std::vector<UnitPlan>& units) {
-  return {.dp = of_data(config, part, units),
-          .tp = of_tensor(config, part, units),
-          .pp = of_pipeline(config, part, units)};
+  Communication moved;
+  add_data(config, part, units, moved);
+  moved.along(AxisName::tp) = of_tensor(config, part, units);
+  moved.along(AxisName::pp) = of_pipeline(config, part, units);
+  return moved;
 }
 
 }  // namespace tessera::estimate

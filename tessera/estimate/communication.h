@@ -1,8 +1,10 @@
-// What a rank's collectives and transfers move in one step, along each dimension of the mesh.
+// What a rank's collectives and transfers move in one step, along each axis of the mesh.
 #pragma once
 
+#include <array>
 #include <vector>
 
+#include "tessera/base/axes.h"
 #include "tessera/config/run_config.h"
 #include "tessera/estimate/buffers.h"
 #include "tessera/estimate/rank_part.h"
@@ -18,11 +20,21 @@ struct Traffic {
 };
 Traffic operator-(const Traffic& after, const Traffic& before);
 
-/// What one rank moves in one step. A few numbers a step (losses, counts, norms) are left out.
+Traffic operator+(const Traffic& a, const Traffic& b);
+
+/// What one rank moves in one step along each axis. A few numbers a step (losses, counts, norms)
+/// are left out.
 struct Communication {
-  Traffic dp;  ///< gradients and parameters
-  Traffic tp;  ///< activations, three numbers a token of the loss, gradients of what ranks share
-  Traffic pp;  ///< activations and their gradients between stages, the gradient of a tied table
+  std::array<Traffic, mesh::kNumAxes> by_axis;
+
+  Traffic& along(mesh::AxisName axis) { return by_axis[static_cast<size_t>(axis)]; }
+  const Traffic& along(mesh::AxisName axis) const { return by_axis[static_cast<size_t>(axis)]; }
+
+  Traffic dp() const;  ///< gradients and parameters, along dp_replicate and dp_shard
+  /// Activations, three numbers a token of the loss, gradients of what ranks share.
+  const Traffic& tp() const { return along(mesh::AxisName::tp); }
+  /// Activations and their gradients between stages, the gradient of a tied table.
+  const Traffic& pp() const { return along(mesh::AxisName::pp); }
 };
 Communication operator-(const Communication& after, const Communication& before);
 

@@ -38,24 +38,24 @@ void expect_traffic(const Traffic& found, const Traffic& expected) {
 TEST(Communication, OfDataRanks) {
   Job job(4, 1, 1);
   const double p = 4 * job.parameters();
-  expect_traffic(job.at(0).dp, {.all_reduce = p});
-  EXPECT_EQ(job.at(0).tp.total() + job.at(0).pp.total(), 0);
+  expect_traffic(job.at(0).dp(), {.all_reduce = p});
+  EXPECT_EQ(job.at(0).tp().total() + job.at(0).pp().total(), 0);
   job.config.parallel.placement = parallel::Placement::shard_optimizer;
-  expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = p});
+  expect_traffic(job.at(0).dp(), {.all_gather = p, .reduce_scatter = p});
   job.config.train.micro_batch = 1;  // two of each rank
-  expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = p});
+  expect_traffic(job.at(0).dp(), {.all_gather = p, .reduce_scatter = p});
   job.config.parallel.placement = parallel::Placement::shard_gradients;
-  expect_traffic(job.at(0).dp, {.all_gather = p, .reduce_scatter = 2 * p});
+  expect_traffic(job.at(0).dp(), {.all_gather = p, .reduce_scatter = 2 * p});
   job.config.parallel.placement = parallel::Placement::full_shard;
-  expect_traffic(job.at(0).dp,
+  expect_traffic(job.at(0).dp(),
                  {.all_gather = 2 * (2 * p - 4 * job.head()), .reduce_scatter = 2 * p});
   job.config.parallel.reshard_after_forward = false;
   job.config.precision.compute = FloatType::bf16;  // gathered in 16 bits, reduced in float32
-  expect_traffic(job.at(0).dp, {.all_gather = 2 * p / 2, .reduce_scatter = 2 * p});
+  expect_traffic(job.at(0).dp(), {.all_gather = 2 * p / 2, .reduce_scatter = 2 * p});
   job.config.parallel.dp_replicate = 2;
-  expect_traffic(job.at(0).dp,
+  expect_traffic(job.at(0).dp(),
                  {.all_reduce = p / 2, .all_gather = 2 * p / 2, .reduce_scatter = 2 * p});
-  EXPECT_EQ(Job(1, 1, 1).at(0).dp.total(), 0);
+  EXPECT_EQ(Job(1, 1, 1).at(0).dp().total(), 0);
 }
 
 // Sums are as counted in parallel/tensor/tensor_parallel_test.cpp: forward and backward 2 L + 1
@@ -65,34 +65,34 @@ TEST(Communication, OfTensorRanks) {
   job.config.parallel.sequence_parallel = false;
   const double rows = 8, activation = rows * kTokens * kDim * 4, loss = rows * kTokens * 3 * 4;
   const double all = 2 * (2 * kLayers + 1) * activation;
-  expect_traffic(job.at(0).tp, {.all_reduce = all + loss});
+  expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
   job.config.train.micro_batch = 2;  // the sum of four
-  expect_traffic(job.at(0).tp, {.all_reduce = all + loss});
+  expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
 
   job.config.memory.checkpointing = memory::CheckpointMode::selective;
-  expect_traffic(job.at(0).tp, {.all_reduce = all + loss});
+  expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
   job.config.memory.checkpointing = memory::CheckpointMode::full;
   job.config.memory.checkpoint_every = 2;
-  expect_traffic(job.at(0).tp, {.all_reduce = all + kLayers * activation + loss});
+  expect_traffic(job.at(0).tp(), {.all_reduce = all + kLayers * activation + loss});
 
   job.config.parallel.sequence_parallel = true;
   const double norms = (2 * kLayers + 1) * kDim * 4;
   const double gathers = all + 2 * kLayers * activation;
-  expect_traffic(job.at(0).tp, {.all_reduce = loss + norms,
+  expect_traffic(job.at(0).tp(), {.all_reduce = loss + norms,
                                 .all_gather = gathers,
                                 .reduce_scatter = all + kLayers * activation});
   job.config.memory.checkpointing = memory::CheckpointMode::selective;  // sums were kept
-  expect_traffic(job.at(0).tp,
+  expect_traffic(job.at(0).tp(),
                  {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
   job.config.memory.checkpointing = memory::CheckpointMode::none;
-  expect_traffic(job.at(0).tp,
+  expect_traffic(job.at(0).tp(),
                  {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
-  EXPECT_EQ(job.at(0).dp.total(), 0);
+  EXPECT_EQ(job.at(0).dp().total(), 0);
 
   // With twice as many ranks as key heads, neighbours sum the gradients of what they share.
   Job many(8, 8, 1);
   const double keys = kLayers * 2.0 * 32 * kDim * 4;
-  expect_traffic(many.at(0).tp,
+  expect_traffic(many.at(0).tp(),
                  {.all_reduce = loss + norms + keys, .all_gather = gathers, .reduce_scatter = all});
 }
 
@@ -101,22 +101,22 @@ TEST(Communication, OfAPipeline) {
   job.config.parallel.stage_layers = {2, 2, 2, 2};
   const double rows = 8, activation = rows * kTokens * kDim * 4;
   // With positions divided each of two ranks sends half, to its peer of the next stage.
-  expect_traffic(job.at(0).pp, {.sent = activation / 2});
-  expect_traffic(job.at(1).pp, {.sent = 2 * activation / 2});
-  expect_traffic(job.at(3).pp, {.sent = activation / 2});
+  expect_traffic(job.at(0).pp(), {.sent = activation / 2});
+  expect_traffic(job.at(1).pp(), {.sent = 2 * activation / 2});
+  expect_traffic(job.at(3).pp(), {.sent = activation / 2});
   const double blocks = 2 * 4 * activation, norms = 2 * 2 * kDim * 4;
-  expect_traffic(job.at(1).tp,
+  expect_traffic(job.at(1).tp(),
                  {.all_reduce = norms, .all_gather = 1.5 * blocks, .reduce_scatter = blocks});
   job.config.parallel.sequence_parallel = false;
-  expect_traffic(job.at(0).pp, {.sent = activation});
-  expect_traffic(job.at(0).tp, {.all_reduce = blocks + activation});
+  expect_traffic(job.at(0).pp(), {.sent = activation});
+  expect_traffic(job.at(0).tp(), {.all_reduce = blocks + activation});
 
   // Tied tables are halves: 2048 rows over two ranks.
   job.shape.tie_embeddings = true;
   const double table = 1024 * kDim * 4;
-  expect_traffic(job.at(0).pp, {.all_reduce = table, .sent = activation});
-  expect_traffic(job.at(1).pp, {.sent = 2 * activation});
-  expect_traffic(job.at(3).pp, {.all_reduce = table, .sent = activation});
+  expect_traffic(job.at(0).pp(), {.all_reduce = table, .sent = activation});
+  expect_traffic(job.at(1).pp(), {.sent = 2 * activation});
+  expect_traffic(job.at(3).pp(), {.all_reduce = table, .sent = activation});
 }
 
 TEST(Communication, OfAPipelineOfSlices) {
@@ -126,16 +126,16 @@ TEST(Communication, OfAPipelineOfSlices) {
   const double last = 4 * job.head();
   // Four micro-batches. The head's backward is next to its forward, other units are gathered for
   // both; gradients are reduced once.
-  expect_traffic(job.at(1).dp, {.all_gather = 4 * last, .reduce_scatter = last});
+  expect_traffic(job.at(1).dp(), {.all_gather = 4 * last, .reduce_scatter = last});
   const double first = 4 * job.parameters() - last;
-  expect_traffic(job.at(0).dp, {.all_gather = 4 * 2 * first, .reduce_scatter = first});
+  expect_traffic(job.at(0).dp(), {.all_gather = 4 * 2 * first, .reduce_scatter = first});
   job.config.parallel.pipeline_schedule = "GPipe";
-  expect_traffic(job.at(1).dp, {.all_gather = 4 * 2 * last, .reduce_scatter = last});
+  expect_traffic(job.at(1).dp(), {.all_gather = 4 * 2 * last, .reduce_scatter = last});
   job.config.parallel.reshard_after_forward = false;  // whole from the first to the last
-  expect_traffic(job.at(1).dp, {.all_gather = last, .reduce_scatter = last});
+  expect_traffic(job.at(1).dp(), {.all_gather = last, .reduce_scatter = last});
   job.config.parallel.reshard_after_forward = true;
   job.config.parallel.placement = parallel::Placement::shard_gradients;
-  expect_traffic(job.at(1).dp, {.all_gather = last, .reduce_scatter = last});
+  expect_traffic(job.at(1).dp(), {.all_gather = last, .reduce_scatter = last});
 }
 
 }  // namespace

@@ -80,22 +80,22 @@ std::string pipeline_text(const RankEstimate& estimate) {
                      100 * estimate.bubble);
 }
 
-struct Dimension {
+struct AxisTraffic {
   const char* name;
   int64_t ranks;
-  const Traffic& traffic;
+  Traffic traffic;
 };
 
-std::vector<Dimension> dimensions(const RankNeeds& rank) {
+std::vector<AxisTraffic> axes_of(const RankNeeds& rank) {
   const auto& mesh = rank.part.mesh;
-  return {{"dp", mesh.data_ranks(), rank.communication.dp},
-          {"tp", mesh.tp, rank.communication.tp},
-          {"pp", mesh.pp, rank.communication.pp}};
+  return {{"dp", mesh.data_ranks(), rank.communication.dp()},
+          {"tp", mesh.tp, rank.communication.tp()},
+          {"pp", mesh.pp, rank.communication.pp()}};
 }
 
 std::string communication_text(const RankEstimate& estimate) {
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [name, ranks, traffic] : dimensions(estimate.rank())) {
+  for (const auto& [name, ranks, traffic] : axes_of(estimate.rank())) {
     if (ranks == 1) continue;
     rows.push_back({name, fmt::format("{}", ranks), bytes_text(traffic.all_reduce),
                     bytes_text(traffic.all_gather), bytes_text(traffic.reduce_scatter),
@@ -110,7 +110,7 @@ std::string communication_text(const RankEstimate& estimate) {
 nlohmann::ordered_json communication_json(const RankNeeds& rank) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   const auto whole = [](double bytes) { return static_cast<int64_t>(bytes); };
-  for (const auto& [name, ranks, traffic] : dimensions(rank)) {
+  for (const auto& [name, ranks, traffic] : axes_of(rank)) {
     json[name] = {{"ranks", ranks},
                   {"all_reduce", whole(traffic.all_reduce)},
                   {"all_gather", whole(traffic.all_gather)},

@@ -108,7 +108,7 @@ PipelinePlan::Layers PipelinePlan::layers_of(int stage) const {
 }
 
 PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
-                           const config::MeshSizes& mesh,
+                           const mesh::MeshShape& mesh,
                            const std::optional<LayerCosts>& measured) {
   const auto& parallel = config.parallel;
   PipelinePlan plan{

@@ -40,7 +40,7 @@ struct PipelinePlan {
 /// count. UserError with the key: layers that stages cannot share, an unknown schedule, a table for
 /// other numbers of ranks, stages or micro-batches, or one that does not pass the check.
 PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
-                           const config::MeshSizes& mesh,
+                           const mesh::MeshShape& mesh,
                            const std::optional<LayerCosts>& measured = {});
 
 }  // namespace tessera::estimate

@@ -31,12 +31,12 @@ bool RankPart::has_tied_table() const {
   return shape.tie_embeddings && stages.front().embeds && stages.back().predicts;
 }
 
-config::MeshSizes mesh_of(const config::RunConfig& config) {
+mesh::MeshShape mesh_of(const config::RunConfig& config) {
   return config::fitting_mesh(config.parallel, config.parallel.num_ranks);
 }
 
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
-                                 const config::MeshSizes& mesh, const PipelinePlan& plan) {
+                                 const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;

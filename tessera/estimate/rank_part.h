@@ -16,7 +16,7 @@ struct RankPart {
   /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
   /// model's.
   config::ModelShape shape;
-  config::MeshSizes mesh;
+  mesh::MeshShape mesh;
   int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
   int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
   bool shares_table = false;   ///< tied: another rank of the pipeline has the table as well
@@ -40,12 +40,12 @@ struct RankPart {
 };
 
 /// The sizes of a run of `config.parallel.num_ranks` ranks; UserError with the key at fault.
-config::MeshSizes mesh_of(const config::RunConfig& config);
+mesh::MeshShape mesh_of(const config::RunConfig& config);
 
 /// The parts of all ranks, by place in the pipeline; of the ranks that share matrices the one with
 /// the most. UserError if tp cannot divide the heads.
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
-                                 const config::MeshSizes& mesh, const PipelinePlan& plan);
+                                 const mesh::MeshShape& mesh, const PipelinePlan& plan);
 
 /// The same, with the sizes of mesh_of and the plan of pipeline_plan.
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape);

@@ -43,18 +43,19 @@ DeviceMesh DeviceMesh::with_transport(const std::string& name,
 
 const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
                              const AxisOptions& options) const {
-  std::vector<int> named, dimensions;
-  for (const auto name : names) named.push_back(dimension_index(name));
+  std::vector<AxisName> named, along;
+  for (const auto name : names) named.push_back(axis_named(name));
   std::ranges::sort(named);
   named.erase(std::unique(named.begin(), named.end()), named.end());
   const auto sizes = shape_.sizes();
-  std::ranges::copy_if(named, std::back_inserter(dimensions), [&](int d) { return sizes[d] > 1; });
+  std::ranges::copy_if(named, std::back_inserter(along),
+                       [&](AxisName axis) { return sizes[static_cast<size_t>(axis)] > 1; });
 
   std::string name;
-  for (const int d : dimensions.empty() ? named : dimensions) {
-    name += fmt::format("{}{}", name.empty() ? "" : "+", kDimensions[d]);
+  for (const auto axis : along.empty() ? named : along) {
+    name += fmt::format("{}{}", name.empty() ? "" : "+", text_of(axis));
   }
-  auto ranks = group_of(shape_, dimensions, rank());
+  auto ranks = group_of(shape_, along, rank());
   const int size = static_cast<int>(ranks.size());
   if (options.split != 0 && options.split != size) {
     if (options.split < 0 || size % options.split != 0) {
@@ -75,7 +76,11 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
   if (!options.channel.empty()) name += fmt::format("/{}", options.channel);
   const auto found = axes_.find(name);
   if (found != axes_.end()) return found->second;
-  return axes_.emplace(name, make(name, ranks)).first->second;
+  comm::GroupOptions group{.name = name,
+                           .axes = std::move(along),
+                           .channel = std::string(options.channel),
+                           .ranks = std::move(ranks)};
+  return axes_.emplace(name, make(std::move(group))).first->second;
 }
 
 const Axis& DeviceMesh::world(const AxisOptions& options) const {
@@ -88,20 +93,18 @@ const Axis& DeviceMesh::all_of_training() const {
   return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
 }
 
-Axis DeviceMesh::make(const std::string& name, const std::vector<int>& ranks) const {
-  if (ranks.size() == 1) return Axis(name);
-  comm::meet(store_, {.name = name, .ranks = ranks}, *roll_call_);
-  const auto mine = std::ranges::find(ranks, rank());
+Axis DeviceMesh::make(comm::GroupOptions group) const {
+  const auto& ranks = group.ranks;
+  if (ranks.size() == 1) return Axis(group.name);
+  comm::meet(store_, {.name = group.name, .ranks = ranks}, *roll_call_);
+  group.rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  group.roll_call = roll_call_;
+  group.timeout = where_.timeout;
+  group.transport = transport_;
+  group.device = device_;
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("axis/{}/{}", name, ranks.front()), store_);
-  return Axis({.name = name,
-               .rank = static_cast<int>(mine - ranks.begin()),
-               .ranks = ranks,
-               .roll_call = roll_call_,
-               .timeout = where_.timeout,
-               .transport = transport_,
-               .device = device_},
-              sockets_, store);
+      fmt::format("axis/{}/{}", group.name, ranks.front()), store_);
+  return Axis(group, sockets_, store);
 }
 
 std::vector<Axis> DeviceMesh::used_axes() const {

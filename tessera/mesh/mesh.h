@@ -10,12 +10,15 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/comm/store.h"
-#include "tessera/mesh/layout.h"
+#include "tessera/base/axes.h"
 
 namespace tessera::mesh {
 
-/// A group of ranks that differ along one or several dimensions: size(), rank(), collectives.
+/// A group of ranks that differ along one or several axes of the mesh: size(), rank(), collectives.
 using Axis = comm::Group;
+
+/// The channel of groups that save beside the steps: what they move is not a step's traffic.
+inline constexpr std::string_view kSaveChannel = "save";
 
 struct AxisOptions {
   /// This rank's part alone where every `split` consecutive ranks of the axis are a part (FSDP2's
@@ -32,7 +35,7 @@ struct AxisOptions {
 ///
 /// An axis is made at its first use, by the ranks of its group alone: ranks that share a group must
 /// first use their axes (parts and channels, too) in the same order, or get a DistError that names
-/// the two axes. Dimensions of size 1 do not count: axis("dp_replicate"),
+/// the two axes. Axes of size 1 do not count: axis("dp_replicate"),
 /// axis({"dp_replicate", "dp_shard"}) are one group (with one set of counters) where only
 /// dp_replicate has more than one rank.
 class DeviceMesh {
@@ -57,7 +60,7 @@ class DeviceMesh {
   c10::Device device() const { return device_; }
   Coordinates coordinates(int rank) const { return coordinates_of(shape_, rank); }
 
-  /// The axis of a name in kDimensions; UserError for another name, and if the split does not
+  /// The axis of a name (base/axes.h: AxisName); UserError for another name, and if the split does not
   /// divide the axis. Either `split` or `only`. References stay valid as long as the mesh.
   const Axis& axis(std::string_view name, const AxisOptions& options = {}) const {
     return axis({name}, options);
@@ -77,7 +80,7 @@ class DeviceMesh {
   DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
              const comm::Transport& transport, c10::Device device,
              c10::intrusive_ptr<c10d::Store> store);
-  Axis make(const std::string& name, const std::vector<int>& ranks) const;
+  Axis make(comm::GroupOptions group) const;
 
   MeshShape shape_;
   comm::Rendezvous where_;

@@ -108,7 +108,7 @@ void AcceleratorCore::set_counts(const json& state) {
 }
 
 void AcceleratorCore::save_state(const fs::path& directory) {
-  const auto& axis = mesh_->axis({"dp_replicate", "dp_shard"}, {.channel = "save"});
+  const auto& axis = mesh_->axis({"dp_replicate", "dp_shard"}, {.channel = mesh::kSaveChannel});
   checkpoint::Saver saver(axis,
                           held_state(/*all_states=*/num_steps_ > 0, /*buffers=*/axis.rank() == 0),
                           {.directory = directory,

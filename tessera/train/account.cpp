@@ -51,27 +51,6 @@ estimate::RankPart part_of(const Run& run) {
   return parts[static_cast<size_t>(run.pipeline_axis.rank())];
 }
 
-/// What this rank moved along the axes of one dimension, or along those that begin with
-/// `dimensions`.
-estimate::Traffic traffic_along(const Run& run, const std::string& dimensions) {
-  estimate::Traffic traffic;
-  const auto own = fmt::format("/{}>", run.pipeline_axis.rank());  // messages that begin here
-  for (const auto& axis : run.axes) {
-    const auto& name = axis.name();
-    if (!name.starts_with(dimensions) || name.find('+') != std::string::npos ||
-        name.ends_with("/save")) {
-      continue;
-    }
-    const auto counters = axis.counters();
-    traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
-    traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
-    traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
-    if (name.find(own) != std::string::npos) {
-      traffic.sent += static_cast<double>(counters.broadcast.bytes);
-    }
-  }
-  return traffic;
-}
 
 /// The most that tensors are predicted to take at once.
 double predicted_peak(const Run& run, const estimate::RankPart& part) {
@@ -108,9 +87,17 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
 }
 
 estimate::Communication traffic_so_far(const Run& run) {
-  return {.dp = traffic_along(run, "dp"),
-          .tp = traffic_along(run, "tp"),
-          .pp = traffic_along(run, "pp")};
+  estimate::Communication moved;
+  for (const auto& axis : run.axes) {
+    if (axis.axes().size() != 1 || axis.channel() == mesh::kSaveChannel) continue;
+    const auto counters = axis.counters();
+    auto& traffic = moved.along(axis.axes().front());
+    traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
+    traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
+    traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
+    traffic.sent += static_cast<double>(counters.sent_bytes);
+  }
+  return moved;
 }
 
 std::vector<report::PredictedBytes> traffic_account(const Run& run) {
@@ -124,9 +111,9 @@ std::vector<report::PredictedBytes> traffic_account(const Run& run) {
     parts.push_back(
         {name, static_cast<int64_t>(expected.total()), static_cast<int64_t>(found.total())});
   };
-  add("dp", own.mesh.data_ranks(), predicted.dp, run.traffic.dp);
-  add("tp", own.mesh.tp, predicted.tp, run.traffic.tp);
-  add("pp", own.mesh.pp, predicted.pp, run.traffic.pp);
+  add("dp", own.mesh.data_ranks(), predicted.dp(), run.traffic.dp());
+  add("tp", own.mesh.tp, predicted.tp(), run.traffic.tp());
+  add("pp", own.mesh.pp, predicted.pp(), run.traffic.pp());
   return parts;
 }
 

@@ -236,9 +236,7 @@ Run assemble(const config::RunConfig& config, const launch::RankEnvironment& env
 Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto shape = shape_for(config, mesh);
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
-  const auto& axes = mesh.shape();
-  const config::MeshSizes sizes{
-      .pp = axes.pp, .dp_replicate = axes.dp_replicate, .dp_shard = axes.dp_shard, .tp = axes.tp};
+  const auto& sizes = mesh.shape();
   std::optional<estimate::LayerCosts> measured;
   if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
     measured = measure_layer_costs(config, shape, sizes, mesh);
@@ -263,7 +261,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .tensor_axis = mesh.axis("tp"),
           .pipeline_axis = mesh.axis("pp"),
           .world = mesh.all_of_training(),
-          .save_axis = config.checkpoint.saves() ? mesh.world({.channel = "save"}) : mesh::Axis(),
+          .save_axis = config.checkpoint.saves() ? mesh.world({.channel = mesh::kSaveChannel}) : mesh::Axis(),
           .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),

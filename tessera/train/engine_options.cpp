@@ -31,11 +31,7 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
   if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
-  const auto fitting = config::fitting_mesh(parallel, environment.world_size);
-  return mesh::DeviceMesh({.pp = static_cast<int>(fitting.pp),
-                           .dp_replicate = static_cast<int>(fitting.dp_replicate),
-                           .dp_shard = static_cast<int>(fitting.dp_shard),
-                           .tp = static_cast<int>(fitting.tp)},
+  return mesh::DeviceMesh(config::fitting_mesh(parallel, environment.world_size),
                           {.rank = environment.rank,
                            .world_size = environment.world_size,
                            .master_addr = environment.master_addr,

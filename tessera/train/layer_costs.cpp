@@ -35,7 +35,7 @@ double seconds_of(const Work& work, torch::Device device) {
 
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                          const config::ModelShape& shape,
-                                         const config::MeshSizes& sizes,
+                                         const mesh::MeshShape& sizes,
                                          const mesh::DeviceMesh& mesh) {
   auto one = shape;
   one.num_layers = 1;

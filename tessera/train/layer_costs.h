@@ -12,7 +12,7 @@ namespace tessera::train {
 /// of one layer, before the run's own is made. `sizes`: of `mesh`. Collective.
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                          const config::ModelShape& shape,
-                                         const config::MeshSizes& sizes,
+                                         const mesh::MeshShape& sizes,
                                          const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::train

@@ -124,7 +124,7 @@ namespace {
 
 /// The ranks that hold the model together, on a channel that nobody else uses.
 const mesh::Axis& saving_axis(const mesh::DeviceMesh& mesh) {
-  return mesh.axis({"dp_replicate", "dp_shard"}, {.channel = "save"});
+  return mesh.axis({"dp_replicate", "dp_shard"}, {.channel = mesh::kSaveChannel});
 }
 
 /// Every parameter of the model that is here must be one of the optimizer's.

@@ -218,12 +218,12 @@ TEST_P(TrafficTest, IsWhatIsEstimated) {
         job, run.model->shape())[static_cast<size_t>(run.pipeline_axis.rank())];
     const auto expected = estimate::communication(
         job, part, estimate::plan_units(job, part, /*device_is_host=*/true));
-    expect_traffic(run.traffic.dp, expected.dp, "dp");
-    expect_traffic(run.traffic.tp, expected.tp, "tp");
-    expect_traffic(run.traffic.pp, expected.pp, "pp");
-    EXPECT_EQ(expected.dp.total() > 0, run.data_axis.size() > 1);
-    EXPECT_EQ(expected.tp.total() > 0, run.tensor_axis.size() > 1);
-    EXPECT_EQ(expected.pp.total() > 0, run.pipeline_axis.size() > 1);
+    expect_traffic(run.traffic.dp(), expected.dp(), "dp");
+    expect_traffic(run.traffic.tp(), expected.tp(), "tp");
+    expect_traffic(run.traffic.pp(), expected.pp(), "pp");
+    EXPECT_EQ(expected.dp().total() > 0, run.data_axis.size() > 1);
+    EXPECT_EQ(expected.tp().total() > 0, run.tensor_axis.size() > 1);
+    EXPECT_EQ(expected.pp().total() > 0, run.pipeline_axis.size() > 1);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "tessera/mesh/layout.h"
+#include "tessera/base/axes.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -31,20 +31,20 @@ std::string nearest_fix(const MeshShape& shape, int world_size) {
 
 int MeshShape::num_ranks() const { return static_cast<int>(product(*this)); }
 
-int dimension_index(std::string_view name) {
-  const auto found = std::ranges::find(kDimensions, name);
-  if (found == kDimensions.end()) {
-    const std::vector<std::string> names(kDimensions.begin(), kDimensions.end());
+AxisName axis_named(std::string_view name) {
+  const auto found = value_named<AxisName>(name);
+  if (!found) {
+    const auto names = texts_of<AxisName>();
     user_error("mesh axis: expected one of {}, got '{}'{}", fmt::join(names, ", "), name,
                did_you_mean(name, names));
   }
-  return static_cast<int>(found - kDimensions.begin());
+  return *found;
 }
 
 void check_shape(const MeshShape& shape, int world_size) {
   const auto sizes = shape.sizes();
   for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] < 1) user_error("{}: expected at least 1, got {}", kDimensions[d], sizes[d]);
+    if (sizes[d] < 1) user_error("{}: expected at least 1, got {}", kTexts<AxisName>[d], sizes[d]);
   }
   if (product(shape) != world_size) {
     user_error("mesh ({}): expected {} ranks, got {}; {}", describe(shape), product(shape),
@@ -69,12 +69,13 @@ int rank_of(const MeshShape& shape, const Coordinates& at) {
   return rank;
 }
 
-std::vector<int> group_of(const MeshShape& shape, std::span<const int> dimensions, int rank) {
+std::vector<int> group_of(const MeshShape& shape, std::span<const AxisName> axes, int rank) {
   const auto sizes = shape.sizes();
-  std::vector<int> order(dimensions.begin(), dimensions.end());
+  std::vector<size_t> order;
+  for (const auto axis : axes) order.push_back(static_cast<size_t>(axis));
   std::ranges::sort(order);
   Coordinates at = coordinates_of(shape, rank);
-  for (const int d : order) at[d] = 0;
+  for (const size_t d : order) at[d] = 0;
 
   std::vector<int> ranks;
   const auto visit = [&](const auto& self, size_t depth) -> void {
@@ -102,7 +103,7 @@ std::string describe(const MeshShape& shape) {
   std::string text;
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 1) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", kDimensions[d], sizes[d]);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", kTexts<AxisName>[d], sizes[d]);
   }
   return text.empty() ? "one rank" : text;
 }

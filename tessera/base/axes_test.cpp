@@ -1,4 +1,4 @@
-#include "tessera/mesh/layout.h"
+#include "tessera/base/axes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,33 +22,33 @@ TEST(Layout, TpIsInnermostAndPpOutermost) {
   EXPECT_EQ(coordinates_of(shape, 12), (Coordinates{1, 0, 0, 0, 0, 0}));
 }
 
-TEST(Layout, GroupsOfOneDimensionAndOfSeveral) {
+TEST(Layout, GroupsAlongOneAxisAndSeveral) {
   const MeshShape shape{.dp_replicate = 2, .dp_shard = 2, .tp = 2};
-  const auto group = [&](std::vector<int> dimensions, int rank) {
-    return group_of(shape, dimensions, rank);
+  const auto group = [&](std::vector<AxisName> axes, int rank) {
+    return group_of(shape, axes, rank);
   };
-  EXPECT_THAT(group({dimension_index("tp")}, 5), ElementsAre(4, 5));
-  EXPECT_THAT(group({dimension_index("dp_replicate")}, 5), ElementsAre(1, 5));
-  EXPECT_THAT(group({dimension_index("dp_shard"), dimension_index("dp_replicate")}, 5),
+  EXPECT_THAT(group({AxisName::tp}, 5), ElementsAre(4, 5));
+  EXPECT_THAT(group({AxisName::dp_replicate}, 5), ElementsAre(1, 5));
+  EXPECT_THAT(group({AxisName::dp_shard, AxisName::dp_replicate}, 5),
               ElementsAre(1, 3, 5, 7));
   EXPECT_THAT(group({}, 5), ElementsAre(5));
 }
 
-TEST(Layout, EveryDimensionPartitionsThousandsOfRanks) {
+TEST(Layout, EveryAxisPartitionsThousandsOfRanks) {
   const MeshShape shape{.pp = 4, .dp_replicate = 3, .dp_shard = 16, .cp = 2, .ep = 2, .tp = 8};
   const int world = shape.num_ranks();
   ASSERT_EQ(world, 6144);
-  for (int d = 0; d < 6; ++d) {
+  for (size_t d = 0; d < kNumAxes; ++d) {
     std::vector<int> times(static_cast<size_t>(world), 0);
     for (int rank = 0; rank < world; ++rank) {
       ASSERT_EQ(rank_of(shape, coordinates_of(shape, rank)), rank);
-      const auto group = group_of(shape, std::vector{d}, rank);
+      const auto group = group_of(shape, std::vector{static_cast<AxisName>(d)}, rank);
       ASSERT_EQ(static_cast<int>(group.size()), shape.sizes()[d]);
       ASSERT_EQ(group[coordinates_of(shape, rank)[d]], rank);
       if (group.front() != rank) continue;
       for (const int member : group) ++times[member];
     }
-    EXPECT_THAT(times, ::testing::Each(1)) << kDimensions[d];
+    EXPECT_THAT(times, ::testing::Each(1)) << kTexts<AxisName>[d];
   }
 }
 
@@ -65,7 +65,7 @@ TEST(Layout, AShapeThatDoesNotFitIsOneLineWithTheFix) {
 }
 
 TEST(Layout, AnUnknownAxisNamesTheNearest) {
-  EXPECT_THAT(message_of([] { dimension_index("dp_shrad"); }),
+  EXPECT_THAT(message_of([] { axis_named("dp_shrad"); }),
               HasSubstr("did you mean 'dp_shard'?"));
 }
 
