@@ -29,8 +29,7 @@ TEST(Layout, GroupsAlongOneAxisAndSeveral) {
   };
   EXPECT_THAT(group({AxisName::tp}, 5), ElementsAre(4, 5));
   EXPECT_THAT(group({AxisName::dp_replicate}, 5), ElementsAre(1, 5));
-  EXPECT_THAT(group({AxisName::dp_shard, AxisName::dp_replicate}, 5),
-              ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(group({AxisName::dp_shard, AxisName::dp_replicate}, 5), ElementsAre(1, 3, 5, 7));
   EXPECT_THAT(group({}, 5), ElementsAre(5));
 }
 
@@ -65,8 +64,7 @@ TEST(Layout, AShapeThatDoesNotFitIsOneLineWithTheFix) {
 }
 
 TEST(Layout, AnUnknownAxisNamesTheNearest) {
-  EXPECT_THAT(message_of([] { axis_named("dp_shrad"); }),
-              HasSubstr("did you mean 'dp_shard'?"));
+  EXPECT_THAT(message_of([] { axis_named("dp_shrad"); }), HasSubstr("did you mean 'dp_shard'?"));
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ namespace tessera::optim {
 
 enum class OptimizerType { adamw, sgd };
 
-/// How the learning rate changes after warm-up (optim/schedule.h).
-enum class ScheduleType { constant, linear, cosine, wsd };
+/// How the learning rate changes after warm-up (optim/learning_rate.h).
+enum class LearningRateSchedule { constant, linear, cosine, wsd };
 
 }  // namespace tessera::optim
 
@@ -64,7 +64,7 @@ template <>
 inline constexpr auto tessera::kTexts<tessera::optim::OptimizerType> =
     std::to_array<std::string_view>({"adamw", "sgd"});
 template <>
-inline constexpr auto tessera::kTexts<tessera::optim::ScheduleType> =
+inline constexpr auto tessera::kTexts<tessera::optim::LearningRateSchedule> =
     std::to_array<std::string_view>({"constant", "linear", "cosine", "wsd"});
 
 namespace tessera::parallel {

@@ -25,11 +25,11 @@
 #include "tessera/config/json_keys.h"
 #include "tessera/config/values.h"
 #include "tessera/estimate/architecture.h"
-#include "tessera/estimate/fit.h"
 #include "tessera/estimate/known_models.h"
 #include "tessera/estimate/table.h"
 #include "tessera/hub/model_name.h"
 #include "tessera/hub/resolve.h"
+#include "tessera/predict/fit.h"
 
 namespace tessera::cli {
 namespace {

@@ -28,7 +28,7 @@ struct TestArguments {
 
 int test(const TestArguments& arguments) {
   int processes = num_ranks(-1);
-  std::vector<std::string> command{worker_path(), kSelfTest};
+  config::RunConfig config;
   bool cpu = arguments.cpu;
   if (!arguments.config_file.empty()) {
     AccelerateRequest request{.quiet = true};
@@ -41,7 +41,8 @@ int test(const TestArguments& arguments) {
   } else if (arguments.num_processes > 0) {
     processes = arguments.num_processes;
   }
-  if (cpu) command.push_back("parallel.backend=gloo");
+  if (cpu) config.parallel.backend = comm::BackendChoice::gloo;
+  const std::vector<std::string> command{worker_path(), kSelfTest, config_for_ranks(config)};
   if (launch::rank_environment()) become(command);
   return launch::launch({.command = command,
                          .num_processes = processes,

@@ -15,10 +15,10 @@
 #include "tessera/cli/launch_options.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/pipeline_plan.h"
 #include "tessera/hub/resolve.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
+#include "tessera/plan/run_plan.h"
 #include "tessera/report/clock.h"
 
 namespace tessera::cli {
@@ -44,16 +44,6 @@ std::string job_file(const std::string& job) {
   if (job.find('/') != std::string::npos || fs::exists(job)) return job;
   const auto recipe = install_prefix() / "share/doc/tessera/recipes" / (job + ".yaml");
   return fs::exists(recipe) ? recipe.string() : job;
-}
-
-std::vector<std::string> worker_command(const std::string& job, const Overrides& overrides,
-                                        const config::Origins& origins) {
-  std::vector<std::string> command{worker_path(), job};
-  for (const auto& override : overrides) {
-    if (override.if_effective && origins.at(override.key) != override.origin) continue;
-    command.push_back(override.key + "=" + override.value);
-  }
-  return command;
 }
 
 Overrides parse_overrides(const std::vector<std::string>& arguments) {
@@ -176,10 +166,9 @@ config::LoadedConfig load(const TrainArguments& arguments, const Overrides& over
   return loaded;
 }
 
-/// UserError, before ranks start, for a schedule or stages that cannot be.
-void check_pipeline(const config::RunConfig& config) {
-  estimate::pipeline_plan(config, config::resolve_model_shape(config.model),
-                          config::fitting_mesh(config.parallel, config.parallel.num_ranks));
+/// UserError, before ranks start, for heads, stages or a schedule that cannot be.
+void check_plan(const config::RunConfig& config) {
+  plan::make_plan(config, config::resolve_model_shape(config.model));
 }
 
 int train(const TrainArguments& arguments, Overrides overrides) {
@@ -206,9 +195,9 @@ int train(const TrainArguments& arguments, Overrides overrides) {
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
-  check_pipeline(loaded.config);
+  check_plan(loaded.config);
   if (!ranks || ranks->rank == 0) check_run_dir(loaded.config.train.run_dir);
-  start.command = worker_command(arguments.job, overrides, loaded.origins);
+  start.command = {worker_path(), config_for_ranks(loaded.config)};
   if (ranks) become(start.command);
   start.num_processes = static_cast<int>(loaded.config.parallel.num_ranks);
   start.environment[report::kLaunchTimeVariable] = fmt::format("{:.6f}", report::boot_seconds());

@@ -28,16 +28,13 @@ void quieten_libtorch() {
   c10::initLogging();
 }
 
-int run_rank(const std::string& job, const std::vector<std::string>& arguments) {
+/// `arguments`: kSelfTest or nothing, and the configuration that `tessera` checked.
+int run_rank(const std::vector<std::string>& arguments) {
   kernels::install_caching_allocator();
   const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
-  std::vector<config::Override> overrides;
-  for (const auto& argument : arguments) overrides.push_back(config::parse_override(argument));
-  if (job == cli::kSelfTest) {
-    return train::self_test(config::load_run_config("", overrides).config.parallel, environment);
-  }
-  const auto loaded = config::load_run_config(job, overrides);
-  auto run = train::assemble(loaded.config, environment);
+  const auto config = config::load_run_config(arguments.back(), {}).config;
+  if (arguments.front() == cli::kSelfTest) return train::self_test(config.parallel, environment);
+  auto run = train::assemble(config, environment);
   return train::train_loop(run, environment);
 }
 
@@ -53,12 +50,11 @@ int report(const std::string& message, int exit_code) {
 int main(int argc, char** argv) {
   using namespace tessera;
   if (argc < 2)
-    return report("tessera-worker JOB.yaml [section.key=value ...]: started by `tessera train`",
-                  kUserErrorExit);
+    return report("tessera-worker: is started by `tessera train`; use that", kUserErrorExit);
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   try {
     quieten_libtorch();
-    return run_rank(argv[1], {argv + 2, argv + argc});
+    return run_rank({argv + 1, argv + argc});
   } catch (const UserError& error) {
     return report(config::with_job_keys(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {

@@ -1,5 +1,7 @@
 #include "tessera/cli/worker_program.h"
 
+#include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +28,18 @@ std::string worker_path() {
   }
   use_libtorch_of_user(worker, prefix);
   return worker.string();
+}
+
+std::string config_for_ranks(const config::RunConfig& config) {
+  const int fd = ::memfd_create("tessera-config", 0);  // stays open for whoever comes of us
+  const auto text = config::to_yaml(config);
+  for (size_t done = 0; fd >= 0 && done < text.size();) {
+    const auto count = ::write(fd, text.data() + done, text.size() - done);
+    if (count < 0) system_error("the ranks' configuration: cannot be written");
+    done += static_cast<size_t>(count);
+  }
+  if (fd < 0) system_error("the ranks' configuration: no file in memory");
+  return fmt::format("/proc/self/fd/{}", fd);
 }
 
 void become(const std::vector<std::string>& command) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/config/run_config.h"
+
 namespace tessera::cli {
 
 /// The folder that has this program in bin/.
@@ -15,8 +17,12 @@ std::filesystem::path install_prefix();
 /// own, this process's LD_LIBRARY_PATH names one (libtorch_of_user.h), for those it starts.
 std::string worker_path();
 
-/// Stands before a configuration's overrides: check the set-up instead of training.
+/// Stands before the configuration: check the set-up instead of training.
 inline constexpr const char* kSelfTest = "--self-test";
+
+/// A file in memory with `config`, checked and complete: what the ranks read that this process
+/// starts or becomes. Returns its path, which is good for them alone.
+std::string config_for_ranks(const config::RunConfig& config);
 
 /// This process goes on as that program, with its arguments. SystemError if it cannot be started.
 [[noreturn]] void become(const std::vector<std::string>& command);

@@ -126,7 +126,7 @@ void check_schedule(const RunConfig& config, const Place& place) {
     place.error("schedule.warmup_steps", "expected at most train.steps {}, got {}", steps,
                 schedule.warmup_steps);
   }
-  if (schedule.type == optim::ScheduleType::wsd &&
+  if (schedule.type == optim::LearningRateSchedule::wsd &&
       schedule.decay_steps > steps - schedule.warmup_steps) {
     place.error("schedule.decay_steps",
                 "expected at most {} (train.steps {} less {} of warm-up), got {}",
@@ -190,7 +190,7 @@ void check_precision(const RunConfig& config, const Place& place) {
 }  // namespace
 
 std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel,
-                                                int64_t num_ranks) {
+                                                      int64_t num_ranks) {
   const bool sharded = parallel::is_sharded(parallel.placement);
   if (!sharded && parallel.dp_shard > 1) {
     return MeshProblem{"parallel.dp_shard",
@@ -248,9 +248,8 @@ std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& par
       tp > 1 ? "parallel.tp" : "parallel.dp_shard",
       fmt::format("{}dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; start "
                   "{}{}, or change a size",
-                  pp > 1 ? fmt::format("pp {} x ", pp) : "", dp_replicate,
-                  dp_shard, tp, product, num_ranks,
-                  below > 0 ? fmt::format("{} or ", below) : "", below + product)};
+                  pp > 1 ? fmt::format("pp {} x ", pp) : "", dp_replicate, dp_shard, tp, product,
+                  num_ranks, below > 0 ? fmt::format("{} or ", below) : "", below + product)};
 }
 
 mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks) {

@@ -173,7 +173,7 @@ TEST(CheckTest, PhasesFitIntoTheRun) {
   EXPECT_EQ(error_of(config), "no error");
   config.schedule.warmup_steps = 101;
   EXPECT_EQ(error_of(config), "schedule.warmup_steps: expected at most train.steps 100, got 101");
-  config.schedule = {.type = "wsd", .warmup_steps = 10, .decay_steps = 90};
+  config.schedule = {.type = optim::LearningRateSchedule::wsd, .warmup_steps = 10, .decay_steps = 90};
   EXPECT_EQ(error_of(config), "no error");
   config.schedule.decay_steps = 91;
   EXPECT_EQ(
@@ -345,7 +345,8 @@ std::map<std::string, Change> contexts() {
       {"bf16 on tokens",
        [](auto& c) {
          c.precision = {.compute = FloatType::bf16, .parameters = FloatType::bf16};
-         c.data.format = data::DataFormat::tokens, c.schedule.type = optim::ScheduleType::wsd;
+         c.data.format = data::DataFormat::tokens,
+         c.schedule.type = optim::LearningRateSchedule::wsd;
        }},
       {"nothing but training", [](auto& c) {
          c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -102,7 +103,7 @@ TEST_F(LoadTest, AnOverrideCarriesItsOrigin) {
   load(kSmallJob);
   const auto [config, origins] = load_run_config(
       "job.yaml", {{.key = "parallel.placement", .value = "full_shard", .origin = "fsdp.yaml:14"}});
-  EXPECT_EQ(config.parallel.placement, "full_shard");
+  EXPECT_EQ(config.parallel.placement, parallel::Placement::full_shard);
   EXPECT_EQ(origins.at("parallel.placement"), "fsdp.yaml:14");
   EXPECT_EQ(tessera::testing::message_of([] {
               load_run_config("job.yaml",
@@ -297,6 +298,22 @@ TEST_F(LoadTest, CommandLineErrorsNameTheOption) {
   EXPECT_EQ(error_of(kSmallJob, {"logging.report_to=csv,mlfow"}),
             "--logging.report_to: expected a list of csv, mlflow, got 'mlfow' in it; did you mean "
             "'mlflow'?");
+}
+
+TEST_F(LoadTest, ReshardingIsAFlagOrANumberOfRanks) {
+  const auto read = [&](const std::string& value) {
+    return load_run_config("", {parse_override("parallel.reshard_after_forward=" + value)})
+        .config.parallel.reshard_after_forward;
+  };
+  EXPECT_EQ(read("true"), parallel::ReshardAfterForward(true));
+  EXPECT_EQ(read("false"), parallel::ReshardAfterForward(false));
+  EXPECT_EQ(read("4"), parallel::ReshardAfterForward(4));
+  for (const auto* wrong : {"0", "-2", "2x", "", "null"}) {
+    EXPECT_THAT(error_of(kSmallJob, {std::string("parallel.reshard_after_forward=") + wrong}),
+                ::testing::StartsWith("--parallel.reshard_after_forward: expected true, false or a "
+                                      "whole number of 1 or more, got "))
+        << wrong;
+  }
 }
 
 }  // namespace

@@ -60,10 +60,11 @@ constexpr Need kSgd{"optimizer.type sgd", [](const RunConfig& c) {
 constexpr Need kDecays{"optimizer.weight_decay above 0",
                        [](const RunConfig& c) { return c.optimizer.weight_decay > 0; }};
 constexpr Need kFallingRate{"schedule.type linear, cosine or wsd", [](const RunConfig& c) {
-                              return c.schedule.type != optim::ScheduleType::constant;
+                              return c.schedule.type != optim::LearningRateSchedule::constant;
                             }};
-constexpr Need kWsd{"schedule.type wsd",
-                    [](const RunConfig& c) { return c.schedule.type == optim::ScheduleType::wsd; }};
+constexpr Need kWsd{"schedule.type wsd", [](const RunConfig& c) {
+                      return c.schedule.type == optim::LearningRateSchedule::wsd;
+                    }};
 
 constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};

@@ -59,7 +59,7 @@ struct OptimizerSection {
 };
 
 struct ScheduleSection {
-  optim::ScheduleType type = optim::ScheduleType::cosine;
+  optim::LearningRateSchedule type = optim::LearningRateSchedule::cosine;
   int64_t warmup_steps = 0;
   double min_ratio = 0.1;   ///< final learning rate / peak
   int64_t decay_steps = 0;  ///< wsd: length of the last phase; 0: a fifth of all steps
@@ -185,7 +185,8 @@ struct MeshProblem {
   std::string key, message;
 };
 /// Ranks along the axes of a run of `num_ranks`.
-std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel, int64_t num_ranks);
+std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel,
+                                                      int64_t num_ranks);
 
 /// The same, where what is wrong is a UserError.
 mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks);

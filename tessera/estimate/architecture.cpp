@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tessera/base/widths.h"
 #include "tessera/config/hf_config.h"
 #include "tessera/config/json_keys.h"
-#include "tessera/estimate/widths.h"
 
 namespace tessera::estimate {
 namespace {

@@ -4,7 +4,7 @@
 #include <cctype>
 
 #include "tessera/base/error.h"
-#include "tessera/estimate/widths.h"
+#include "tessera/base/widths.h"
 
 namespace tessera::estimate {
 namespace {

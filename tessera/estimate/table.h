@@ -27,10 +27,6 @@ struct TrainingPhases {
 TrainingPhases training_phases(int64_t total_bytes, LoadDtype dtype);
 bool trains_in(LoadDtype dtype);
 
-/// A box with a title; cells stand centered. Widths count code points.
-std::string box_table(const std::string& title, const std::vector<std::string>& headers,
-                      const std::vector<std::vector<std::string>>& rows);
-
 /// One row a dtype: largest layer, total size, training with Adam. `total` and `largest`: bytes in
 /// float32. Ends with a line feed.
 std::string loading_table(const std::string& model, int64_t total, int64_t largest,

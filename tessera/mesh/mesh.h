@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/axes.h"
 #include "tessera/comm/group.h"
 #include "tessera/comm/store.h"
-#include "tessera/base/axes.h"
 
 namespace tessera::mesh {
 

@@ -3,9 +3,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "tessera/optim/learning_rate.h"
 #include "tessera/optim/norm.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/optim/schedule.h"
 
 namespace tessera::optim {
 namespace {
@@ -166,9 +166,10 @@ TEST(SquaredNorm, IsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(Schedule, WarmsUpAndEndsAtTheMinimum) {
-  ScheduleOptions options{
+  LearningRateOptions options{
       .learning_rate = 1, .min_ratio = 0.1, .warmup_steps = 10, .total_steps = 110};
-  for (const auto type : {ScheduleType::linear, ScheduleType::cosine, ScheduleType::wsd}) {
+  for (const auto type :
+       {LearningRateSchedule::linear, LearningRateSchedule::cosine, LearningRateSchedule::wsd}) {
     options.type = type;
     EXPECT_DOUBLE_EQ(learning_rate(options, 0), 0.1);
     EXPECT_DOUBLE_EQ(learning_rate(options, 9), 1);
@@ -176,17 +177,17 @@ TEST(Schedule, WarmsUpAndEndsAtTheMinimum) {
     EXPECT_NEAR(learning_rate(options, 109), 0.1, 1e-12);
     EXPECT_NEAR(learning_rate(options, 1000), 0.1, 1e-12);
   }
-  options.type = ScheduleType::constant;
+  options.type = LearningRateSchedule::constant;
   EXPECT_DOUBLE_EQ(learning_rate(options, 1000), 1);
 }
 
 TEST(Schedule, HalfWay) {
-  ScheduleOptions options{.learning_rate = 2, .min_ratio = 0, .total_steps = 101};
-  options.type = ScheduleType::linear;
+  LearningRateOptions options{.learning_rate = 2, .min_ratio = 0, .total_steps = 101};
+  options.type = LearningRateSchedule::linear;
   EXPECT_NEAR(learning_rate(options, 50), 1, 1e-12);
-  options.type = ScheduleType::cosine;
+  options.type = LearningRateSchedule::cosine;
   EXPECT_NEAR(learning_rate(options, 50), 1, 1e-12);
-  options.type = ScheduleType::wsd;
+  options.type = LearningRateSchedule::wsd;
   options.decay_steps = 11;
   EXPECT_DOUBLE_EQ(learning_rate(options, 89), 2);
   EXPECT_NEAR(learning_rate(options, 95), 1, 1e-12);

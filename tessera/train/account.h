@@ -18,6 +18,6 @@ std::vector<report::PredictedBytes> traffic_account(const Run& run);
 
 /// The same as counted since the run began. What groups across dimensions agree on is left out, and
 /// so is saving.
-estimate::Communication traffic_so_far(const Run& run);
+predict::Communication traffic_so_far(const Run& run);
 
 }  // namespace tessera::train

@@ -115,7 +115,7 @@ std::vector<Parameter> parameters_of(const models::LanguageModel& model) {
 
 /// The modules of each stage.
 parallel::StageModules stage_modules(const models::LanguageModel& model,
-                                     const estimate::PipelinePlan& plan) {
+                                     const plan::PipelinePlan& plan) {
   const auto [embedding, layers, head] = model.layout();
   parallel::StageModules modules(plan.stage_layers.size());
   modules.front() = embedding;
@@ -182,7 +182,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
            .seed = static_cast<uint64_t>(config.model.seed)}};
 }
 
-optim::ScheduleOptions make_schedule(const config::RunConfig& config) {
+optim::LearningRateOptions learning_rate_options(const config::RunConfig& config) {
   return {.type = config.schedule.type,
           .learning_rate = config.optimizer.learning_rate,
           .min_ratio = config.schedule.min_ratio,
@@ -237,11 +237,12 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto shape = shape_for(config, mesh);
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
   const auto& sizes = mesh.shape();
-  std::optional<estimate::LayerCosts> measured;
+  plan::PlanOptions planning{.device_is_host = mesh.device().is_cpu()};
   if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
-    measured = measure_layer_costs(config, shape, sizes, mesh);
+    planning.measured = measure_layer_costs(config, shape, mesh);
   }
-  auto plan = estimate::pipeline_plan(config, shape, sizes, measured);
+  auto plan = plan::make_plan(config, shape, sizes, planning);
+  const auto& schedule = plan.pipeline.schedule;
   auto [train_loader, validation_loader] = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
@@ -250,18 +251,19 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
-  const auto stage_sharing =
-      parallel::keep_stages(*model, stage_modules(*model, plan), plan.schedule.rank_of_stage, mesh);
+  const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
+                                                   schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
   auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, stage_sharing, fill);
   auto optimizer = make_optimizer(parallel, config);
-  parallel::Pipeline pipeline(plan.schedule, mesh);
+  parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,
           .tensor_axis = mesh.axis("tp"),
           .pipeline_axis = mesh.axis("pp"),
           .world = mesh.all_of_training(),
-          .save_axis = config.checkpoint.saves() ? mesh.world({.channel = mesh::kSaveChannel}) : mesh::Axis(),
+          .save_axis = config.checkpoint.saves() ? mesh.world({.channel = mesh::kSaveChannel})
+                                                 : mesh::Axis(),
           .device = mesh.device(),
           .axes = mesh.used_axes(),
           .train_loader = std::move(train_loader),
@@ -273,7 +275,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .optimizer = std::move(optimizer),
-          .schedule = make_schedule(config),
+          .learning_rate = learning_rate_options(config),
           .peak_activations = 0,
           .peak_tensors = 0,
           .traffic = {},

@@ -8,17 +8,17 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/batch.h"
-#include "tessera/estimate/communication.h"
-#include "tessera/estimate/pipeline_plan.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/models/language_model.h"
+#include "tessera/optim/learning_rate.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/optim/schedule.h"
 #include "tessera/parallel/data/data_parallel.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/plan/run_plan.h"
 #include "tessera/precision/loss_scaler.h"
+#include "tessera/predict/communication.h"
 
 namespace tessera::train {
 
@@ -52,19 +52,23 @@ struct Run {
   parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all
   parallel::DataParallel parallel;
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
-  estimate::PipelinePlan plan;  ///< its schedule, and the layers of each stage
+  plan::RunPlan plan;
   optim::Optimizer optimizer;
-  optim::ScheduleOptions schedule;
+  optim::LearningRateOptions learning_rate;
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).
   int64_t peak_activations = 0;
   int64_t peak_tensors = 0;  ///< bytes in all tensors at once, at the most in a step so far (CPU)
-  estimate::Communication traffic;                   ///< of the last step that was not skipped
+  predict::Communication traffic;                    ///< of the last step that was not skipped
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
   /// Told on this rank before each action of the pipeline.
   std::function<void(const schedule::Action&)> watch_action = [](const auto&) {};
   /// Asked on this rank once a step; what any rank answers, all learn with the step's loss.
   std::function<Wishes()> wishes = [] { return Wishes{}; };
+
+  const plan::RankPlan& rank_plan() const {  ///< of this rank
+    return plan.ranks[static_cast<size_t>(pipeline_axis.rank())];
+  }
 };
 
 /// Collective. UserError or ValueError before any training for whatever the user got wrong;

@@ -33,10 +33,9 @@ double seconds_of(const Work& work, torch::Device device) {
 
 }  // namespace
 
-estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                         const config::ModelShape& shape,
-                                         const mesh::MeshShape& sizes,
-                                         const mesh::DeviceMesh& mesh) {
+plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
+                                     const config::ModelShape& shape,
+                                     const mesh::DeviceMesh& mesh) {
   auto one = shape;
   one.num_layers = 1;
   const auto& precision = config.precision;
@@ -46,8 +45,8 @@ estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
   models::initialise(*model, config.model.seed, config.model.init_std);
   checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
 
-  const int64_t rows =
-      config.train.global_batch / sizes.data_ranks() / config::num_micro_batches(config, sizes);
+  const int64_t rows = config.train.global_batch / mesh.shape().data_ranks() /
+                       config::num_micro_batches(config, mesh.shape());
   const int64_t seq_len = config.data.seq_len;
   const auto ids = at::randint(shape.vocab_size, {std::max<int64_t>(1, rows), seq_len},
                                torch::dtype(torch::kInt64).device(mesh.device()));

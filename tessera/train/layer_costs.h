@@ -2,17 +2,15 @@
 #pragma once
 
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/pipeline_plan.h"
 #include "tessera/mesh/mesh.h"
+#include "tessera/plan/pipeline.h"
 
 namespace tessera::train {
 
 /// Seconds that forward and backward of one micro-batch take in the embedding, in a layer and in
 /// the head, on the slowest rank, the same on all. Costs a few of each, and the memory of a model
 /// of one layer, before the run's own is made. `sizes`: of `mesh`. Collective.
-estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                         const config::ModelShape& shape,
-                                         const mesh::MeshShape& sizes,
-                                         const mesh::DeviceMesh& mesh);
+plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
+                                     const config::ModelShape& shape, const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::train

@@ -18,10 +18,10 @@ using schedule::Kind;
 /// without targets the logits (of `position` alone, if there is one), in the last stage.
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
                             double scale, std::optional<int64_t> position = {}) {
-  const auto [begin, end] = run.plan.layers_of(stage);
+  const auto [begin, end] = run.plan.pipeline.layers_of(stage);
   if (stage == 0) hidden = run.model->embed(batch.inputs);
   hidden = run.model->run_layers(std::move(hidden), begin, end, batch.inputs.size(1));
-  const bool last = stage + 1 == run.plan.schedule.num_stages;
+  const bool last = stage + 1 == run.plan.pipeline.schedule.num_stages;
   if (last && position) hidden = hidden.narrow(1, *position, 1);
   return last ? run.model->head(hidden, batch.targets, scale) : hidden;
 }
@@ -42,8 +42,8 @@ double sum_of(const std::vector<torch::Tensor>& losses) {
 /// placements that free whole gradients every one, but in a pipeline, where several micro-batches
 /// are under way, the last one of each stage alone.
 void prepare(Run& run, const Action& action) {
-  const bool each =
-      parallel::frees_gradients(run.config.parallel.placement) && run.plan.schedule.num_stages == 1;
+  const bool each = parallel::frees_gradients(run.config.parallel.placement) &&
+                    run.plan.pipeline.schedule.num_stages == 1;
   // What the backward before this forward started.
   if (each && action.kind == Kind::forward && action.micro_batch > 0)
     run.parallel.finish_backward();

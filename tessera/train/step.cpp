@@ -69,7 +69,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
                          static_cast<double>(wishes.save), static_cast<double>(wishes.stop)});
   StepResult result{.loss = sums[0],
                     .grad_norm = norm.norm / loss_scale,
-                    .learning_rate = optim::learning_rate(run.schedule, step),
+                    .learning_rate = optim::learning_rate(run.learning_rate, step),
                     .num_tokens = static_cast<int64_t>(num_tokens),
                     .wishes = {.save = sums[1] > 0, .stop = sums[2] > 0}};
   if (step == 0 && run.config.train.report_unused_parameters) {

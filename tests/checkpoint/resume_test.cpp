@@ -22,7 +22,7 @@ config::RunConfig job_of(const SharedFolder& folder, const std::string& placemen
   auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/12);
   job.model.preset = "micro";
   job.data.shuffle = true;
-  job.schedule.type = optim::ScheduleType::cosine;
+  job.schedule.type = optim::LearningRateSchedule::cosine;
   job.train.steps = kSteps;
   job.train.run_dir = folder.path();
   job.parallel.num_ranks = shape.num_ranks();

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/pipeline_plan.h"
+#include "tessera/plan/run_plan.h"
 #include "tests/combinations/accelerate_changes.h"
 
 namespace tessera::combinations {
@@ -54,9 +54,7 @@ std::optional<std::string> refusal(const Trial& trial, const Settings& layout) {
   try {
     const auto config = config_of(job_of(trial, layout));
     config::check(config, {});
-    const auto mesh = config::fitting_mesh(config.parallel, config.parallel.num_ranks);
-    if (const auto problem = config::division_problem(trial.shape, mesh.tp)) return *problem;
-    estimate::pipeline_plan(config, trial.shape, mesh);
+    plan::make_plan(config, trial.shape);
   } catch (const UserError& error) {
     return error.what();
   }

@@ -6,9 +6,9 @@
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
-#include "tessera/estimate/activations.h"
-#include "tessera/estimate/rank_part.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/plan/rank_part.h"
+#include "tessera/predict/activations.h"
 #include "tests/parity/fixture.h"
 
 namespace tessera::parity {
@@ -92,8 +92,7 @@ TEST_P(FamilyTrainingTest, ActivationsTakeWhatWasPredicted) {
       changed.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
       auto run = train::assemble(changed, mesh);
       train::train_step(run, 0);
-      const auto parts = estimate::rank_parts(changed, run.model->shape());
-      const auto predicted = estimate::kept_activation_bytes(changed, parts[0]);
+      const auto predicted = predict::kept_activation_bytes(changed, run.rank_plan().part);
       EXPECT_NEAR(static_cast<double>(run.peak_activations) / static_cast<double>(predicted), 1,
                   0.05)
           << checkpointing;

@@ -30,7 +30,7 @@ inline config::RunConfig recorded_job(int64_t seq_len, int64_t global_batch) {
   job.data.seq_len = seq_len;
   job.data.shuffle = false;
   job.optimizer.decay_norms_and_biases = true;
-  job.schedule.type = optim::ScheduleType::constant;
+  job.schedule.type = optim::LearningRateSchedule::constant;
   job.train.global_batch = global_batch;
   return job;
 }

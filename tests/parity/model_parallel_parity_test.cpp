@@ -6,7 +6,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/estimate/communication.h"
+#include "tessera/predict/communication.h"
 #include "tessera/schedule/generate.h"
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
@@ -192,7 +192,7 @@ TEST(ModelParallel, StartsAndEndsLikeOneRank) {
   }
 }
 
-void expect_traffic(const estimate::Traffic& found, const estimate::Traffic& expected,
+void expect_traffic(const predict::Traffic& found, const predict::Traffic& expected,
                     const char* dimension) {
   constexpr double kFewNumbers = 256;  // losses, counts of tokens, norms
   EXPECT_NEAR(found.all_reduce, expected.all_reduce, kFewNumbers) << dimension;
@@ -214,10 +214,7 @@ TEST_P(TrafficTest, IsWhatIsEstimated) {
     auto run = train::assemble(job, mesh);
     train::train_step(run, 0);  // shapes of messages are agreed, too
     train::train_step(run, 1);
-    const auto part = estimate::rank_parts(
-        job, run.model->shape())[static_cast<size_t>(run.pipeline_axis.rank())];
-    const auto expected = estimate::communication(
-        job, part, estimate::plan_units(job, part, /*device_is_host=*/true));
+    const auto expected = predict::communication(job, run.rank_plan());
     expect_traffic(run.traffic.dp(), expected.dp(), "dp");
     expect_traffic(run.traffic.tp(), expected.tp(), "tp");
     expect_traffic(run.traffic.pp(), expected.pp(), "pp");
@@ -297,7 +294,7 @@ TEST(ModelParallel, StagesByMeasuredCost) {
     auto divided = with_layout(job, layout);
     divided.parallel.stage_balance = parallel::StageBalance::measured;
     const auto run = train::assemble(divided, mesh);
-    EXPECT_EQ(run.plan.layers_of(1).begin, 4);
+    EXPECT_EQ(run.plan.pipeline.layers_of(1).begin, 4);
     EXPECT_EQ(run.model->blocks().size(), mesh.rank() == 0 ? 4U : 0U);
   });
   expect_like_one_rank(job, layout, 2, 2e-5);

@@ -31,7 +31,7 @@ void DataParallel::Engine::give_leaves_gradients() {
       leaf.tensor.mutable_grad().reset();
       continue;
     }
-    const bool in_whole = buffer.gradient_slice_in_gradient();
+    const bool in_whole = buffer.plan().gradient_slice_in_gradient;
     const auto& gradient = in_whole ? buffer.gradient : buffer.gradient_slice;
     if (!gradient.allocated()) continue;
     leaf.tensor.mutable_grad() =
@@ -156,8 +156,9 @@ void DataParallel::Engine::note_memory(size_t index) {
   const auto& unit = units[index];
   UnitMemory now{.whole = unit.full_shard() && unit.has_whole()};
   for (const auto& buffer : unit.buffers()) {
-    now.gathered += buffer.whole_bytes() -
-                    (buffer.slice_in_whole() ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
+    now.gathered +=
+        buffer.whole_bytes() -
+        (buffer.plan().slice_in_whole ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
     now.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
   }
   const auto before = std::exchange(unit_memory[index], now);
@@ -328,7 +329,7 @@ void DataParallel::Engine::set_order(std::vector<size_t> next) {
 /// which are not what is updated.
 void DataParallel::Engine::check_has_optimizer() const {
   if (slices_taken || leaves_taken || !has_gradients || num_steps == 0) return;
-  const auto is_slice = [](const auto& buffer) { return buffer.slice_in_whole(); };
+  const auto is_slice = [](const auto& buffer) { return buffer.plan().slice_in_whole; };
   const auto is_plain = [&](const auto& unit) {
     return !unit.sharded() && std::ranges::all_of(unit.buffers(), is_slice);
   };

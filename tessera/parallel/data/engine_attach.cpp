@@ -55,7 +55,7 @@ void DataParallel::Engine::list_slices() {
       add(buffer.decayed(), buffer.size(), false);
       begin += buffer.content_size();
       memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
-      if (buffer.options().keeps_copy) {
+      if (buffer.plan().keeps_copy) {
         memory.parameters += static_cast<int64_t>(buffer.gather_source().nbytes());
       }
     }

@@ -45,44 +45,61 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   const torch::NoGradGuard no_grad;
   lay_out(parameters);
   const auto& first = parameters.front().second;
-  const auto compute_dtype = options_.compute_dtype.value_or(first.scalar_type());
+  const auto whole_dtype = options_.compute_dtype.value_or(first.scalar_type());
   const auto slice_dtype = options_.slice_dtype.value_or(first.scalar_type());
-  const bool one_device = options_.device == options_.slice_device && !options_.offloaded;
-  trained_ = first.requires_grad();
-
-  whole = Transient(size_, compute_dtype, options_.device);
-  if (options_.keeps_whole) whole.allocate();
-  slice_in_whole_ = options_.keeps_whole && slice_dtype == compute_dtype && one_device;
-  slice_ = slice_in_whole_ ? own_part(whole)
-                           : torch::empty({slice_size()},
-                                          torch::dtype(slice_dtype).device(options_.slice_device));
+  make_plan(whole_dtype, slice_dtype, first.requires_grad());
+  whole = Transient(size_, whole_dtype, options_.device);
+  if (plan_.keeps_whole) whole.allocate();
+  slice_ =
+      plan_.slice_in_whole
+          ? own_part(whole)
+          : torch::empty({slice_size()}, torch::dtype(slice_dtype).device(options_.slice_device));
   slice_.zero_();
   for (auto& entry : entries_) adopt(entry);
-  if (options_.keeps_copy) {
-    copy_ = torch::empty({slice_size()}, torch::dtype(compute_dtype).device(options_.device));
+  if (plan_.keeps_copy) {
+    copy_ = torch::empty({slice_size()}, torch::dtype(whole_dtype).device(options_.device));
   }
   note_slice();
   note_versions();
   options_.values = nullptr;
-  if (!options_.keeps_whole) {
+  if (!plan_.keeps_whole) {
     unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
     point_parameters_to(unreadable_);
   }
-  if (trained_) make_gradient();
+  if (plan_.trained) make_gradient();
+}
+
+void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained) {
+  int64_t elements = 0;
+  for (const auto& entry : entries_) elements += entry.parameter.numel();
+  const auto bytes = [](torch::Dtype dtype) {
+    return static_cast<int64_t>(torch::elementSize(dtype));
+  };
+  const auto gradient_dtype = options_.gradient_dtype.value_or(whole_dtype);
+  plan_ = plan::plan_buffer(
+      elements, {.placement = options_.placement,
+                 .num_slices = options_.num_slices,
+                 .trained = trained,
+                 .offloaded = options_.offloaded,
+                 .offloads_by_copy = options_.offloads_by_copy,
+                 .device_is_host = options_.device == options_.slice_device,
+                 .whole_bytes = bytes(whole_dtype),
+                 .slice_bytes = bytes(slice_dtype),
+                 .gradient_bytes = bytes(gradient_dtype),
+                 .slice_has_type_of_whole = slice_dtype == whole_dtype,
+                 .gradient_has_type_of_sum =
+                     gradient_dtype == torch::promote_types(slice_dtype, gradient_dtype)});
 }
 
 void FlatBuffer::make_gradient() {
   arrivals_.resize(entries_.size());
-  const auto gradient_dtype = options_.gradient_dtype.value_or(whole.tensor().scalar_type());
-  gradient = Transient(size_, gradient_dtype, options_.device);
-  const auto sum_dtype = torch::promote_types(slice_.scalar_type(), gradient_dtype);
-  const bool one_device = options_.device == options_.slice_device && !options_.offloaded;
-  gradient_slice_in_gradient_ =
-      options_.keeps_gradient && gradient_dtype == sum_dtype && one_device;
-  if (!gradient_slice_in_gradient_) {
+  const auto dtype = options_.gradient_dtype.value_or(whole.tensor().scalar_type());
+  gradient = Transient(size_, dtype, options_.device);
+  if (!plan_.gradient_slice_in_gradient) {
+    const auto sum_dtype = torch::promote_types(slice_.scalar_type(), dtype);
     gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device);
   }
-  if (options_.keeps_gradient) begin_gradient();
+  if (plan_.keeps_gradient) begin_gradient();
 }
 
 void FlatBuffer::prefix_names(const std::string& prefix) {
@@ -105,7 +122,7 @@ void FlatBuffer::start_training() {
                     name,
                     ": expected it to need a gradient when it was sharded (its values are kept in ",
                     slice_.scalar_type(), " alone); freeze it afterwards");
-  trained_ = true;
+  plan_.trained = true;
   make_gradient();
 }
 
@@ -211,7 +228,7 @@ void FlatBuffer::whole_changed() {
     place.copy_(entry.parameter.detach());
     entry.parameter.set_data(place);
   }
-  if (!slice_in_whole_) {
+  if (!plan_.slice_in_whole) {
     // What was not written keeps the precision of the slice.
     const auto own = own_part(whole).to(slice_.device());
     const auto written = own != slice_.to(own.scalar_type());
@@ -304,13 +321,13 @@ void FlatBuffer::whole_arrived() {
 }
 
 void FlatBuffer::free_whole() {
-  if (options_.keeps_whole || !whole.allocated()) return;
+  if (plan_.keeps_whole || !whole.allocated()) return;
   whole.free();
   point_parameters_to(unreadable_);
 }
 
 void FlatBuffer::leave_views() {
-  if (options_.keeps_whole || whole.allocated() || size_ == 0) return;
+  if (plan_.keeps_whole || whole.allocated() || size_ == 0) return;
   // Nobody's but ours and autograd's, whose graphs are out of date now.
   if (whole.tensor().storage().use_count() == 1) return;
   make_unreadable(*whole.tensor().storage().unsafeGetStorageImpl());
@@ -318,7 +335,7 @@ void FlatBuffer::leave_views() {
 }
 
 void FlatBuffer::free_gradient() {
-  if (options_.keeps_gradient) return;
+  if (plan_.keeps_gradient) return;
   gradient.free();
   for (auto& entry : entries_) entry.parameter.mutable_grad().reset();
 }

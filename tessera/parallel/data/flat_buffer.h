@@ -13,6 +13,7 @@
 
 #include "tessera/parallel/data/transient.h"
 #include "tessera/parallel/sharing.h"
+#include "tessera/plan/buffer.h"
 
 namespace tessera::parallel {
 
@@ -26,6 +27,7 @@ struct FlatEntry {
 };
 
 struct FlatOptions {
+  Placement placement = Placement::replicate;
   int num_slices = 1;                          ///< N ranks share the buffer
   int slice = 0;                               ///< this rank's
   std::optional<torch::Dtype> compute_dtype;   ///< of the whole buffer; none: the parameters' own
@@ -33,11 +35,9 @@ struct FlatOptions {
   std::optional<torch::Dtype> gradient_dtype;  ///< of the whole gradient; none: compute_dtype
   torch::Device device = torch::kCPU;          ///< of the whole buffers
   torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
-  bool offloaded = false;      ///< the slice and its gradient are never part of a whole buffer
-  bool keeps_copy = false;     ///< of the slice, on `device` in the dtype of `whole`
-  bool keeps_whole = true;     ///< whole parameters stay in memory all the time
-  bool keeps_gradient = true;  ///< so does the whole gradient
-  Sharing sharing;             ///< of all its parameters
+  bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
+  bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
+  Sharing sharing;                ///< of all its parameters
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
@@ -65,12 +65,13 @@ class FlatBuffer {
 
   const std::vector<FlatEntry>& entries() const { return entries_; }
   const FlatOptions& options() const { return options_; }
+  const plan::BufferPlan& plan() const { return plan_; }  ///< what of it stays in memory
   int64_t size() const { return size_; }                  ///< P
   int64_t content_size() const { return content_size_; }  ///< P before it is padded for N slices
-  int64_t slice_size() const { return size_ / options_.num_slices; }  ///< P/N
+  int64_t slice_size() const { return size_ / plan_.num_slices; }  ///< P/N
   int64_t slice_begin() const { return slice_size() * options_.slice; }
   int64_t decayed() const { return decayed_; }  ///< elements [0, decayed()) of P decay
-  bool trained() const { return trained_; }
+  bool trained() const { return plan_.trained; }
 
   /// A part of a parameter that lies in this rank's slice.
   struct Piece {
@@ -121,9 +122,6 @@ class FlatBuffer {
   /// `gradient`.
   Transient gradient_slice;
 
-  bool slice_in_whole() const { return slice_in_whole_; }
-  bool gradient_slice_in_gradient() const { return gradient_slice_in_gradient_; }
-
   /// [P/N] of `whole` or `gradient`.
   torch::Tensor own_part(const Transient& buffer) const { return own_part(buffer.tensor()); }
   torch::Tensor own_part(const torch::Tensor& buffer) const {
@@ -131,7 +129,7 @@ class FlatBuffer {
   }
   /// [P/N] the gradient that belongs to slice(): valid while its memory is there.
   torch::Tensor gradient_of_slice() const {
-    return gradient_slice_in_gradient_ ? own_part(gradient) : gradient_slice.tensor();
+    return plan_.gradient_slice_in_gradient ? own_part(gradient) : gradient_slice.tensor();
   }
 
   /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read
@@ -163,6 +161,7 @@ class FlatBuffer {
 
  private:
   void lay_out(const std::vector<Named>& parameters);
+  void make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained);
   void make_gradient();
   void note_slice();
   torch::Tensor sample_of_slice() const;
@@ -170,9 +169,9 @@ class FlatBuffer {
   void point_parameters_to(const c10::Storage& storage);
 
   FlatOptions options_;
+  plan::BufferPlan plan_;
   std::vector<FlatEntry> entries_;
   int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
-  bool trained_ = true, slice_in_whole_ = false, gradient_slice_in_gradient_ = false;
   torch::Tensor slice_, copy_, arriving_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;

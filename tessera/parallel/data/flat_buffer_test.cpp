@@ -21,7 +21,7 @@ TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
   EXPECT_EQ(buffer.decayed(), 32);
   EXPECT_EQ(buffer.size(), 64);
   EXPECT_EQ(buffer.whole.tensor().sum().item<float>(), 5 + 42);
-  EXPECT_TRUE(buffer.slice_in_whole());
+  EXPECT_TRUE(buffer.plan().slice_in_whole);
   buffer.whole.tensor().fill_(3);
   EXPECT_EQ(parameters[0].second.sum().item<float>(), 15);
   parameters[1].second.square().sum().backward();
@@ -30,11 +30,9 @@ TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
 
 TEST(FlatBuffer, ViewsAndSavedTensorsOutliveTheMemory) {
   const auto parameters = norm_and_weight();
-  FlatBuffer buffer(parameters, {.num_slices = 2,
-                                 .slice = 1,
-                                 .keeps_whole = false,
-                                 .keeps_gradient = false,
-                                 .decays = has_two_dims});
+  FlatBuffer buffer(
+      parameters,
+      {.placement = Placement::full_shard, .num_slices = 2, .slice = 1, .decays = has_two_dims});
   EXPECT_EQ(buffer.slice().sum().item<float>(), 5);  // the norm: elements 32 to 37
   EXPECT_FALSE(buffer.whole.allocated());
   EXPECT_THROW(parameters[1].second.sum(), c10::Error);
@@ -61,7 +59,7 @@ TEST(FlatBuffer, ASliceOfMetaParametersIsFilledPieceByPiece) {
     // 64 elements for a, 32 for b, padded to 128: b begins rank 1's slice.
     FlatBuffer buffer(
         {{"a", torch::empty({40}, torch::kMeta)}, {"b", torch::empty({20}, torch::kMeta)}},
-        {.num_slices = 2, .slice = rank, .keeps_whole = false});
+        {.placement = Placement::full_shard, .num_slices = 2, .slice = rank});
     buffer.fill([](const std::string& name, int64_t begin, const torch::Tensor& part) {
       part.copy_(torch::arange(begin, begin + part.numel()) + (name == "b" ? 100 : 0));
     });

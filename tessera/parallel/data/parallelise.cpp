@@ -115,20 +115,16 @@ std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units
                     "offload: expected offload_params or offload_optimizer, got both");
   TORCH_CHECK_VALUE(policy.fraction >= 0 && policy.fraction <= 1,
                     "offload: expected a fraction from 0 to 1, got ", policy.fraction);
-  std::vector<double> elements;
+  std::vector<int64_t> elements;
   for (const auto& unit : units) {
-    double sum = 0;
-    for (const auto& [name, parameter] : unit.parameters) {
-      sum += static_cast<double>(parameter.numel());
-    }
+    int64_t sum = 0;
+    for (const auto& [name, parameter] : unit.parameters) sum += parameter.numel();
     elements.push_back(sum);
   }
-  const double wanted = policy.fraction * std::accumulate(elements.begin(), elements.end(), 0.0);
+  const auto offloaded = plan::offloaded_units(elements, policy.fraction);
   std::vector<OffloadPolicy> result(units.size());
-  double offloaded = 0;
-  for (size_t i = units.size(); i-- > 0 && offloaded < wanted;) {
-    result[i] = policy;
-    offloaded += elements[i];
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (offloaded[i]) result[i] = policy;
   }
   return result;
 }

@@ -40,11 +40,13 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                          const DataAxes& axes, const torch::Tensor& parameter,
                          torch::Device device) {
   const bool offloaded = all.offload.offload_params || all.offload.offload_optimizer;
-  FlatOptions options{.device = device,
+  FlatOptions options{.placement = unit.placement,
+                      .device = device,
                       .slice_device = offloaded ? torch::kCPU : device,
                       .offloaded = offloaded,
+                      .offloads_by_copy = all.offload.offload_optimizer,
                       .decays = all.decays};
-  if (unit.placement != Placement::replicate) {
+  if (is_sharded(unit.placement)) {
     options.num_slices = axes.gather.size();
     options.slice = axes.gather.rank();
   }
@@ -54,10 +56,6 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
     options.slice_dtype = parameter.requires_grad() ? torch::kFloat32 : *precision.param_dtype;
   }
   options.gradient_dtype = precision.reduce_dtype;
-  options.keeps_whole = unit.placement != Placement::full_shard || options.num_slices == 1;
-  options.keeps_copy = all.offload.offload_optimizer && !options.keeps_whole;
-  options.keeps_gradient = unit.placement == Placement::replicate ||
-                           unit.placement == Placement::shard_optimizer || options.num_slices == 1;
   if (all.sync_module_states) {
     options.values = [&axes, device](const torch::Tensor& own) {
       auto values = own.is_meta() ? torch::empty(own.sizes(), own.options().device(device))
@@ -109,12 +107,13 @@ void Unit::move_below(const std::string& path) {
 
 bool Unit::frees_gradient() const {
   return std::ranges::any_of(buffers_,
-                             [](const auto& buffer) { return !buffer.options().keeps_gradient; });
+                             [](const auto& buffer) { return !buffer.plan().keeps_gradient; });
 }
 
 bool Unit::gathers() const {
-  return sharded() ||
-         std::ranges::any_of(buffers_, [](const auto& buffer) { return !buffer.slice_in_whole(); });
+  return sharded() || std::ranges::any_of(buffers_, [](const auto& buffer) {
+           return !buffer.plan().slice_in_whole;
+         });
 }
 
 void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
@@ -145,7 +144,7 @@ void Unit::start_gather() {
     } else if (const auto& source = buffer.gather_source();
                sharded() && own.dtype() == source.dtype() && own.device() == source.device()) {
       own = source;  // the collective brings it to its place
-    } else if (!buffer.slice_in_whole()) {
+    } else if (!buffer.plan().slice_in_whole) {
       own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
     }
     if (sharded()) gathers_.push_back(axis.all_gather(whole, own));
@@ -218,7 +217,7 @@ void Unit::check_parameters() const {
 void Unit::check_written(bool reduced) {
   for (auto& buffer : buffers_) {
     // Where the slice is part of the whole parameters, writing these is writing it.
-    if (buffer.slice_in_whole() && !(reduced && sharded())) {
+    if (buffer.plan().slice_in_whole && !(reduced && sharded())) {
       buffer.note_versions();
       continue;
     }
@@ -234,7 +233,7 @@ void Unit::begin_gradient() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
     // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
-    if (reduced_ && buffer.trained() && buffer.gradient_slice_in_gradient()) {
+    if (reduced_ && buffer.trained() && buffer.plan().gradient_slice_in_gradient) {
       earlier_[i] = buffer.own_part(buffer.gradient).clone();
       buffer.gradient.allocate_zero();
     }
@@ -288,7 +287,7 @@ void Unit::finish_sum(size_t index, double factor) {
   auto& buffer = buffers_[index];
   const auto own = buffer.own_part(buffer.gradient);
   auto slice = buffer.gradient_of_slice();
-  if (buffer.gradient_slice_in_gradient() || straight_[index]) {
+  if (buffer.plan().gradient_slice_in_gradient || straight_[index]) {
     if (factor != 1) slice.mul_(factor);
     if (earlier_[index].defined()) slice.add_(earlier_[index]);
     earlier_[index].reset();
@@ -299,8 +298,8 @@ void Unit::finish_sum(size_t index, double factor) {
     slice.copy_(own);
     if (factor != 1) slice.mul_(factor);
   }
-  if (buffer.gradient_slice_in_gradient()) return;
-  if (buffer.options().keeps_gradient) buffer.gradient.allocate_zero();
+  if (buffer.plan().gradient_slice_in_gradient) return;
+  if (buffer.plan().keeps_gradient) buffer.gradient.allocate_zero();
   buffer.free_gradient();
 }
 

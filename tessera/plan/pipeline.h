@@ -10,7 +10,7 @@
 #include "tessera/config/run_config.h"
 #include "tessera/schedule/table.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 
 /// What the parts of a model cost, in any one unit. A stage costs what its parts do.
 struct LayerCosts {
@@ -43,4 +43,4 @@ PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelS
                            const mesh::MeshShape& mesh,
                            const std::optional<LayerCosts>& measured = {});
 
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/buffers.h"
+#include "tessera/plan/run_plan.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 
 /// Bytes on the device at one moment, by purpose.
 struct Moment {
@@ -40,9 +40,8 @@ struct Device {
 };
 Device this_cpu();
 
-/// Predicted for a step after the first (the optimizer's state is there). `units` as plan_units or
-/// the engine has them. docs/estimates.md has the formulas.
-StepMemory step_memory(const config::RunConfig& config, const RankPart& part,
-                       const std::vector<UnitPlan>& units, const Device& device);
+/// Predicted for a step after the first (the optimizer's state is there). docs/estimates.md has the formulas.
+StepMemory step_memory(const config::RunConfig& config, const plan::RankPlan& rank,
+                       const Device& device);
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

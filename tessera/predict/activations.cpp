@@ -1,10 +1,10 @@
-#include "tessera/estimate/activations.h"
+#include "tessera/predict/activations.h"
 
 #include <algorithm>
 
-#include "tessera/estimate/widths.h"
+#include "tessera/base/widths.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 using config::ModelFamily;
@@ -27,7 +27,7 @@ struct BlockNumbers {
 /// Heads and what is inside the feed-forward are this rank's, what is of width D divided where
 /// positions are (Korthikanti et al., Reducing Activation Recomputation, 2022, section 4.2). What
 /// enters the two divided regions is counted by itself.
-BlockNumbers numbers_of(const RankPart& part) {
+BlockNumbers numbers_of(const plan::RankPart& part) {
   const auto& s = part.shape;
   const auto real = [](int64_t number) { return static_cast<double>(number); };
   const double ranks = real(part.position_ranks), own = real(s.dim) / ranks;
@@ -57,7 +57,7 @@ double bytes_of(const Numbers& numbers, double width) {
 /// Peak count of numbers, for each token, that the feed-forward's backward allocates on top of what
 /// was alive when it began: gradients of the activation function's inputs; of what enters, one of
 /// each product; on more ranks, while that is summed over them, what gradients of weights need.
-double inside_feed_forward(const RunConfig& config, const RankPart& part, double products,
+double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, double products,
                            bool checkpointed) {
   const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
   const bool keeps_results =
@@ -88,12 +88,12 @@ int64_t compute_bytes(const config::PrecisionSection& precision) {
   return precision.compute == FloatType::fp32 || precision.autocast ? 4 : 2;
 }
 
-double stream_bytes(const config::PrecisionSection& precision, const RankPart& part) {
+double stream_bytes(const config::PrecisionSection& precision, const plan::RankPart& part) {
   return static_cast<double>(part.shape.dim * compute_bytes(precision)) /
          static_cast<double>(part.position_ranks);
 }
 
-BlockActivations block_activations(const RunConfig& config, const RankPart& part,
+BlockActivations block_activations(const RunConfig& config, const plan::RankPart& part,
                                    bool checkpointed) {
   const auto width = static_cast<double>(compute_bytes(config.precision));
   const auto numbers = numbers_of(part);
@@ -121,7 +121,8 @@ BlockActivations block_activations(const RunConfig& config, const RankPart& part
   return result;
 }
 
-double kept_by_blocks(const RunConfig& config, const RankPart& part, const RankPart::Stage& stage) {
+double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
+                      const plan::RankPart::Stage& stage) {
   double bytes = 0;
   for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
     bytes += block_activations(config, part, is_checkpointed(config.memory, i)).kept;
@@ -131,21 +132,21 @@ double kept_by_blocks(const RunConfig& config, const RankPart& part, const RankP
 
 // What is kept for the head: the last block's output on this rank's positions, the gradient of what
 // enters the head on all positions, and the last norm's statistics.
-double kept_by_head(const RunConfig& config, const RankPart& part) {
+double kept_by_head(const RunConfig& config, const plan::RankPart& part) {
   const double last_norm = (part.shape.family == ModelFamily::gpt2 ? 2 : 1) * kFloat;
   return stream_bytes(config.precision, part) +
          static_cast<double>(part.shape.dim * compute_bytes(config.precision)) +
          last_norm / static_cast<double>(part.position_ranks);
 }
 
-double arriving_bytes(const RunConfig& config, const RankPart& part) {
+double arriving_bytes(const RunConfig& config, const plan::RankPart& part) {
   constexpr int64_t kAhead = 2;
   const int64_t messages = part.num_peers * std::min(kAhead, part.num_micro_batches);
   return static_cast<double>(messages * part.micro_batch * config.data.seq_len) *
          stream_bytes(config.precision, part);
 }
 
-InFlight in_flight(const RunConfig& config, const RankPart& part) {
+InFlight in_flight(const RunConfig& config, const plan::RankPart& part) {
   const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
   std::vector<double> kept, deferred, output;
   for (const auto& stage : part.stages) {
@@ -186,8 +187,8 @@ InFlight in_flight(const RunConfig& config, const RankPart& part) {
   return result;
 }
 
-int64_t kept_activation_bytes(const RunConfig& config, const RankPart& part) {
+int64_t kept_activation_bytes(const RunConfig& config, const plan::RankPart& part) {
   return static_cast<int64_t>(in_flight(config, part).bytes);
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -1,12 +1,13 @@
-#include "tessera/estimate/step_memory.h"
+#include "tessera/predict/step_memory.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "tessera/estimate/activations.h"
+#include "tessera/predict/activations.h"
+#include "tessera/predict/states.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 constexpr double kMiB = 1 << 20;
@@ -20,8 +21,9 @@ config::RunConfig job(const std::string& placement, int ranks) {
 }
 
 double peak(const config::RunConfig& job, const Device& device = {.is_host = true}) {
-  const auto part = rank_parts(job, config::model_preset("tiny")).front();
-  return step_memory(job, part, plan_units(job, part, device.is_host), device).peak().total();
+  const auto plan =
+      plan::make_plan(job, config::model_preset("tiny"), {.device_is_host = device.is_host});
+  return step_memory(job, plan.ranks.front(), device).peak().total();
 }
 
 // Allocator peaks of runs of two steps, in MiB: 8 sequences of 256 tokens over the ranks.
@@ -119,10 +121,11 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
       changed.model.vocab_size = 2048, changed.model.dim = 256, changed.model.num_layers = 4;
       changed.model.num_heads = 8;
     }
-    const auto part = rank_parts(changed, config::resolve_model_shape(changed.model)).front();
+    const auto rank =
+        plan::make_plan(changed, config::resolve_model_shape(changed.model)).ranks.front();
     const Device device{.is_host = true, .widens_bf16 = true};
-    const auto memory = step_memory(changed, part, plan_units(changed, part, true), device);
-    const auto activations = static_cast<double>(kept_activation_bytes(changed, part));
+    const auto memory = step_memory(changed, rank, device);
+    const auto activations = static_cast<double>(kept_activation_bytes(changed, rank.part));
     // Beside what the blocks keep there are 0.1 MiB.
     EXPECT_NEAR(activations / kMiB, run.activations_mib, 0.1 + 0.001 * run.activations_mib);
     EXPECT_NEAR(memory.peak().total() / kMiB, run.mib, 0.01 * run.mib)
@@ -139,8 +142,8 @@ TEST(Buffers, StatesAreThoseOfZero) {
     auto changed = job(placement, 4);
     changed.precision.compute = *value_named<FloatType>(compute);
     double bytes = 0;
-    for (const auto& unit : plan_units(changed, rank_parts(changed, shape).front(), true)) {
-      const auto each = bytes_of(unit, changed);
+    for (const auto& unit : plan::make_plan(changed, shape).ranks.front().units) {
+      const auto each = unit_bytes(unit, changed);
       bytes += each.parameters + each.kept_whole + each.kept_gradients + each.gradient_slice +
                each.optimizer;
     }
@@ -161,8 +164,8 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   const Device gpu;
   const double before = peak(run, gpu);
   run.parallel.offload_params = true;
-  const auto part = rank_parts(run, config::model_preset("tiny")).front();
-  const auto memory = step_memory(run, part, plan_units(run, part, false), gpu);
+  const auto plan = plan::make_plan(run, config::model_preset("tiny"), {.device_is_host = false});
+  const auto memory = step_memory(run, plan.ranks.front(), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);
   EXPECT_LT(memory.peak().total(), before);
   EXPECT_GT(peak(run), 0.9 * peak(job("full_shard", 2)));  // on a CPU nothing is gained
@@ -183,9 +186,8 @@ TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
     run.parallel.num_ranks = 4;
     auto shape = config::model_preset("tiny");
     shape.num_kv_heads = 2;
-    const auto part = rank_parts(run, shape).front();
-    return step_memory(run, part, plan_units(run, part, true), {.is_host = true}).communication /
-           kMiB;
+    const auto rank = plan::make_plan(run, shape).ranks.front();
+    return step_memory(run, rank, {.is_host = true}).communication / kMiB;
   };
   EXPECT_EQ(buffers({}), 8);
   EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard}), 16);
@@ -201,12 +203,11 @@ TEST(StepMemory, OfAPipeline) {
   run.parallel.pp = 2;
   run.parallel.stage_layers = {2, 2};
   const auto shape = config::model_preset("tiny");
-  const auto parts = rank_parts(run, shape);
+  const auto ranks = plan::make_plan(run, shape).ranks;
   const double tokens = 256, d = 256, p = static_cast<double>(config::num_parameters(shape));
-  const double block = tokens * block_activations(run, parts[0], false).kept;
+  const double block = tokens * block_activations(run, ranks[0].part, false).kept;
   const auto phases = [&](size_t place) {
-    return step_memory(run, parts[place], plan_units(run, parts[place], true), {.is_host = true})
-        .phases;
+    return step_memory(run, ranks[place], {.is_host = true}).phases;
   };
   const auto first = phases(0), last = phases(1);
   const auto named = [](const std::vector<Moment>& moments, const std::string& phase) {
@@ -237,7 +238,7 @@ TEST(Activations, EveryThirdBlockIsCheckpointed) {
 TEST(Activations, OfALlamaBlock) {
   const int64_t d = 256, k = 128, f = 688, h = 8;
   auto run = job("replicate", 1);
-  const auto part = rank_parts(run, config::model_preset("tiny")).front();
+  const auto part = plan::make_plan(run, config::model_preset("tiny")).ranks.front().part;
   EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = memory::CheckpointMode::selective;
   EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));
@@ -248,4 +249,4 @@ TEST(Activations, OfALlamaBlock) {
 }
 
 }  // namespace
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

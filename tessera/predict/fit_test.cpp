@@ -1,11 +1,11 @@
-#include "tessera/estimate/fit.h"
+#include "tessera/predict/fit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 using ::testing::HasSubstr;
@@ -113,4 +113,4 @@ TEST(Fit, TheLargestRankOfAPipelineDecides) {
 }
 
 }  // namespace
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -1,10 +1,10 @@
-#include "tessera/estimate/communication.h"
+#include "tessera/predict/communication.h"
 
 #include <utility>
 
-#include "tessera/estimate/activations.h"
+#include "tessera/predict/activations.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 using config::RunConfig;
@@ -15,14 +15,14 @@ double real(int64_t number) { return static_cast<double>(number); }
 
 /// Bytes of an element of the gradient that the optimizer reads, and sums over other dimensions'
 /// ranks are taken of.
-double gradient_bytes(const BufferPlan& buffer) {
+double gradient_bytes(const plan::BufferPlan& buffer) {
   return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes : buffer.slice_bytes);
 }
 
 /// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
 /// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
 /// `last`: of the rank's units, which stays if its backward is next.
-double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, bool last) {
+double num_gathers(const RunConfig& config, const plan::RankPart& part, size_t stage, bool last) {
   const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
   int64_t gathers = 0, open = 0;
   const schedule::Action* before = nullptr;
@@ -44,8 +44,8 @@ double num_gathers(const RunConfig& config, const RankPart& part, size_t stage, 
   return real(gathers);
 }
 
-void add_data(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units,
-              Communication& moved) {
+void add_data(const RunConfig& config, const plan::RankPart& part,
+              const std::vector<plan::UnitPlan>& units, Communication& moved) {
   if (part.mesh.data_ranks() == 1) return;
   // A pipeline's gradients are reduced once, whatever the placement.
   const bool each = part.mesh.pp == 1 && parallel::frees_gradients(config.parallel.placement);
@@ -79,7 +79,7 @@ struct Rounds {
 
 /// Each layer has two sums and two gathers in each direction. What is computed again is sent again,
 /// but for sums that selective checkpointing keeps; what is not gathers again what entered.
-Rounds of_layers(const RunConfig& config, const RankPart& part) {
+Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   Rounds rounds;
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
   for (const auto& stage : part.stages) {
@@ -91,8 +91,8 @@ Rounds of_layers(const RunConfig& config, const RankPart& part) {
   return rounds;
 }
 
-Traffic of_tensor(const RunConfig& config, const RankPart& part,
-                  const std::vector<UnitPlan>& units) {
+Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
+                  const std::vector<plan::UnitPlan>& units) {
   if (part.mesh.tp == 1) return {};
   const bool sequence = part.position_ranks > 1;
   const auto seq_len = real(config.data.seq_len), tokens = real(part.micro_batch) * seq_len;
@@ -124,8 +124,8 @@ Traffic of_tensor(const RunConfig& config, const RankPart& part,
   return traffic;
 }
 
-Traffic of_pipeline(const RunConfig& config, const RankPart& part,
-                    const std::vector<UnitPlan>& units) {
+Traffic of_pipeline(const RunConfig& config, const plan::RankPart& part,
+                    const std::vector<plan::UnitPlan>& units) {
   Traffic traffic;
   const double activation = real(part.micro_batch * config.data.seq_len) *
                             stream_bytes(config.precision, part) * real(part.num_micro_batches);
@@ -168,8 +168,8 @@ Communication operator-(const Communication& after, const Communication& before)
   return difference;
 }
 
-Communication communication(const RunConfig& config, const RankPart& part,
-                            const std::vector<UnitPlan>& units) {
+Communication communication(const RunConfig& config, const plan::RankPlan& rank) {
+  const auto& [part, units] = rank;
   Communication moved;
   add_data(config, part, units, moved);
   moved.along(AxisName::tp) = of_tensor(config, part, units);
@@ -177,4 +177,4 @@ Communication communication(const RunConfig& config, const RankPart& part,
   return moved;
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -1,8 +1,8 @@
-#include "tessera/estimate/communication.h"
+#include "tessera/predict/communication.h"
 
 #include <gtest/gtest.h>
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 constexpr int64_t kDim = 256, kTokens = 256, kLayers = 8;  // of a sequence
@@ -20,8 +20,7 @@ struct Job {
     shape.num_layers = kLayers;
   }
   Communication at(size_t place) const {
-    const auto part = rank_parts(config, shape)[place];
-    return communication(config, part, plan_units(config, part, true));
+    return communication(config, plan::make_plan(config, shape).ranks[place]);
   }
   double parameters() const { return static_cast<double>(config::num_parameters(shape)); }
   double head() const { return static_cast<double>((shape.vocab_size + 1) * shape.dim); }
@@ -79,8 +78,8 @@ TEST(Communication, OfTensorRanks) {
   const double norms = (2 * kLayers + 1) * kDim * 4;
   const double gathers = all + 2 * kLayers * activation;
   expect_traffic(job.at(0).tp(), {.all_reduce = loss + norms,
-                                .all_gather = gathers,
-                                .reduce_scatter = all + kLayers * activation});
+                                  .all_gather = gathers,
+                                  .reduce_scatter = all + kLayers * activation});
   job.config.memory.checkpointing = memory::CheckpointMode::selective;  // sums were kept
   expect_traffic(job.at(0).tp(),
                  {.all_reduce = loss + norms, .all_gather = gathers, .reduce_scatter = all});
@@ -139,4 +138,4 @@ TEST(Communication, OfAPipelineOfSlices) {
 }
 
 }  // namespace
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

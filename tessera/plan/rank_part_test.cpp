@@ -1,15 +1,15 @@
-#include "tessera/estimate/rank_part.h"
+#include "tessera/plan/rank_part.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/estimate/activations.h"
-#include "tessera/estimate/buffers.h"
+#include "tessera/plan/run_plan.h"
+#include "tessera/predict/activations.h"
 #include "tessera/schedule/check.h"
 #include "tessera/schedule/generate.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 namespace {
 
 using ::testing::DoubleEq;
@@ -23,6 +23,12 @@ config::RunConfig run_of(int64_t ranks, int64_t tp, int64_t pp) {
   run.parallel.pp = pp;
   run.train.global_batch = 16;
   return run;
+}
+
+std::vector<RankPart> parts_of(const config::RunConfig& run, const config::ModelShape& shape) {
+  std::vector<RankPart> parts;
+  for (auto& rank : make_plan(run, shape).ranks) parts.push_back(std::move(rank.part));
+  return parts;
 }
 
 int64_t elements_of(const config::RunConfig& run, const RankPart& part) {
@@ -42,7 +48,7 @@ TEST(RankPart, HasItsPartOfEachMatrix) {
   auto shape = config::model_preset("tiny");  // 8 heads, 4 of keys
   shape.vocab_size = 255, shape.ffn_dim = 690;
   const auto run = run_of(8, 8, 1);
-  const auto part = rank_parts(run, shape).front();
+  const auto part = parts_of(run, shape).front();
   EXPECT_EQ(part.shape.num_heads, 1);
   EXPECT_EQ(part.shape.num_kv_heads, 1);
   EXPECT_EQ(part.key_copies, 2);
@@ -55,7 +61,7 @@ TEST(RankPart, HasItsPartOfEachMatrix) {
   EXPECT_EQ(elements_of(run, part), 2 * 32 * 256 + 4 * block + 256);
   auto odd = run_of(3, 3, 1);
   odd.parallel.sequence_parallel = false;
-  EXPECT_THROW(rank_parts(odd, shape), UserError);
+  EXPECT_THROW(parts_of(odd, shape), UserError);
 }
 
 // Bytes of parameters in runs on two ranks.
@@ -63,9 +69,9 @@ TEST(RankPart, HoldsWhatRunsHold) {
   auto llama = config::model_preset("tiny");
   llama.vocab_size = 256;
   const auto run = run_of(2, 2, 1);
-  EXPECT_EQ(4 * elements_of(run, rank_parts(run, llama).front()), 6071296);
+  EXPECT_EQ(4 * elements_of(run, parts_of(run, llama).front()), 6071296);
   const auto gpt2 = gpt2_of_tiny_width();
-  EXPECT_EQ(4 * elements_of(run, rank_parts(run, gpt2).front()), 8429568);
+  EXPECT_EQ(4 * elements_of(run, parts_of(run, gpt2).front()), 8429568);
 }
 
 TEST(RankPart, StagesShareTheModel) {
@@ -73,7 +79,7 @@ TEST(RankPart, StagesShareTheModel) {
   shape.num_layers = 8;
   auto run = run_of(4, 1, 4);
   run.parallel.stage_layers = {1, 2, 3, 2};
-  const auto parts = rank_parts(run, shape);
+  const auto parts = parts_of(run, shape);
   ASSERT_EQ(parts.size(), 4);
   int64_t elements = 0;
   for (const auto& part : parts) elements += elements_of(run, part);
@@ -88,11 +94,11 @@ TEST(RankPart, StagesShareTheModel) {
   // Tied: the first rank and the last both have the table, unless they are the same.
   shape.tie_embeddings = true;
   elements = 0;
-  for (const auto& part : rank_parts(run, shape)) elements += elements_of(run, part);
+  for (const auto& part : parts_of(run, shape)) elements += elements_of(run, part);
   EXPECT_EQ(elements, config::num_parameters(shape) + shape.vocab_size * shape.dim);
   run.parallel.stage_layers.clear();
   run.parallel.pipeline_schedule = "ZBVZeroBubble";
-  const auto v = rank_parts(run, shape);
+  const auto v = parts_of(run, shape);
   EXPECT_TRUE(v[0].has_tied_table());
   EXPECT_FALSE(v[0].shares_table);
   EXPECT_FALSE(v[3].stages[0].sends_output);  // there it turns
@@ -107,10 +113,10 @@ TEST(RankPart, CountsWhatIsInFlight) {
   auto run = run_of(4, 1, 4);
   for (const auto& facts : schedule::families()) {
     run.parallel.pipeline_schedule = facts.name;
-    const auto plan = pipeline_plan(run, shape, mesh_of(run));
+    const auto plan = make_plan(run, shape).pipeline;
     std::vector<double> found;
-    for (const auto& part : rank_parts(run, shape)) {
-      found.push_back(in_flight(run, part).micro_batches);
+    for (const auto& part : parts_of(run, shape)) {
+      found.push_back(predict::in_flight(run, part).micro_batches);
     }
     EXPECT_THAT(found, Pointwise(DoubleEq(), schedule::peak_activations(plan.schedule)))
         << facts.name;
@@ -118,23 +124,23 @@ TEST(RankPart, CountsWhatIsInFlight) {
   // 1F1B: p - rank micro-batches of two layers each; the last rank's head beside them.
   run.parallel.pipeline_schedule = "1F1B";
   run.parallel.stage_layers = {2, 2, 2, 2};
-  const auto parts = rank_parts(run, shape);
+  const auto parts = parts_of(run, shape);
   // Each rank also holds the output of its last forward, and two messages on their way from each
   // neighbour.
-  const double block = block_activations(run, parts[0], false).kept, tokens = 256, d = 4 * 256;
-  EXPECT_DOUBLE_EQ(in_flight(run, parts[0]).bytes, tokens * (4 * 2 * block + (1 + 2) * d));
-  EXPECT_DOUBLE_EQ(in_flight(run, parts[2]).bytes, tokens * (2 * 2 * block + (1 + 4) * d));
-  EXPECT_DOUBLE_EQ(in_flight(run, parts[3]).bytes, tokens * (2 * block + 2 * d + 4 + 2 * d));
+  const double block = predict::block_activations(run, parts[0], false).kept, tokens = 256, d = 4 * 256;
+  EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[0]).bytes, tokens * (4 * 2 * block + (1 + 2) * d));
+  EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[2]).bytes, tokens * (2 * 2 * block + (1 + 4) * d));
+  EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[3]).bytes, tokens * (2 * block + 2 * d + 4 + 2 * d));
 
   // Where the backward is split, what is deferred is as much as was kept, but for statistics ..
   run.parallel.pipeline_schedule = "ZB-H1";
-  const auto split = rank_parts(run, shape);
-  const auto of_block = block_activations(run, split[0], false);
+  const auto split = parts_of(run, shape);
+  const auto of_block = predict::block_activations(run, split[0], false);
   EXPECT_DOUBLE_EQ(of_block.deferred + 4 * (8 + 2), of_block.kept);
   // .. and with checkpoints it is more than they are.
-  const double plain = in_flight(run, split[3]).bytes;
+  const double plain = predict::in_flight(run, split[3]).bytes;
   run.memory.checkpointing = memory::CheckpointMode::full;
-  const double checkpointed = in_flight(run, split[3]).bytes;
+  const double checkpointed = predict::in_flight(run, split[3]).bytes;
   EXPECT_LT(checkpointed, plain);
   EXPECT_GT(checkpointed, tokens * 2 * of_block.deferred);
 }
@@ -149,7 +155,7 @@ TEST(Activations, OfGpt2AreThosePublished) {
     const auto t = static_cast<double>(tp);
     const double heads = 4 * 8 / t;
     const auto kept = [&] {
-      return block_activations(run, rank_parts(run, shape).front(), false).kept;
+      return predict::block_activations(run, parts_of(run, shape).front(), false).kept;
     };
     EXPECT_DOUBLE_EQ(kept(), 256 * 32 / t + heads + 16 / t);
     run.parallel.sequence_parallel = false;
@@ -162,7 +168,7 @@ TEST(Activations, OfADividedLlamaBlock) {
   const double d = 256, k = 128, f = 688, h = 8;
   auto run = run_of(4, 4, 1);
   const auto kept = [&](bool checkpointed) {
-    return block_activations(run, rank_parts(run, shape).front(), checkpointed).kept / 4;
+    return predict::block_activations(run, parts_of(run, shape).front(), checkpointed).kept / 4;
   };
   const double inside = (2 * d + 2 * k + 3 * f + h) / 4;
   EXPECT_DOUBLE_EQ(kept(false), 4 * d / 4 + inside + 2 / 4.0);
@@ -176,4 +182,4 @@ TEST(Activations, OfADividedLlamaBlock) {
 }
 
 }  // namespace
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "tessera/base/units.h"
-#include "tessera/estimate/fit.h"
-#include "tessera/estimate/table.h"
+#include "tessera/predict/fit.h"
+#include "tessera/report/box_table.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
@@ -51,7 +51,7 @@ std::string verdict(const RankEstimate& estimate, const std::string& limit_name)
 }
 
 /// "0-3", or of several stages "0-1 6-7".
-std::string layers_text(const RankPart& part) {
+std::string layers_text(const plan::RankPart& part) {
   std::vector<std::string> ranges;
   for (const auto& stage : part.stages) {
     const auto [begin, end] = stage.layers;
@@ -72,7 +72,7 @@ std::string pipeline_text(const RankEstimate& estimate) {
                     fmt::format("{:.6g}", in_flight.micro_batches), bytes_text(in_flight.bytes),
                     bytes_text(memory.peak().total()), bytes_text(memory.device_bytes())});
   }
-  return box_table(fmt::format("The pipeline: {}, {} micro-batches", estimate.schedule,
+  return report::box_table(fmt::format("The pipeline: {}, {} micro-batches", estimate.schedule,
                                first.num_micro_batches),
                    {"rank", "layers", "in flight", "their activations", "peak", "with buffers"},
                    rows) +
@@ -102,7 +102,7 @@ std::string communication_text(const RankEstimate& estimate) {
                     bytes_text(traffic.sent)});
   }
   if (rows.empty()) return "";
-  return box_table(
+  return report::box_table(
       "Its communication in a step, bytes of whole tensors",
       {"dimension", "ranks", "all-reduced", "all-gathered", "reduce-scattered", "sent"}, rows);
 }
@@ -165,7 +165,7 @@ std::string rank_text(const RankEstimate& estimate, const std::string& limit_nam
                          ? fmt::format("One of {} ranks in a step", estimate.num_ranks)
                          : fmt::format("Of {} ranks one with place {} in the pipeline, in a step",
                                        estimate.num_ranks, estimate.largest);
-  return pipeline_text(estimate) + box_table(title, headers, rows) +
+  return pipeline_text(estimate) + report::box_table(title, headers, rows) +
          fmt::format(
              "peak in the {} phase: {}; beside it buffers of communication {}, and at most "
              "{} of the allocator's\n",
@@ -203,4 +203,4 @@ nlohmann::ordered_json rank_json(const RankEstimate& estimate) {
   return json;
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -12,8 +12,8 @@ namespace tessera::optim {
 ///   linear, cosine   down to min_ratio at the last step (Loshchilov and Hutter, ICLR 2017)
 ///   wsd              the peak, then linear to min_ratio over the last decay_steps (warm-up,
 ///                    stable, decay; Hu et al., MiniCPM, 2024)
-struct ScheduleOptions {
-  ScheduleType type = ScheduleType::cosine;
+struct LearningRateOptions {
+  LearningRateSchedule type = LearningRateSchedule::cosine;
   double learning_rate = 3e-4;  ///< the peak
   double min_ratio = 0.1;       ///< last learning rate / peak
   int64_t warmup_steps = 0;
@@ -22,6 +22,6 @@ struct ScheduleOptions {
 };
 
 /// The learning rate of `step`, counted from 0. Steps past the end have the last one's.
-double learning_rate(const ScheduleOptions& options, int64_t step);
+double learning_rate(const LearningRateOptions& options, int64_t step);
 
 }  // namespace tessera::optim

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/rank_part.h"
+#include "tessera/plan/rank_part.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 
 /// Bytes that one transformer block takes, for each token of the whole sequence.
 struct BlockActivations {
@@ -17,7 +17,7 @@ struct BlockActivations {
   double inside = 0;    ///< and at the most, that of its feed-forward, the widest part
   double deferred = 0;  ///< kept between the two parts of a split backward
 };
-BlockActivations block_activations(const config::RunConfig& config, const RankPart& part,
+BlockActivations block_activations(const config::RunConfig& config, const plan::RankPart& part,
                                    bool checkpointed);
 
 /// Is block `index` checkpointed?
@@ -28,19 +28,19 @@ int64_t compute_bytes(const config::PrecisionSection& precision);
 
 /// Bytes of one activation as wide as the model, for each token: where positions are divided, this
 /// rank's share.
-double stream_bytes(const config::PrecisionSection& precision, const RankPart& part);
+double stream_bytes(const config::PrecisionSection& precision, const plan::RankPart& part);
 
 /// Bytes of messages on their way from other ranks, two on each channel
 /// (parallel/pipeline/messages.cpp).
-double arriving_bytes(const config::RunConfig& config, const RankPart& part);
+double arriving_bytes(const config::RunConfig& config, const plan::RankPart& part);
 
 /// Bytes that a stage's blocks keep for each token, and its last norm and head.
-double kept_by_blocks(const config::RunConfig& config, const RankPart& part,
-                      const RankPart::Stage& stage);
-double kept_by_head(const config::RunConfig& config, const RankPart& part);
+double kept_by_blocks(const config::RunConfig& config, const plan::RankPart& part,
+                      const plan::RankPart::Stage& stage);
+double kept_by_head(const config::RunConfig& config, const plan::RankPart& part);
 
 /// Peak bytes that all micro-batches in flight keep between forward and backward.
-int64_t kept_activation_bytes(const config::RunConfig& config, const RankPart& part);
+int64_t kept_activation_bytes(const config::RunConfig& config, const plan::RankPart& part);
 
 /// Bytes that a rank holds when each of its stages starts a pass, at the most.
 struct Held {
@@ -54,6 +54,6 @@ struct InFlight {
 };
 /// Follows the rank's table (schedule/check.h: peak_activations). Two actions at the same time come
 /// one after the other, as in the engine (parallel/pipeline/pipeline.h).
-InFlight in_flight(const config::RunConfig& config, const RankPart& part);
+InFlight in_flight(const config::RunConfig& config, const plan::RankPart& part);
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

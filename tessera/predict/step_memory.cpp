@@ -1,13 +1,14 @@
-#include "tessera/estimate/step_memory.h"
+#include "tessera/predict/step_memory.h"
 
 #include <algorithm>
 #include <set>
 
 #include "tessera/base/machine.h"
-#include "tessera/estimate/activations.h"
-#include "tessera/estimate/widths.h"
+#include "tessera/base/widths.h"
+#include "tessera/predict/activations.h"
+#include "tessera/predict/states.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 using config::RunConfig;
@@ -49,14 +50,14 @@ class Gathered {
 /// One step, moment by moment.
 class Step {
  public:
-  Step(const RunConfig& config, const RankPart& part, const std::vector<UnitPlan>& units,
-       const Device& device)
-      : config_(config), part_(part), units_(units), gathered_(bytes_, config.parallel) {
+  Step(const RunConfig& config, const plan::RankPlan& rank, const Device& device)
+      : config_(config), part_(rank.part), units_(rank.units), gathered_(bytes_, config.parallel) {
+    const auto& [part, units] = rank;
     const auto& shape = part.shape;
     const auto seq_len = static_cast<double>(config.data.seq_len);
     tokens_ = static_cast<double>(part.micro_batch) * seq_len;
     accumulates_ = part.num_micro_batches > 1 && !pipeline();
-    for (const auto& unit : units) bytes_.push_back(bytes_of(unit, config));
+    for (const auto& unit : units) bytes_.push_back(unit_bytes(unit, config));
     for (const auto& unit : bytes_) {
       base_.parameters += unit.parameters;
       base_.gathered += unit.kept_whole;
@@ -260,8 +261,8 @@ class Step {
   }
 
   const RunConfig& config_;
-  const RankPart& part_;
-  const std::vector<UnitPlan>& units_;
+  const plan::RankPart& part_;
+  const std::vector<plan::UnitPlan>& units_;
   std::vector<UnitBytes> bytes_;
   Gathered gathered_;
   Moment base_;
@@ -276,7 +277,7 @@ class Step {
 
 /// Groups of ranks have channels of their own, where parameters are divided one for them and one
 /// for gradients. What all agree on has another, unless a dimension has all ranks.
-double communication_bytes(const config::ParallelSection& section, const RankPart& part,
+double communication_bytes(const config::ParallelSection& section, const plan::RankPart& part,
                            const Device& device) {
   const auto& mesh = part.mesh;
   const int64_t data = mesh.data_ranks(), ranks = mesh.pp * data * mesh.tp;
@@ -313,12 +314,11 @@ const Moment& StepMemory::peak() const {
   return *std::ranges::max_element(phases, {}, &Moment::total);
 }
 
-StepMemory step_memory(const RunConfig& config, const RankPart& part,
-                       const std::vector<UnitPlan>& units, const Device& device) {
-  StepMemory memory{.phases = Step(config, part, units, device).phases()};
-  memory.communication = communication_bytes(config.parallel, part, device);
+StepMemory step_memory(const RunConfig& config, const plan::RankPlan& rank, const Device& device) {
+  StepMemory memory{.phases = Step(config, rank, device).phases()};
+  memory.communication = communication_bytes(config.parallel, rank.part, device);
   memory.slack = memory.peak().total() / 8 + (device.is_host ? kSlackBytes : kContextBytes);
   return memory;
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -7,10 +7,10 @@
 
 #include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/pipeline_plan.h"
+#include "tessera/plan/pipeline.h"
 #include "tessera/schedule/table.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 
 struct RankPart {
   /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
@@ -39,15 +39,9 @@ struct RankPart {
   bool has_tied_table() const;
 };
 
-/// The sizes of a run of `config.parallel.num_ranks` ranks; UserError with the key at fault.
-mesh::MeshShape mesh_of(const config::RunConfig& config);
-
 /// The parts of all ranks, by place in the pipeline; of the ranks that share matrices the one with
 /// the most. UserError if tp cannot divide the heads.
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan);
 
-/// The same, with the sizes of mesh_of and the plan of pipeline_plan.
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape);
-
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

@@ -1,4 +1,4 @@
-#include "tessera/estimate/rank_part.h"
+#include "tessera/plan/rank_part.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 namespace {
 
 /// The most that one of `ranks` has of `count` things.
@@ -29,10 +29,6 @@ config::ModelShape divided(config::ModelShape shape, int64_t tp) {
 
 bool RankPart::has_tied_table() const {
   return shape.tie_embeddings && stages.front().embeds && stages.back().predicts;
-}
-
-mesh::MeshShape mesh_of(const config::RunConfig& config) {
-  return config::fitting_mesh(config.parallel, config.parallel.num_ranks);
 }
 
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
@@ -83,9 +79,4 @@ std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::
   return parts;
 }
 
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape) {
-  const auto mesh = mesh_of(config);
-  return rank_parts(config, shape, mesh, pipeline_plan(config, shape, mesh));
-}
-
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

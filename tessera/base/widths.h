@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-namespace tessera::estimate {
+namespace tessera {
 
 inline constexpr int64_t kFloat = 4, kLong = 8;
 
-}  // namespace tessera::estimate
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/estimate/fit.h"
+#include "tessera/predict/fit.h"
 
 #include <algorithm>
 #include <functional>
@@ -8,7 +8,7 @@
 #include "tessera/config/values.h"
 #include "tessera/schedule/simulate.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 namespace {
 
 using config::ModelShape;
@@ -16,19 +16,19 @@ using config::RunConfig;
 using memory::CheckpointMode;
 using parallel::Placement;
 
-RankNeeds needs_of(const RunConfig& config, const RankPart& part, const Device& device) {
-  const auto units = plan_units(config, part, device.is_host);
-  return {.part = part,
-          .memory = step_memory(config, part, units, device),
-          .communication = communication(config, part, units),
-          .in_flight = in_flight(config, part)};
+RankNeeds needs_of(const RunConfig& config, const plan::RankPlan& rank, const Device& device) {
+  return {.part = rank.part,
+          .memory = step_memory(config, rank, device),
+          .communication = communication(config, rank),
+          .in_flight = in_flight(config, rank.part)};
 }
 
 /// What the rank that needs the most needs.
 double bytes_of(const RunConfig& config, const ModelShape& shape, const Device& device) {
   double most = 0;
-  for (const auto& part : rank_parts(config, shape)) {
-    most = std::max(most, needs_of(config, part, device).memory.device_bytes());
+  const auto plan = plan::make_plan(config, shape, {.device_is_host = device.is_host});
+  for (const auto& rank : plan.ranks) {
+    most = std::max(most, needs_of(config, rank, device).memory.device_bytes());
   }
   return most;
 }
@@ -54,7 +54,7 @@ std::vector<Setting> beyond(const std::string& key, E present, const std::vector
 std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, const Device& device) {
   std::vector<std::vector<Setting>> groups;
   const auto& parallel = config.parallel;
-  const auto mesh = mesh_of(config);
+  const auto mesh = config::fitting_mesh(parallel, parallel.num_ranks);
   if (mesh.data_ranks() > 1 && parallel.dp_replicate == -1) {
     groups.push_back(beyond("parallel.placement", parallel.placement,
                             {Placement::replicate, Placement::shard_optimizer,
@@ -82,14 +82,13 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
 
 RankEstimate estimate_rank(const RunConfig& config, const ModelShape& shape, const Device& device,
                            double limit) {
-  const auto mesh = mesh_of(config);
-  const auto plan = pipeline_plan(config, shape, mesh);
+  const auto plan = plan::make_plan(config, shape, {.device_is_host = device.is_host});
   RankEstimate estimate{.num_ranks = config.parallel.num_ranks,
-                        .schedule = plan.schedule.name,
-                        .bubble = schedule::simulate(plan.schedule).bubble(),
+                        .schedule = plan.pipeline.schedule.name,
+                        .bubble = schedule::simulate(plan.pipeline.schedule).bubble(),
                         .limit = limit};
-  for (const auto& part : rank_parts(config, shape, mesh, plan)) {
-    estimate.pipeline.push_back(needs_of(config, part, device));
+  for (const auto& rank : plan.ranks) {
+    estimate.pipeline.push_back(needs_of(config, rank, device));
     const auto& needs = estimate.pipeline.back().memory;
     if (needs.device_bytes() > estimate.memory().device_bytes())
       estimate.largest = estimate.pipeline.size() - 1;
@@ -108,4 +107,4 @@ RankEstimate estimate_rank(const RunConfig& config, const ModelShape& shape, con
   return estimate;
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -6,10 +6,9 @@
 
 #include "tessera/base/axes.h"
 #include "tessera/config/run_config.h"
-#include "tessera/estimate/buffers.h"
-#include "tessera/estimate/rank_part.h"
+#include "tessera/plan/run_plan.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 
 /// Bytes of the whole tensors (comm/counters.h): outputs of all-gathers, inputs of reduce-scatters.
 struct Traffic {
@@ -38,8 +37,7 @@ struct Communication {
 };
 Communication operator-(const Communication& after, const Communication& before);
 
-/// `units` as plan_units has them. docs/estimates.md has the formulas.
-Communication communication(const config::RunConfig& config, const RankPart& part,
-                            const std::vector<UnitPlan>& units);
+/// docs/estimates.md has the formulas.
+Communication communication(const config::RunConfig& config, const plan::RankPlan& rank);
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/estimate/activations.h"
-#include "tessera/estimate/communication.h"
-#include "tessera/estimate/rank_part.h"
-#include "tessera/estimate/step_memory.h"
+#include "tessera/plan/rank_part.h"
+#include "tessera/predict/activations.h"
+#include "tessera/predict/communication.h"
+#include "tessera/predict/step_memory.h"
 
-namespace tessera::estimate {
+namespace tessera::predict {
 
 /// A setting of another value: a key of the job file and its value.
 using Setting = std::pair<std::string, std::string>;
@@ -24,7 +24,7 @@ struct Change {
 
 /// One rank of the pipeline, or of the run if there is none.
 struct RankNeeds {
-  RankPart part;
+  plan::RankPart part;
   StepMemory memory;
   Communication communication;
   InFlight in_flight;
@@ -58,4 +58,4 @@ RankEstimate estimate_rank(const config::RunConfig& config, const config::ModelS
 std::string rank_text(const RankEstimate& estimate, const std::string& limit_name);
 nlohmann::ordered_json rank_json(const RankEstimate& estimate);
 
-}  // namespace tessera::estimate
+}  // namespace tessera::predict

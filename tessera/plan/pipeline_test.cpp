@@ -1,4 +1,4 @@
-#include "tessera/estimate/pipeline_plan.h"
+#include "tessera/plan/pipeline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 namespace {
 
 using ::testing::ElementsAre;
@@ -31,7 +31,7 @@ struct PlanJob {
     shape = config::model_preset("tiny");
     shape.num_layers = 8;
   }
-  PipelinePlan plan() const { return pipeline_plan(config, shape, {.pp = config.parallel.pp}); }
+  PipelinePlan plan() const { return pipeline_plan(config, shape, {.pp = static_cast<int>(config.parallel.pp)}); }
   std::string error() const {
     try {
       plan();
@@ -103,4 +103,4 @@ TEST(PipelinePlan, TakesATableThatFits) {
 }
 
 }  // namespace
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

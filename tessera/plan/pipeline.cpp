@@ -1,4 +1,4 @@
-#include "tessera/estimate/pipeline_plan.h"
+#include "tessera/plan/pipeline.h"
 
 #include <fmt/ranges.h>
 
@@ -9,7 +9,7 @@
 #include "tessera/schedule/csv.h"
 #include "tessera/schedule/generate.h"
 
-namespace tessera::estimate {
+namespace tessera::plan {
 namespace {
 
 using schedule::Schedule;
@@ -108,8 +108,7 @@ PipelinePlan::Layers PipelinePlan::layers_of(int stage) const {
 }
 
 PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
-                           const mesh::MeshShape& mesh,
-                           const std::optional<LayerCosts>& measured) {
+                           const mesh::MeshShape& mesh, const std::optional<LayerCosts>& measured) {
   const auto& parallel = config.parallel;
   PipelinePlan plan{
       .schedule = make_schedule(parallel, static_cast<int>(mesh.pp),
@@ -130,4 +129,4 @@ PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelS
   return plan;
 }
 
-}  // namespace tessera::estimate
+}  // namespace tessera::plan

@@ -1,0 +1,38 @@
+#include "tessera/plan/buffer.h"
+
+#include <cstddef>
+#include <numeric>
+
+namespace tessera::plan {
+
+BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
+  const bool alone = options.num_slices == 1;
+  BufferPlan plan{.elements = elements,
+                  .num_slices = options.num_slices,
+                  .trained = options.trained,
+                  .whole_bytes = options.whole_bytes,
+                  .slice_bytes = options.slice_bytes,
+                  .gradient_bytes = options.gradient_bytes};
+  plan.keeps_whole = alone || options.placement != parallel::Placement::full_shard;
+  plan.keeps_gradient = alone || !parallel::frees_gradients(options.placement);
+  plan.keeps_copy = options.offloaded && options.offloads_by_copy && !plan.keeps_whole;
+  plan.slice_in_whole = plan.keeps_whole && options.slice_has_type_of_whole && !options.offloaded;
+  plan.gradient_slice_in_gradient =
+      plan.keeps_gradient && options.gradient_has_type_of_sum && !options.offloaded;
+  plan.on_host = options.offloaded && !options.device_is_host;
+  return plan;
+}
+
+std::vector<bool> offloaded_units(const std::vector<int64_t>& elements, double fraction) {
+  const auto all = std::accumulate(elements.begin(), elements.end(), int64_t{0});
+  const double wanted = fraction * static_cast<double>(all);
+  std::vector<bool> offloaded(elements.size(), false);
+  double so_far = 0;
+  for (size_t i = elements.size(); i-- > 0 && so_far < wanted;) {
+    offloaded[i] = true;
+    so_far += static_cast<double>(elements[i]);
+  }
+  return offloaded;
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,49 @@
+// What is decided about a flat buffer (parallel/data/flat_buffer.h) before it exists: the engine
+// makes buffers of it, estimates count their bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/base/choices.h"
+
+namespace tessera::plan {
+
+/// What the decision depends on.
+struct BufferOptions {
+  parallel::Placement placement = parallel::Placement::full_shard;
+  int64_t num_slices = 1;  ///< ranks that share the buffer
+  bool trained = true;
+  bool offloaded = false;         ///< slices, their gradients and state live on the host
+  bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
+  bool device_is_host = true;     ///< as on a CPU, where offloading moves nothing
+  /// Bytes of an element: computed in, updated in, reduced in.
+  int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
+  bool slice_has_type_of_whole = true;
+  /// Gradients are reduced in a type in which the optimizer may read them.
+  bool gradient_has_type_of_sum = true;
+};
+
+/// One flat buffer: how much there is, and what of it stays.
+struct BufferPlan {
+  int64_t elements = 0;
+  int64_t num_slices = 1;
+  bool trained = true;
+  int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
+  bool keeps_whole = true;     ///< whole parameters stay in memory all the time
+  bool keeps_gradient = true;  ///< so does the whole gradient
+  bool keeps_copy = false;     ///< of the slice, on the device in the type of the whole parameters
+  bool slice_in_whole = true;  ///< the slice is part of the whole parameters
+  bool gradient_slice_in_gradient = true;  ///< likewise
+  bool on_host = false;                    ///< slice, its gradient and state are not on the device
+};
+
+/// The plan of a buffer of `elements`. ZeRO's and FSDP's placements (Rajbhandari et al., SC 2020,
+/// section 5) are nothing but which parts of a buffer stay.
+BufferPlan plan_buffer(int64_t elements, const BufferOptions& options);
+
+/// Which units are offloaded if `fraction` of all elements is: the last ones, whose gradients come
+/// first. A unit goes as a whole.
+std::vector<bool> offloaded_units(const std::vector<int64_t>& elements, double fraction);
+
+}  // namespace tessera::plan

@@ -1,0 +1,25 @@
+#include "tessera/plan/run_plan.h"
+
+#include <utility>
+
+namespace tessera::plan {
+
+RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+                  const mesh::MeshShape& mesh, const PlanOptions& options) {
+  RunPlan plan{.shape = shape,
+               .mesh = mesh,
+               .pipeline = pipeline_plan(config, shape, mesh, options.measured)};
+  for (auto& part : rank_parts(config, shape, mesh, plan.pipeline)) {
+    auto units = plan_units(config, part, options.device_is_host);
+    plan.ranks.push_back({.part = std::move(part), .units = std::move(units)});
+  }
+  return plan;
+}
+
+RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+                  const PlanOptions& options) {
+  return make_plan(config, shape, config::fitting_mesh(config.parallel, config.parallel.num_ranks),
+                   options);
+}
+
+}  // namespace tessera::plan

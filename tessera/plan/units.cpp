@@ -1,0 +1,154 @@
+#include "tessera/plan/units.h"
+
+#include <utility>
+
+namespace tessera::plan {
+namespace {
+
+using config::ModelFamily;
+using config::ModelShape;
+using config::RunConfig;
+
+int64_t block_parameters(const ModelShape& shape) {
+  auto one = shape, none = shape;
+  one.num_layers = 1, none.num_layers = 0;
+  const int64_t block = config::num_parameters(one) - config::num_parameters(none);
+  if (shape.family != ModelFamily::gpt2) return block;
+  // Counted with a bias for each query, key and value of the whole model.
+  return block - 3 * (shape.dim - shape.num_heads * shape.head_dim);
+}
+
+int64_t last_norm_parameters(const ModelShape& shape) {
+  return (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
+}
+
+/// How many of a block's parameters have gradients that ranks of tp sum: norms and biases of width
+/// D, where positions are divided; norms of heads; key heads that several ranks have
+/// (docs/tensor_parallel.md).
+int64_t summed_in_block(const RankPart& part) {
+  const auto& s = part.shape;
+  if (part.mesh.tp == 1) return 0;
+  int64_t summed = s.qk_norm ? 2 * s.head_dim : 0;
+  if (part.position_ranks > 1) {
+    const bool gpt2 = s.family == ModelFamily::gpt2;
+    const int64_t vectors = gpt2 ? 4 + 2 : 2 + (s.out_bias ? 1 : 0) + (s.mlp_bias ? 1 : 0);
+    summed += vectors * s.dim;
+  }
+  if (part.key_copies > 1) {
+    summed += 2 * s.num_kv_heads * s.head_dim * (s.dim + (s.qkv_bias ? 1 : 0));
+  }
+  return summed;
+}
+
+/// A unit without buffers, and how much they are to hold.
+struct Sized {
+  UnitPlan unit;
+  int64_t elements = 0;
+};
+
+/// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
+/// head, then blocks.
+std::vector<Sized> sized_units(const RankPart& part) {
+  const auto& shape = part.shape;
+  const int64_t last_norm = last_norm_parameters(shape), table = shape.vocab_size * shape.dim;
+  const int64_t positions = shape.family == ModelFamily::gpt2 ? shape.max_seq_len * shape.dim : 0;
+  const int64_t block = block_parameters(shape), summed = summed_in_block(part);
+  const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
+  const int64_t elsewhere = part.shares_table ? table : 0;
+  const bool tied_here = part.has_tied_table();
+  std::vector<Sized> units;
+  for (size_t stage = 0; stage < part.stages.size(); ++stage) {
+    const auto& layers = part.stages[stage].layers;
+    const auto at = layers.begin;
+    if (part.stages[stage].embeds) {
+      units.push_back({{.name = "embedding",
+                        .stage = stage,
+                        .layers = {at, at},
+                        .predicts = tied_here,
+                        .summed = tied_here ? summed_norm : 0,
+                        .table = elsewhere},
+                       table + positions + (tied_here ? last_norm : 0)});
+    }
+    for (int64_t i = at; i < layers.end; ++i) {
+      units.push_back({{.name = "layers." + std::to_string(i),
+                        .stage = stage,
+                        .layers = {i, i + 1},
+                        .summed = summed},
+                       block});
+    }
+    if (part.stages[stage].predicts && !tied_here) {
+      units.push_back({{.name = "head",
+                        .stage = stage,
+                        .layers = {layers.end, layers.end},
+                        .predicts = true,
+                        .summed = summed_norm,
+                        .table = elsewhere},
+                       table + last_norm});
+    }
+  }
+  return units;
+}
+
+/// Joins all units of a stage into one.
+std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
+  std::vector<Sized> result;
+  for (const auto& [unit, elements] : units) {
+    if (result.empty() || result.back().unit.stage != unit.stage) {
+      result.push_back({unit, 0});
+      result.back().unit.name = "model";
+      result.back().unit.summed = result.back().unit.table = 0;
+    }
+    auto& all = result.back();
+    all.elements += elements;
+    all.unit.layers.end = unit.layers.end;
+    all.unit.predicts = all.unit.predicts || unit.predicts;
+    all.unit.summed += unit.summed;
+    all.unit.table += unit.table;
+  }
+  return result;
+}
+
+/// The types of a buffer's elements are those that data_parallel_options (train/) asks for.
+BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mesh) {
+  const auto& section = config.parallel;
+  const auto& precision = config.precision;
+  BufferOptions options{.placement = section.placement,
+                        .offloads_by_copy = section.offload_optimizer,
+                        .slice_has_type_of_whole = true};
+  if (parallel::is_sharded(section.placement)) options.num_slices = mesh.dp_shard;
+  const auto slice = precision.parameters;
+  const auto whole = precision.computes_in_half() ? precision.compute : slice;
+  const auto gradient = precision.computes_in_half() ? precision.reduce : slice;
+  options.whole_bytes = bytes_of(whole);
+  options.slice_bytes = bytes_of(slice);
+  options.gradient_bytes = bytes_of(gradient);
+  options.slice_has_type_of_whole = slice == whole;
+  options.gradient_has_type_of_sum = gradient == slice || gradient == FloatType::fp32;
+  return options;
+}
+
+}  // namespace
+
+std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
+                                 bool device_is_host) {
+  const auto& section = config.parallel;
+  auto units = sized_units(part);
+  if (section.units == parallel::Units::model) units = one_a_stage(units);
+  auto options = buffer_options(config, part.mesh);
+  options.device_is_host = device_is_host;
+  std::vector<bool> offloaded(units.size(), false);
+  if (section.offload_params || section.offload_optimizer) {
+    std::vector<int64_t> elements;
+    for (const auto& unit : units) elements.push_back(unit.elements);
+    offloaded = offloaded_units(elements, section.offload_fraction);
+  }
+  std::vector<UnitPlan> result;
+  for (size_t i = 0; i < units.size(); ++i) {
+    options.offloaded = offloaded[i];
+    result.push_back(std::move(units[i].unit));
+    result.back().buffers.push_back(plan_buffer(units[i].elements, options));
+  }
+  return result;
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,100 @@
+#include "tessera/predict/states.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+namespace tessera::predict {
+namespace {
+
+using config::RunConfig;
+
+/// The largest sum of `count` neighbours: units come and go in order.
+double largest_neighbours(const std::vector<double>& values, size_t count) {
+  double largest = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto end =
+        values.begin() + static_cast<std::ptrdiff_t>(std::min(i + count, values.size()));
+    largest = std::max(largest,
+                       std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(i), end, 0.0));
+  }
+  return largest;
+}
+
+/// Bytes of all whole gradients of `units` at once, with the slices of two: one that is reduced,
+/// one that comes next.
+double all_whole(const std::vector<UnitBytes>& units) {
+  double whole = 0;
+  std::vector<double> slices;
+  for (const auto& unit : units) {
+    whole += unit.passing_gradients;
+    slices.push_back(unit.gradient_slice);
+  }
+  return whole + largest_neighbours(slices, 2);
+}
+
+/// Peak bytes of gradients: backward comes to the units in reverse; one unit's whole gradient is
+/// computed while that of the one after it is reduced, and the slices of all that came before stay.
+double peak_of_backward(const std::vector<UnitBytes>& units) {
+  double peak = 0, slices_so_far = 0;
+  for (size_t i = units.size(); i-- > 0;) {
+    slices_so_far += units[i].gradient_slice;
+    const double reduced = i + 1 < units.size() ? units[i + 1].passing_gradients : 0;
+    peak = std::max(peak, units[i].passing_gradients + reduced + slices_so_far);
+  }
+  return peak;
+}
+
+}  // namespace
+
+UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
+  UnitBytes result;
+  for (const auto& plan : unit.buffers) {
+    const auto elements = static_cast<double>(plan.elements);
+    const double share = elements / static_cast<double>(plan.num_slices);
+    const double here = plan.on_host ? 0 : share;  // what of the slices is on the device
+    const auto slice_bytes = static_cast<double>(plan.slice_bytes);
+    double parameters = here * slice_bytes;
+    double whole = elements * static_cast<double>(plan.whole_bytes);
+    if (plan.slice_in_whole) whole -= parameters;
+    if (plan.keeps_copy) parameters += share * static_cast<double>(plan.whole_bytes);
+    result.parameters += parameters;
+    (plan.keeps_whole ? result.kept_whole : result.passing_whole) += whole;
+    if (!plan.trained) continue;
+    (plan.keeps_gradient ? result.kept_gradients : result.passing_gradients) +=
+        elements * static_cast<double>(plan.gradient_bytes);
+    if (!plan.gradient_slice_in_gradient) {
+      result.gradient_slice +=
+          here * static_cast<double>(std::max(plan.slice_bytes, plan.gradient_bytes));
+    }
+    if (config.optimizer.type == optim::OptimizerType::adamw) {
+      result.optimizer +=
+          2 * here * static_cast<double>(tessera::bytes_of(config.precision.optimizer_states));
+    } else if (config.optimizer.momentum != 0) {
+      result.optimizer += here * slice_bytes;
+    }
+  }
+  return result;
+}
+
+StateBytes peak_of_states(const std::vector<UnitBytes>& units,
+                          const config::ParallelSection& section) {
+  StateBytes result;
+  std::vector<double> passing;
+  for (const auto& unit : units) {
+    result.parameters += unit.parameters;
+    result.gathered += unit.kept_whole;
+    result.gradients += unit.kept_gradients;
+    result.optimizer += unit.optimizer;
+    passing.push_back(unit.passing_whole);
+  }
+  // The unit at work and the one that is on the way.
+  const bool prefetches =
+      section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
+  const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
+  result.gathered += largest_neighbours(passing, static_cast<size_t>(in_flight));
+  result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units);
+  return result;
+}
+
+}  // namespace tessera::predict

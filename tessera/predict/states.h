@@ -1,0 +1,29 @@
+// What a rank holds of parameters, gradients and optimizer state: ZeRO's formulas (Rajbhandari et
+// al., SC 2020, section 5) on the flat buffers of its plan.
+#pragma once
+
+#include <vector>
+
+#include "tessera/config/run_config.h"
+#include "tessera/plan/units.h"
+
+namespace tessera::predict {
+
+/// Bytes of one unit on the device.
+struct UnitBytes {
+  double parameters = 0;                     ///< slices, and copies of them
+  double kept_whole = 0, passing_whole = 0;  ///< parameters beside the slices
+  double kept_gradients = 0, passing_gradients = 0;
+  double gradient_slice = 0;  ///< where it is not part of the gradient
+  double optimizer = 0;
+};
+UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);
+
+/// Bytes on this rank, each at the most.
+struct StateBytes {
+  double parameters = 0, gathered = 0, gradients = 0, optimizer = 0;
+};
+StateBytes peak_of_states(const std::vector<UnitBytes>& units,
+                          const config::ParallelSection& section);
+
+}  // namespace tessera::predict
