@@ -232,7 +232,7 @@ void check_countable(const config::RunConfig& config, const config::ModelShape& 
 struct Limit {
   std::string name;
   double bytes = 0;
-  Device device;
+  predict::Device device;
 };
 
 /// "80GB", "24 GiB": bytes.
@@ -253,7 +253,7 @@ Limit limit_of(const EstimateArguments& arguments, int64_t num_ranks) {
   const auto machine = this_machine();
   return {
       num_ranks == 1 ? "this machine" : fmt::format("this machine, shared by {} ranks", num_ranks),
-      static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks), this_cpu()};
+      static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks), predict::this_cpu()};
 }
 
 /// Says which version of transformers was counted, where it matters.
@@ -305,7 +305,7 @@ void check_library(const std::string& library) {
 }
 
 struct Rank {
-  RankEstimate estimate;
+  predict::RankEstimate estimate;
   std::string limit_name;
 };
 
@@ -328,7 +328,7 @@ std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const M
                model.shape->max_seq_len, config.data.seq_len);
   }
   const auto limit = limit_of(arguments, config.parallel.num_ranks);
-  return Rank{estimate_rank(config, *model.shape, limit.device, limit.bytes), limit.name};
+  return Rank{predict::estimate_rank(config, *model.shape, limit.device, limit.bytes), limit.name};
 }
 
 int run_estimate_memory(const EstimateArguments& arguments) {
@@ -348,13 +348,13 @@ int run_estimate_memory(const EstimateArguments& arguments) {
   const auto rank = estimate_rank_of(arguments, model, job);
   if (arguments.json) {
     auto json = classic_json(model, total, largest, dtypes);
-    json["rank"] = rank ? rank_json(rank->estimate) : nlohmann::ordered_json();
+    json["rank"] = rank ? predict::rank_json(rank->estimate) : nlohmann::ordered_json();
     fmt::print("{}\n", json.dump(2));
     return 0;
   }
   fmt::print("{}{}{}", loading_table(model.name, total, largest.bytes, dtypes),
              phase_table(model.name, total, dtypes), version_note(model, total));
-  if (rank) fmt::print("{}", rank_text(rank->estimate, rank->limit_name));
+  if (rank) fmt::print("{}", predict::rank_text(rank->estimate, rank->limit_name));
   return 0;
 }
 

@@ -38,7 +38,7 @@ int run_rank(const std::vector<std::string>& arguments) {
   return train::train_loop(run, environment);
 }
 
-int report(const std::string& message, int exit_code) {
+int tell(const std::string& message, int exit_code) {
   std::fflush(stdout);
   std::fprintf(stderr, "tessera: %s\n", message.c_str());
   return exit_code;
@@ -50,19 +50,19 @@ int report(const std::string& message, int exit_code) {
 int main(int argc, char** argv) {
   using namespace tessera;
   if (argc < 2)
-    return report("tessera-worker: is started by `tessera train`; use that", kUserErrorExit);
+    return tell("tessera-worker: is started by `tessera train`; use that", kUserErrorExit);
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   try {
     quieten_libtorch();
     return run_rank({argv + 1, argv + argc});
   } catch (const UserError& error) {
-    return report(config::with_job_keys(error.what()), kUserErrorExit);
+    return tell(config::with_job_keys(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {
-    return report(trace ? error.what() : config::with_job_keys(error.what_without_backtrace()),
+    return tell(trace ? error.what() : config::with_job_keys(error.what_without_backtrace()),
                   kUserErrorExit);
   } catch (const c10::Error& error) {
-    return report(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
+    return tell(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
   } catch (const std::exception& error) {
-    return report(error.what(), kFailureExit);
+    return tell(error.what(), kFailureExit);
   }
 }

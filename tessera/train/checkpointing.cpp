@@ -48,7 +48,7 @@ json state_of(const Run& run, const Counts& counts) {
       {"tokens_seen", counts.tokens_seen},
       {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
       {"validation_fraction", run.config.data.validation_fraction},
-      {"optimizer", {{"type", run.config.optimizer.type}, {"step", run.optimizer.num_steps()}}}};
+      {"optimizer", {{"type", text_of(run.config.optimizer.type)}, {"step", run.optimizer.num_steps()}}}};
   if (run.loss_scaler) {
     const auto& scaler = run.loss_scaler->state();
     state["loss_scaler"] = {{"scale", scaler.scale},

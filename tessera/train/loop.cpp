@@ -122,10 +122,10 @@ class Watch {
 
   static report::HyperParameters hyper_parameters(const config::RunConfig& config, int world_size) {
     return {{"model/preset", config.model.preset},
-            {"optimizer/type", config.optimizer.type},
+            {"optimizer/type", std::string(text_of(config.optimizer.type))},
             {"optimizer/learning_rate", config.optimizer.learning_rate},
             {"optimizer/weight_decay", config.optimizer.weight_decay},
-            {"schedule/type", config.schedule.type},
+            {"schedule/type", std::string(text_of(config.schedule.type))},
             {"data/seq_len", static_cast<double>(config.data.seq_len)},
             {"train/global_batch", static_cast<double>(config.train.global_batch)},
             {"train/steps", static_cast<double>(config.train.steps)},

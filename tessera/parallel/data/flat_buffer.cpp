@@ -261,7 +261,7 @@ void FlatBuffer::note_versions() {
 }
 
 void FlatBuffer::begin_gradient() {
-  if (!trained_) return;
+  if (!plan_.trained) return;
   const bool was_there = gradient.allocated();
   if (!was_there) gradient.allocate_zero();
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -275,7 +275,7 @@ void FlatBuffer::begin_gradient() {
 }
 
 void FlatBuffer::note_arrivals() {
-  if (!trained_) return;
+  if (!plan_.trained) return;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const auto& grad = entries_[i].parameter.grad();
     if (!grad.defined()) continue;
@@ -291,7 +291,7 @@ void FlatBuffer::reset_arrivals() {
 }
 
 std::optional<std::string> FlatBuffer::stray_gradient() const {
-  if (!trained_) return {};
+  if (!plan_.trained) return {};
   for (const auto& entry : entries_) {
     const auto& grad = entry.parameter.grad();
     if (grad.defined() && !grad.storage().is_alias_of(gradient.tensor().storage())) {
