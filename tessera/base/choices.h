@@ -53,7 +53,33 @@ inline constexpr auto tessera::kTexts<tessera::data::TokenDtype> =
 
 namespace tessera::optim {
 
-enum class OptimizerType { adamw, sgd };
+enum class OptimizerType {
+  adamw,  ///< Loshchilov and Hutter, ICLR 2019
+  sgd,    ///< with momentum
+  lion,   ///< signs of a mean gradient (Chen et al., Symbolic Discovery of Optimization .., 2023)
+  muon    ///< orthogonal updates of whole matrices (Jordan et al., 2024); adamw for all else
+};
+
+/// How many numbers an optimizer keeps for each one it updates, in a matrix or elsewhere.
+constexpr int num_states(OptimizerType type, bool in_matrix, double momentum) {
+  switch (type) {
+    case OptimizerType::adamw:
+      return 2;
+    case OptimizerType::sgd:
+      return momentum == 0 ? 0 : 1;
+    case OptimizerType::lion:
+      return 1;
+    case OptimizerType::muon:
+      return in_matrix ? 1 : 2;
+  }
+  __builtin_unreachable();
+}
+
+/// How large muon's update of a matrix [rows, columns] is (torch.optim.Muon's adjust_lr_fn).
+enum class MuonScale {
+  original,         ///< times max(1, rows / columns)^0.5
+  match_rms_adamw,  ///< times 0.2 max(rows, columns)^0.5: as large as AdamW's, whose rates serve
+};
 
 /// How the learning rate changes after warm-up (optim/learning_rate.h).
 enum class LearningRateSchedule { constant, linear, cosine, wsd };
@@ -62,7 +88,10 @@ enum class LearningRateSchedule { constant, linear, cosine, wsd };
 
 template <>
 inline constexpr auto tessera::kTexts<tessera::optim::OptimizerType> =
-    std::to_array<std::string_view>({"adamw", "sgd"});
+    std::to_array<std::string_view>({"adamw", "sgd", "lion", "muon"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::optim::MuonScale> =
+    std::to_array<std::string_view>({"original", "match_rms_adamw"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::optim::LearningRateSchedule> =
     std::to_array<std::string_view>({"constant", "linear", "cosine", "wsd"});

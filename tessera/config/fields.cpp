@@ -136,18 +136,28 @@ Section data_section() {
 Section optimizer_section() {
   using S = OptimizerSection;
   return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
-      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum", kAlways,
+      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum; lion: Chen et al. 2023; muon: Jordan et al. 2024 on the matrices of blocks, adamw on the rest", kAlways,
            {.aliases = {"name", "optim"}})
       .add("learning_rate", &S::learning_rate, "peak, reached after warm-up", kAlways,
            {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
-      .add("beta1", &S::beta1, "adamw: decay of the mean gradient", {kAdamW},
+      .add("beta1", &S::beta1, "adamw, muon, lion (there usually 0.9): decay of the mean gradient", {kBetas},
            {.range = below(0, 1), .aliases = {"betas", "adam_beta1"}})
-      .add("beta2", &S::beta2, "adamw: decay of the mean squared gradient", {kAdamW},
+      .add("beta2", &S::beta2, "adamw, muon: decay of the mean squared gradient; lion (usually 0.99): of the mean one", {kBetas},
            {.range = below(0, 1), .aliases = {"adam_beta2"}})
-      .add("eps", &S::eps, "adamw: added to the denominator", {kAdamW},
+      .add("eps", &S::eps, "adamw, muon: added to the denominator", {kAdamW},
            {.range = above(0), .aliases = {"epsilon", "adam_epsilon"}})
       .add("momentum", &S::momentum, "sgd: decay of the summed gradient", {kSgd},
            {.range = below(0, 1)})
+      .add("muon_momentum", &S::muon_momentum, "muon: decay of the mean gradient of a matrix",
+           {kMuon}, {.range = below(0, 1)})
+      .add("muon_nesterov", &S::muon_nesterov, "muon: the gradient counts once more in its mean",
+           {kMuon})
+      .add("muon_steps", &S::muon_steps, "muon: steps of Newton and Schulz's iteration", {kMuon},
+           {.range = between(1, 100), .aliases = {"ns_steps", "muon_num_ns_steps"}})
+      .add("muon_scale", &S::muon_scale,
+           "muon: size of an update; match_rms_adamw: as large as AdamW's; original: times "
+           "(rows / columns)^0.5 where that is above 1",
+           {kMuon}, {.aliases = {"adjust_lr_fn", "muon_scale_mode"}})
       .add("weight_decay", &S::weight_decay, "per step and unit of learning rate", kAlways,
            {.range = at_least(0), .aliases = {"wd"}})
       .add("decay_norms_and_biases", &S::decay_norms_and_biases,
@@ -290,7 +300,7 @@ Section precision_section() {
            {.aliases = {"reduce_dtype"}})
       .add("parameters", &S::parameters, "what the optimizer updates; bf16: no fp32 copy anywhere",
            kAlways, {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
-      .add("optimizer_states", &S::optimizer_states, "what adamw keeps", {kAdamW},
+      .add("optimizer_states", &S::optimizer_states, "what adamw keeps", {kAdamWAlone},
            {.choices = {"fp32", "bf16"}})
       .add("stochastic_rounding", &S::stochastic_rounding,
            "bf16 parameters and states are rounded at random, so that small updates count",

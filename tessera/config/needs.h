@@ -51,9 +51,19 @@ constexpr Need kTextFiles{"data.format text", [](const RunConfig& c) {
 constexpr Need kShuffles{"data.shuffle", [](const RunConfig& c) { return c.data.shuffle; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 
-constexpr Need kAdamW{"optimizer.type adamw", [](const RunConfig& c) {
-                        return c.optimizer.type == optim::OptimizerType::adamw;
+constexpr Need kAdamW{"optimizer.type adamw or muon", [](const RunConfig& c) {
+                        return c.optimizer.type == optim::OptimizerType::adamw ||
+                               c.optimizer.type == optim::OptimizerType::muon;
                       }};
+constexpr Need kBetas{"optimizer.type adamw, lion or muon", [](const RunConfig& c) {
+                        return c.optimizer.type != optim::OptimizerType::sgd;
+                      }};
+constexpr Need kAdamWAlone{"optimizer.type adamw", [](const RunConfig& c) {
+                             return c.optimizer.type == optim::OptimizerType::adamw;
+                           }};
+constexpr Need kMuon{"optimizer.type muon", [](const RunConfig& c) {
+                       return c.optimizer.type == optim::OptimizerType::muon;
+                     }};
 constexpr Need kSgd{"optimizer.type sgd", [](const RunConfig& c) {
                       return c.optimizer.type == optim::OptimizerType::sgd;
                     }};

@@ -51,6 +51,10 @@ struct OptimizerSection {
   double learning_rate = 3e-4;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double momentum = 0.0;  ///< sgd
+  double muon_momentum = 0.95;
+  bool muon_nesterov = true;
+  int64_t muon_steps = 5;  ///< of Newton and Schulz's iteration
+  optim::MuonScale muon_scale = optim::MuonScale::match_rms_adamw;
   double weight_decay = 0.1;
   bool decay_norms_and_biases = false;  ///< true: weight decay on every parameter
   double max_grad_norm = 1.0;           ///< 0: no clipping

@@ -1,10 +1,10 @@
 #include "tessera/optim/optimizer.h"
 
-#include <ATen/ops/_fused_adamw.h>
-
 #include <utility>
 
 #include "tessera/kernels/flat.h"
+#include "tessera/optim/algorithm.h"
+#include "tessera/optim/muon.h"
 
 namespace tessera::optim {
 namespace {
@@ -30,99 +30,109 @@ void check(const Slice& slice, const OptimizerOptions& options) {
                     slice.gradient.scalar_type(), " and ", options.state_dtype);
 }
 
+/// What updates slices other than muon's matrices.
+const Algorithm& algorithm_of(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::adamw:
+    case OptimizerType::muon:
+      return kAdamW;
+    case OptimizerType::sgd:
+      return kSgd;
+    case OptimizerType::lion:
+      return kLion;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 }  // namespace
 
+Tensor scaled_gradient(const Update& update) {
+  auto gradient = update.slice.gradient.to(torch::kFloat32);
+  if (update.gradient_scale != 1) gradient.mul_(update.gradient_scale);
+  return gradient;
+}
+
+void store(const Update& update, const Tensor& parameter) {
+  const auto& slice = update.slice;
+  if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);
+  if (parameter.is_same(slice.parameter)) return;
+  if (update.options.stochastic_rounding && slice.parameter.scalar_type() == torch::kBFloat16) {
+    kernels::round_stochastically(parameter, slice.parameter,
+                                  {.seed = update.options.seed,
+                                   .step = update.step,
+                                   .first_position = slice.first_position});
+  } else {
+    Tensor(slice.parameter).copy_(parameter);
+  }
+}
+
 Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
-    : slices_(std::move(slices)), options_(options), states_(slices_.size()) {
+    : slices_(std::move(slices)), options_(std::move(options)), states_(slices_.size()) {
   for (const auto& slice : slices_) check(slice, options_);
 }
 
 void Optimizer::step(double learning_rate, double gradient_scale) {
   const torch::NoGradGuard no_grad;
   ++step_;
+  const auto& algorithm = algorithm_of(options_.type);
+  const bool muon = options_.type == OptimizerType::muon;
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (options_.type == OptimizerType::adamw) {
-      step_adamw(i, learning_rate, gradient_scale);
-    } else {
-      step_sgd(i, learning_rate, gradient_scale);
-    }
+    if (muon && slices_[i].matrices) continue;
+    algorithm.update({slices_[i], state(i), options_, learning_rate, gradient_scale, step_});
+  }
+  if (muon) step_muon(learning_rate, gradient_scale);
+}
+
+void Optimizer::step_muon(double learning_rate, double gradient_scale) {
+  std::vector<size_t> indices;
+  std::vector<Tensor> directions;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (!slices_[i].matrices) continue;
+    indices.push_back(i);
+    directions.push_back(
+        muon_direction({slices_[i], state(i), options_, learning_rate, gradient_scale, step_}));
+  }
+  TORCH_INTERNAL_ASSERT(options_.orthogonalise);
+  const auto orthogonal = options_.orthogonalise(directions);
+  for (size_t k = 0; k < indices.size(); ++k) {
+    const auto i = indices[k];
+    apply_muon({slices_[i], state(i), options_, learning_rate, gradient_scale, step_},
+               orthogonal[k]);
   }
 }
 
-Optimizer::State& Optimizer::state(size_t index) {
-  auto& state = states_[index];
-  const bool adamw = options_.type == OptimizerType::adamw;
-  if (state.exp_avg.defined() || (!adamw && options_.momentum == 0)) return state;
+std::vector<std::string> Optimizer::state_names(bool in_matrix) const {
+  const bool muon = options_.type == OptimizerType::muon && in_matrix;
+  auto names = muon ? std::vector<std::string>{"momentum_buffer"}
+                    : algorithm_of(options_.type).state_names(options_);
+  TORCH_INTERNAL_ASSERT(static_cast<int>(names.size()) ==
+                        num_states(options_.type, in_matrix, options_.momentum));
+  return names;
+}
+
+const std::vector<Tensor>& Optimizer::state(size_t index) {
+  auto& kept = states_[index];
   const auto& parameter = slices_[index].parameter;
-  const auto options = parameter.options().dtype(options_.state_dtype);
-  state.exp_avg = torch::zeros(parameter.sizes(), options);
-  if (adamw) state.exp_avg_sq = torch::zeros(parameter.sizes(), options);
-  return state;
+  const auto count = state_names(slices_[index].matrices).size();
+  while (kept.size() < count) {
+    kept.push_back(
+        torch::zeros(parameter.sizes(), parameter.options().dtype(options_.state_dtype)));
+  }
+  return kept;
 }
 
 std::vector<std::pair<std::string, Tensor>> Optimizer::states(size_t slice) {
   const auto& kept = state(slice);
-  if (!kept.exp_avg.defined()) return {};
-  if (options_.type == OptimizerType::sgd) return {{"momentum_buffer", kept.exp_avg}};
-  return {{"exp_avg", kept.exp_avg}, {"exp_avg_sq", kept.exp_avg_sq}};
-}
-
-void Optimizer::step_adamw(size_t index, double learning_rate, double gradient_scale) {
-  const auto& slice = slices_[index];
-  const auto& kept = state(index);
-  if (!slice.parameter.is_cpu()) {
-    const auto scalar = slice.parameter.options().dtype(torch::kFloat32);
-    // LibTorch's kernel divides by its grad_scale (made for loss scaling).
-    at::_fused_adamw_({slice.parameter}, {slice.gradient}, {kept.exp_avg}, {kept.exp_avg_sq}, {},
-                      {torch::full({}, static_cast<double>(step_), scalar)}, learning_rate,
-                      options_.beta1, options_.beta2, slice.weight_decay, options_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false,
-                      torch::full({}, 1 / gradient_scale, scalar));
-    return;
-  }
-  kernels::AdamWOptions update{.learning_rate = learning_rate,
-                               .beta1 = options_.beta1,
-                               .beta2 = options_.beta2,
-                               .eps = options_.eps,
-                               .weight_decay = slice.weight_decay,
-                               .step = step_,
-                               .gradient_scale = gradient_scale};
-  if (options_.stochastic_rounding) {
-    update.rounding = {
-        .seed = options_.seed, .step = step_, .first_position = slice.first_position};
-  }
-  kernels::adamw(slice.parameter, slice.gradient, kept.exp_avg, kept.exp_avg_sq, update,
-                 slice.copy);
-}
-
-void Optimizer::step_sgd(size_t index, double learning_rate, double gradient_scale) {
-  const auto& slice = slices_[index];
-  // float32 parameters and gradients are updated where they are; bfloat16 ones in a copy.
-  auto parameter = slice.parameter.to(torch::kFloat32);
-  auto update = slice.gradient.to(torch::kFloat32);
-  if (gradient_scale != 1) update.mul_(gradient_scale);
-  if (slice.weight_decay != 0) update.add_(parameter, slice.weight_decay);
-  if (options_.momentum != 0) {
-    update = state(index).exp_avg.mul_(options_.momentum).add_(update);
-  }
-  parameter.add_(update, -learning_rate);
-  if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);
-  if (parameter.is_same(slice.parameter)) return;
-  if (options_.stochastic_rounding && slice.parameter.scalar_type() == torch::kBFloat16) {
-    kernels::round_stochastically(
-        parameter, slice.parameter,
-        {.seed = options_.seed, .step = step_, .first_position = slice.first_position});
-  } else {
-    Tensor(slice.parameter).copy_(parameter);
-  }
+  const auto names = state_names(slices_[slice].matrices);
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (size_t i = 0; i < names.size(); ++i) named.emplace_back(names[i], kept[i]);
+  return named;
 }
 
 int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
-  for (const auto& state : states_) {
-    for (const auto* tensor : {&state.exp_avg, &state.exp_avg_sq}) {
-      if (tensor->defined()) bytes += static_cast<int64_t>(tensor->nbytes());
-    }
+  for (const auto& kept : states_) {
+    for (const auto& tensor : kept) bytes += static_cast<int64_t>(tensor.nbytes());
   }
   return bytes;
 }

@@ -1,9 +1,10 @@
-// Optimizers on flat slices: one fused kernel per slice.
+// Optimizers on flat slices.
 #pragma once
 
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +15,16 @@ namespace tessera::optim {
 
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::adamw;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< adamw (Loshchilov and Hutter, ICLR 2019)
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< adamw; lion: beta1 and beta2
   double momentum = 0;                           ///< sgd; 0: no momentum buffer
+  double muon_momentum = 0.95;
+  bool muon_nesterov = true;
+  int64_t muon_steps = 5;
+  MuonScale muon_scale = MuonScale::match_rms_adamw;
+  /// muon: from the direction of each slice of matrices, bfloat16 [n], its part of orthogonalised()
+  /// (muon.h) of the whole matrices, float32. Called once a step, whether this rank has any or not.
+  std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>& directions)>
+      orthogonalise;
   /// The dtype of the optimizer's state: float32, or bfloat16 (on the CPU; adamw only).
   torch::Dtype state_dtype = torch::kFloat32;
   /// bfloat16 parameters and states are rounded up or down at random so that the mean is exact
@@ -29,7 +38,8 @@ struct OptimizerOptions {
 /// CPU), each for itself.
 struct Slice {
   torch::Tensor parameter, gradient;
-  double weight_decay = 0;  ///< decoupled in adamw, added to the gradient in sgd
+  double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd
+  bool matrices = false;    ///< parts of matrices that muon updates; others adamw does
   /// Position of the first element among all parameters of the run: stochastic rounding depends on
   /// it, so that the result is the same however parameters are divided among ranks.
   int64_t first_position = 0;
@@ -38,8 +48,8 @@ struct Slice {
   torch::Tensor copy;
 };
 
-/// Keeps the state of every slice (adamw: two tensors of its size; sgd: one with momentum, else
-/// none) from the first step, or the first look at it.
+/// Keeps the state of every slice (num_states() tensors of its size) from the first step, or the
+/// first look at it.
 class Optimizer {
  public:
   /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot.
@@ -47,14 +57,20 @@ class Optimizer {
 
   /// One update; gradients are multiplied by `gradient_scale` first (clipping, loss scaling), in
   /// the same pass for adamw. The gradients may be changed by a step. Cost: one pass over
-  /// parameters, gradients and state.
+  /// parameters, gradients and state; muon: beside that DataParallel::update_matrices, and
+  /// 4 muon_steps m products of matrices [m, m] [m, n], m being the smaller side. Collective with
+  /// muon.
   void step(double learning_rate, double gradient_scale = 1);
 
   const std::vector<Slice>& slices() const { return slices_; }
 
-  /// What is kept for slices()[slice], by name: adamw "exp_avg" and "exp_avg_sq", sgd
-  /// "momentum_buffer" (torch's names); [n] each, zero before the first step. Valid for life.
+  /// What is kept for slices()[slice], by name: [n] each, zero before the first step. Valid for
+  /// life.
   std::vector<std::pair<std::string, torch::Tensor>> states(size_t slice);
+
+  /// Torch's names of what is kept of a parameter: adamw "exp_avg" and "exp_avg_sq", sgd and muon
+  /// "momentum_buffer", lion "exp_avg". `in_matrix`: of slices with `matrices`.
+  std::vector<std::string> state_names(bool in_matrix) const;
 
   int64_t num_steps() const { return step_; }                   ///< updates made
   void set_num_steps(int64_t num_steps) { step_ = num_steps; }  ///< beside states(), to go on
@@ -62,16 +78,12 @@ class Optimizer {
   int64_t state_bytes() const;  ///< of what it keeps
 
  private:
-  struct State {
-    torch::Tensor exp_avg, exp_avg_sq;  // sgd keeps its momentum in exp_avg
-  };
-  State& state(size_t index);
-  void step_adamw(size_t index, double learning_rate, double gradient_scale);
-  void step_sgd(size_t index, double learning_rate, double gradient_scale);
+  const std::vector<torch::Tensor>& state(size_t index);
+  void step_muon(double learning_rate, double gradient_scale);
 
   std::vector<Slice> slices_;
   OptimizerOptions options_;
-  std::vector<State> states_;
+  std::vector<std::vector<torch::Tensor>> states_;  // of each slice, as state_names() has them
   int64_t step_ = 0;
 };
 

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -103,10 +105,21 @@ class DataParallel {
   /// fused optimizers: who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
-    bool decayed = true;
+    bool decayed = true, matrices = false;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };
   const std::vector<Slice>& slices() const;
+
+  /// For optimizers that need whole matrices. `values`: of each of slices() with `matrices`, in
+  /// order, a tensor [n], bfloat16. Gathers each matrix, calls update(name, matrix, needed), whose
+  /// result has the matrix's shape, and returns float32 [n] with this rank's part of the results;
+  /// where not `needed`, none is looked at. Collective over the ranks that share slices; they call
+  /// update for the same matrices in the same order. Memory: the matrices of one unit. Cost: one
+  /// gather of all matrices.
+  using UpdateMatrix = std::function<torch::Tensor(const std::string& name,
+                                                   const torch::Tensor& matrix, bool needed)>;
+  std::vector<torch::Tensor> update_matrices(std::span<const torch::Tensor> values,
+                                             const UpdateMatrix& update) const;
 
   /// This rank's part of each parameter of which it has one, as leaf tensors [n] in the order of
   /// parts(), frozen ones included, for optimizers of LibTorch's that treat elements alike (not

@@ -43,16 +43,18 @@ void DataParallel::Engine::list_slices() {
                                      int64_t{holders.size() - 1} << 48)
                         .first->second;
       const int64_t first = buffer.slice_begin(), last = first + buffer.slice_size();
-      const auto add = [&](int64_t from, int64_t to, bool decayed) {
+      const auto add = [&](int64_t from, int64_t to, bool decayed, bool matrices) {
         from = std::max(from, first), to = std::min(to, last);
         if (from >= to || !buffer.trained()) return;
         slices.push_back({.parameter = buffer.slice().narrow(0, from - first, to - from),
                           .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
                           .decayed = decayed,
+                          .matrices = matrices,
                           .begin = begin + from});
       };
-      add(0, buffer.decayed(), true);
-      add(buffer.decayed(), buffer.size(), false);
+      add(0, buffer.matrices(), /*decayed=*/true, /*matrices=*/true);
+      add(buffer.matrices(), buffer.decayed(), /*decayed=*/true, /*matrices=*/false);
+      add(buffer.decayed(), buffer.size(), /*decayed=*/false, /*matrices=*/false);
       begin += buffer.content_size();
       memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
       if (buffer.plan().keeps_copy) {

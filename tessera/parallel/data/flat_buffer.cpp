@@ -130,16 +130,21 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
   for (const auto& [name, parameter] : parameters) {
     TORCH_INTERNAL_ASSERT(parameter.scalar_type() == parameters.front().second.scalar_type() &&
                           parameter.requires_grad() == parameters.front().second.requires_grad());
-    entries_.push_back({.name = name,
-                        .parameter = parameter,
-                        .decays = !options_.decays || options_.decays(name, parameter)});
+    const bool matrix = options_.matrices && options_.matrices(name, parameter);
+    entries_.push_back(
+        {.name = name,
+         .parameter = parameter,
+         .decays = matrix || !options_.decays || options_.decays(name, parameter),
+         .matrix = matrix});
   }
-  std::stable_partition(entries_.begin(), entries_.end(),
-                        [](const auto& entry) { return entry.decays; });
+  std::ranges::stable_sort(entries_, [](const auto& a, const auto& b) {
+    return std::pair(!a.matrix, !a.decays) < std::pair(!b.matrix, !b.decays);
+  });
   for (auto& entry : entries_) {
     entry.offset = size_;
     size_ += aligned(entry.parameter.numel(), kAlignment);
     if (entry.decays) decayed_ = size_;
+    if (entry.matrix) matrices_ = size_;
   }
   content_size_ = size_;
   size_ = aligned(size_, kAlignment * options_.num_slices);

@@ -22,7 +22,8 @@ struct FlatEntry {
   std::string name;
   torch::Tensor parameter;  ///< the module's own; its data and gradient are views of the buffer
   int64_t offset = 0;       ///< in elements
-  bool decays = true;       ///< belongs to the optimizer group with weight decay
+  bool decays = true;       ///< belongs to an optimizer group with weight decay
+  bool matrix = false;      ///< updated as a whole
   bool trained = false;     ///< newly_trained() told so
 };
 
@@ -38,7 +39,7 @@ struct FlatOptions {
   bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
   Sharing sharing;                ///< of all its parameters
-  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays, matrices;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
 };
@@ -49,7 +50,7 @@ struct FlatOptions {
 /// goes (transient.h). Nothing is copied in or out: collectives write into the buffer, gradients
 /// accumulate into it. A slice's boundary may fall inside a parameter.
 ///
-/// Parameters with weight decay come first, so that each optimizer group is one range; each
+/// Matrices come first, then what else has weight decay, so that each optimizer group is one range; each
 /// parameter starts at a multiple of 32 elements; P is a multiple of 32 N; padding is zero.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
@@ -71,6 +72,7 @@ class FlatBuffer {
   int64_t slice_size() const { return size_ / plan_.num_slices; }  ///< P/N
   int64_t slice_begin() const { return slice_size() * options_.slice; }
   int64_t decayed() const { return decayed_; }  ///< elements [0, decayed()) of P decay
+  int64_t matrices() const { return matrices_; }  ///< [0, matrices()) are matrices
   bool trained() const { return plan_.trained; }
 
   /// A part of a parameter that lies in this rank's slice.
@@ -171,7 +173,7 @@ class FlatBuffer {
   FlatOptions options_;
   plan::BufferPlan plan_;
   std::vector<FlatEntry> entries_;
-  int64_t size_ = 0, content_size_ = 0, decayed_ = 0;
+  int64_t size_ = 0, content_size_ = 0, decayed_ = 0, matrices_ = 0;
   torch::Tensor slice_, copy_, arriving_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;

@@ -67,6 +67,9 @@ struct DataParallelOptions {
   /// biases not).
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays =
       [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() > 1; };
+  /// Which parameters an optimizer updates as whole matrices (Muon): they are a range of their own in
+  /// each buffer, and decay. By default none.
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> matrices;
   /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
   std::function<Sharing(const std::string& name)> sharing;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums

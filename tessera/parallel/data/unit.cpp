@@ -45,7 +45,8 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                       .slice_device = offloaded ? torch::kCPU : device,
                       .offloaded = offloaded,
                       .offloads_by_copy = all.offload.offload_optimizer,
-                      .decays = all.decays};
+                      .decays = all.decays,
+                      .matrices = all.matrices};
   if (is_sharded(unit.placement)) {
     options.num_slices = axes.gather.size();
     options.slice = axes.gather.rank();
