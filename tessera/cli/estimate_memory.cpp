@@ -253,7 +253,8 @@ Limit limit_of(const EstimateArguments& arguments, int64_t num_ranks) {
   const auto machine = this_machine();
   return {
       num_ranks == 1 ? "this machine" : fmt::format("this machine, shared by {} ranks", num_ranks),
-      static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks), predict::this_cpu()};
+      static_cast<double>(machine.memory_bytes) / static_cast<double>(num_ranks),
+      predict::this_cpu()};
 }
 
 /// Says which version of transformers was counted, where it matters.

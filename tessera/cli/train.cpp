@@ -140,7 +140,8 @@ config::Override micro_batch(const config::accelerate::Setting& steps,
   const auto count = std::stoll(steps.value);
   const auto sizes = config::mesh_shape(config.parallel, config.parallel.num_ranks);
   const auto* mesh = std::get_if<mesh::MeshShape>(&sizes);  // what is wrong with it check() tells
-  const int64_t global = config.train.global_batch, ranks = mesh == nullptr ? 1 : mesh->data_ranks();
+  const int64_t global = config.train.global_batch,
+                ranks = mesh == nullptr ? 1 : mesh->data_ranks();
   if (global % (ranks * count) != 0) {
     user_error(
         "{}: {} {}: the {} sequences of train.global_batch cannot be divided over {} ranks and {} "

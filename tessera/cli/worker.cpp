@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     return tell(config::with_job_keys(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {
     return tell(trace ? error.what() : config::with_job_keys(error.what_without_backtrace()),
-                  kUserErrorExit);
+                kUserErrorExit);
   } catch (const c10::Error& error) {
     return tell(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
   } catch (const std::exception& error) {

@@ -173,7 +173,8 @@ TEST(CheckTest, PhasesFitIntoTheRun) {
   EXPECT_EQ(error_of(config), "no error");
   config.schedule.warmup_steps = 101;
   EXPECT_EQ(error_of(config), "schedule.warmup_steps: expected at most train.steps 100, got 101");
-  config.schedule = {.type = optim::LearningRateSchedule::wsd, .warmup_steps = 10, .decay_steps = 90};
+  config.schedule = {
+      .type = optim::LearningRateSchedule::wsd, .warmup_steps = 10, .decay_steps = 90};
   EXPECT_EQ(error_of(config), "no error");
   config.schedule.decay_steps = 91;
   EXPECT_EQ(

@@ -136,14 +136,17 @@ Section data_section() {
 Section optimizer_section() {
   using S = OptimizerSection;
   return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
-      .add("type", &S::type, "adamw: Loshchilov and Hutter 2019; sgd: with momentum; lion: Chen et al. 2023; muon: Jordan et al. 2024 on the matrices of blocks, adamw on the rest", kAlways,
-           {.aliases = {"name", "optim"}})
+      .add("type", &S::type,
+           "adamw: Loshchilov and Hutter 2019; sgd: with momentum; lion: Chen et al. 2023; muon: "
+           "Jordan et al. 2024 on the matrices of blocks, adamw on the rest",
+           kAlways, {.aliases = {"name", "optim"}})
       .add("learning_rate", &S::learning_rate, "peak, reached after warm-up", kAlways,
            {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
-      .add("beta1", &S::beta1, "adamw, muon, lion (there usually 0.9): decay of the mean gradient", {kBetas},
-           {.range = below(0, 1), .aliases = {"betas", "adam_beta1"}})
-      .add("beta2", &S::beta2, "adamw, muon: decay of the mean squared gradient; lion (usually 0.99): of the mean one", {kBetas},
-           {.range = below(0, 1), .aliases = {"adam_beta2"}})
+      .add("beta1", &S::beta1, "adamw, muon, lion (there usually 0.9): decay of the mean gradient",
+           {kBetas}, {.range = below(0, 1), .aliases = {"betas", "adam_beta1"}})
+      .add("beta2", &S::beta2,
+           "adamw, muon: decay of the mean squared gradient; lion (usually 0.99): of the mean one",
+           {kBetas}, {.range = below(0, 1), .aliases = {"adam_beta2"}})
       .add("eps", &S::eps, "adamw, muon: added to the denominator", {kAdamW},
            {.range = above(0), .aliases = {"epsilon", "adam_epsilon"}})
       .add("momentum", &S::momentum, "sgd: decay of the summed gradient", {kSgd},

@@ -67,7 +67,7 @@ std::string loading_table(const std::string& model, int64_t total, int64_t large
                     trains_in(dtype) ? python_bytes(highest, true) : "N/A"});
   }
   return report::box_table(fmt::format("Memory Usage for loading `{}`", model),
-                   {"dtype", "Largest Layer", "Total Size", "Training using Adam"}, rows);
+                           {"dtype", "Largest Layer", "Total Size", "Training using Adam"}, rows);
 }
 
 std::string phase_table(const std::string& model, int64_t total,
@@ -84,9 +84,9 @@ std::string phase_table(const std::string& model, int64_t total,
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return "";
-  return report::box_table(fmt::format("Training `{}` with Adam, batch size 1", model),
-                   {"dtype", "Model", "Gradients", "Backward pass", "Optimizer step", "Highest"},
-                   rows);
+  return report::box_table(
+      fmt::format("Training `{}` with Adam, batch size 1", model),
+      {"dtype", "Model", "Gradients", "Backward pass", "Optimizer step", "Highest"}, rows);
 }
 
 }  // namespace tessera::estimate

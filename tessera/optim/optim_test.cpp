@@ -3,7 +3,11 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/file.h"
 #include "tessera/optim/learning_rate.h"
+#include "tessera/optim/muon.h"
 #include "tessera/optim/norm.h"
 #include "tessera/optim/optimizer.h"
 
@@ -68,6 +72,74 @@ TEST_P(OptimizerTest, SgdWithMomentumEqualsTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(GradientScales, OptimizerTest, ::testing::Values(1.0, 0.25));
+
+/// The numbers of tests/fixtures/optimizers/make.py.
+torch::Tensor made_values(const std::vector<int64_t>& shape, int seed) {
+  const auto count = shape[0] * shape[1];
+  const auto angle = torch::arange(count, torch::kFloat64) * (0.7 + 0.1 * seed) + seed;
+  return angle.sin().to(torch::kFloat32);
+}
+
+nlohmann::json recorded_cases(const std::string& name) {
+  return nlohmann::json::parse(read_file("tests/fixtures/optimizers/" + name + ".json"));
+}
+
+torch::Tensor recorded_parameter(const nlohmann::json& from) {
+  return torch::tensor(from.at("parameter").get<std::vector<double>>()).to(torch::kFloat32);
+}
+
+// Four steps on one matrix: what torch.optim.Muon left.
+TEST(Muon, EqualsTorch) {
+  for (const auto& from : recorded_cases("muon")) {
+    const auto shape = from.at("shape").get<std::vector<int64_t>>();
+    OptimizerOptions options{.type = OptimizerType::muon,
+                             .muon_momentum = from.at("momentum"),
+                             .muon_nesterov = from.at("nesterov"),
+                             .muon_steps = from.at("steps"),
+                             .muon_scale = *value_named<MuonScale>(
+                                 from.at("scale").get<std::string>())};
+    options.orthogonalise = [&](const std::vector<torch::Tensor>& directions) {
+      return std::vector{orthogonalised(directions[0].view(shape), options).reshape({-1})};
+    };
+    const auto parameter = made_values(shape, 0), gradient = torch::empty_like(parameter);
+    Optimizer optimizer(
+        {{.parameter = parameter, .gradient = gradient, .weight_decay = 0.1, .matrices = true}},
+        options);
+    for (int step = 0; step < 4; ++step) {
+      gradient.copy_(made_values(shape, step + 1));
+      optimizer.step(0.05);
+    }
+    // Products in bfloat16 differ between processors in their last bit: 2^-8 of an update.
+    EXPECT_LT((parameter - recorded_parameter(from)).abs().max().item<double>(), 4e-3)
+        << from.at("shape") << from.at("scale");
+    EXPECT_GT((parameter - made_values(shape, 0)).abs().max().item<double>(), 0.02);
+    EXPECT_EQ(optimizer.state_bytes(), static_cast<int64_t>(parameter.nbytes()));
+  }
+}
+
+TEST(Muon, SingularValuesEndNearOne) {
+  torch::manual_seed(3);
+  for (const auto& [rows, columns] : {std::pair{40, 64}, {64, 40}, {50, 50}}) {
+    const auto values =
+        std::get<1>(torch::svd(newton_schulz(torch::randn({rows, columns}), 5).to(torch::kFloat32)));
+    EXPECT_LT(values.max().item<double>(), 1.3);
+    EXPECT_GT(values.min().item<double>(), rows == columns ? 0.0 : 0.5);
+  }
+}
+
+TEST(Lion, EqualsThePublishedUpdate) {
+  const auto from = recorded_cases("lion");
+  const auto shape = from.at("shape").get<std::vector<int64_t>>();
+  const auto parameter = made_values(shape, 0), gradient = torch::empty_like(parameter);
+  Optimizer optimizer({{.parameter = parameter, .gradient = gradient, .weight_decay = 0.1}},
+                      {.type = OptimizerType::lion, .beta1 = 0.9, .beta2 = 0.99});
+  for (int step = 0; step < 4; ++step) {
+    gradient.copy_(made_values(shape, step + 1));
+    optimizer.step(0.01);
+  }
+  EXPECT_LT((parameter - recorded_parameter(from)).abs().max().item<double>(), 1e-6);
+  EXPECT_EQ(optimizer.states(0)[0].first, "exp_avg");
+}
 
 // A least-squares problem, trained in 16 bits throughout: the last mean error.
 double trained_error(bool stochastic_rounding, torch::Dtype state_dtype, uint64_t seed = 5) {

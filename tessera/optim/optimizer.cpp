@@ -57,10 +57,9 @@ void store(const Update& update, const Tensor& parameter) {
   if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);
   if (parameter.is_same(slice.parameter)) return;
   if (update.options.stochastic_rounding && slice.parameter.scalar_type() == torch::kBFloat16) {
-    kernels::round_stochastically(parameter, slice.parameter,
-                                  {.seed = update.options.seed,
-                                   .step = update.step,
-                                   .first_position = slice.first_position});
+    kernels::round_stochastically(
+        parameter, slice.parameter,
+        {.seed = update.options.seed, .step = update.step, .first_position = slice.first_position});
   } else {
     Tensor(slice.parameter).copy_(parameter);
   }

@@ -27,6 +27,7 @@ struct BufferOptions {
 /// One flat buffer: how much there is, and what of it stays.
 struct BufferPlan {
   int64_t elements = 0;
+  int64_t in_matrices = 0;  ///< of them, those that the optimizer updates as whole matrices
   int64_t num_slices = 1;
   bool trained = true;
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;

@@ -31,7 +31,9 @@ struct PlanJob {
     shape = config::model_preset("tiny");
     shape.num_layers = 8;
   }
-  PipelinePlan plan() const { return pipeline_plan(config, shape, {.pp = static_cast<int>(config.parallel.pp)}); }
+  PipelinePlan plan() const {
+    return pipeline_plan(config, shape, {.pp = static_cast<int>(config.parallel.pp)});
+  }
   std::string error() const {
     try {
       plan();

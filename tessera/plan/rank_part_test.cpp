@@ -127,10 +127,12 @@ TEST(RankPart, CountsWhatIsInFlight) {
   const auto parts = parts_of(run, shape);
   // Each rank also holds the output of its last forward, and two messages on their way from each
   // neighbour.
-  const double block = predict::block_activations(run, parts[0], false).kept, tokens = 256, d = 4 * 256;
+  const double block = predict::block_activations(run, parts[0], false).kept, tokens = 256,
+               d = 4 * 256;
   EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[0]).bytes, tokens * (4 * 2 * block + (1 + 2) * d));
   EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[2]).bytes, tokens * (2 * 2 * block + (1 + 4) * d));
-  EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[3]).bytes, tokens * (2 * block + 2 * d + 4 + 2 * d));
+  EXPECT_DOUBLE_EQ(predict::in_flight(run, parts[3]).bytes,
+                   tokens * (2 * block + 2 * d + 4 + 2 * d));
 
   // Where the backward is split, what is deferred is as much as was kept, but for statistics ..
   run.parallel.pipeline_schedule = "ZB-H1";

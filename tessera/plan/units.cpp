@@ -44,6 +44,7 @@ int64_t summed_in_block(const RankPart& part) {
 struct Sized {
   UnitPlan unit;
   int64_t elements = 0;
+  int64_t in_blocks = 0;  // of transformer blocks
 };
 
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
@@ -74,6 +75,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
                         .stage = stage,
                         .layers = {i, i + 1},
                         .summed = summed},
+                       block,
                        block});
     }
     if (part.stages[stage].predicts && !tied_here) {
@@ -92,7 +94,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements] : units) {
+  for (const auto& [unit, elements, in_blocks] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit, 0});
       result.back().unit.name = "model";
@@ -100,6 +102,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     }
     auto& all = result.back();
     all.elements += elements;
+    all.in_blocks += in_blocks;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.summed += unit.summed;
@@ -146,7 +149,10 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
   for (size_t i = 0; i < units.size(); ++i) {
     options.offloaded = offloaded[i];
     result.push_back(std::move(units[i].unit));
-    result.back().buffers.push_back(plan_buffer(units[i].elements, options));
+    auto& buffer = result.back().buffers.emplace_back(plan_buffer(units[i].elements, options));
+    // Norms and biases are too few to count.
+    if (config.optimizer.type == optim::OptimizerType::muon)
+      buffer.in_matrices = units[i].in_blocks;
   }
   return result;
 }

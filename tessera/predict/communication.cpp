@@ -19,6 +19,9 @@ double gradient_bytes(const plan::BufferPlan& buffer) {
   return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes : buffer.slice_bytes);
 }
 
+/// Muon's updates travel in bfloat16 (parallel/data/matrices.cpp, train/muon.cpp).
+constexpr double kMuonBytes = 2;
+
 /// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
 /// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
 /// `last`: of the rank's units, which stays if its backward is next.
@@ -61,6 +64,7 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
         continue;
       }
       within_one.reduce_scatter += reductions * gradient;
+      within_one.all_gather += real(buffer.in_matrices) * kMuonBytes;
       const double gathers =
           buffer.keeps_whole ? 1 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
       within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
@@ -120,6 +124,7 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
   for (const auto& unit : units) {
     const auto& buffer = unit.buffers.front();
     traffic.all_reduce += real(unit.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
+    traffic.all_gather += real(buffer.in_matrices * part.mesh.tp) * kMuonBytes;
   }
   return traffic;
 }

@@ -72,10 +72,10 @@ std::string pipeline_text(const RankEstimate& estimate) {
                     fmt::format("{:.6g}", in_flight.micro_batches), bytes_text(in_flight.bytes),
                     bytes_text(memory.peak().total()), bytes_text(memory.device_bytes())});
   }
-  return report::box_table(fmt::format("The pipeline: {}, {} micro-batches", estimate.schedule,
-                               first.num_micro_batches),
-                   {"rank", "layers", "in flight", "their activations", "peak", "with buffers"},
-                   rows) +
+  return report::box_table(
+             fmt::format("The pipeline: {}, {} micro-batches", estimate.schedule,
+                         first.num_micro_batches),
+             {"rank", "layers", "in flight", "their activations", "peak", "with buffers"}, rows) +
          fmt::format("idle share of its ranks: {:.1f} %, if all stages take equal times\n",
                      100 * estimate.bubble);
 }

@@ -67,12 +67,15 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
       result.gradient_slice +=
           here * static_cast<double>(std::max(plan.slice_bytes, plan.gradient_bytes));
     }
-    if (config.optimizer.type == optim::OptimizerType::adamw) {
-      result.optimizer +=
-          2 * here * static_cast<double>(tessera::bytes_of(config.precision.optimizer_states));
-    } else if (config.optimizer.momentum != 0) {
-      result.optimizer += here * slice_bytes;
-    }
+    const auto& optimizer = config.optimizer;
+    const auto states = [&](int64_t count, bool in_matrix) {
+      return static_cast<double>(count *
+                                 optim::num_states(optimizer.type, in_matrix, optimizer.momentum));
+    };
+    const double kept =
+        states(plan.in_matrices, true) + states(plan.elements - plan.in_matrices, false);
+    result.optimizer +=
+        here / elements * kept * static_cast<double>(bytes_of(config.precision.optimizer_states));
   }
   return result;
 }

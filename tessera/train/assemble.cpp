@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <string>
 #include <variant>
 
 #include "tessera/base/error.h"
@@ -11,6 +13,7 @@
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/layer_costs.h"
+#include "tessera/train/muon.h"
 
 namespace tessera::train {
 namespace {
@@ -105,10 +108,19 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
                                       .modules = model.blocks()});
 }
 
-std::vector<Parameter> parameters_of(const models::LanguageModel& model) {
+std::vector<Parameter> parameters_of(const models::LanguageModel& model,
+                                     const config::OptimizerSection& optimizer) {
+  const bool muon = optimizer.type == optim::OptimizerType::muon;
+  const auto layers = model.layout().layers;
   std::vector<Parameter> parameters;
   for (const auto& item : model.named_parameters()) {
-    parameters.push_back({item.key(), item.value().sizes().vec(), item.value().requires_grad()});
+    const auto& [name, parameter] = item.pair();
+    const bool in_layer = std::ranges::any_of(
+        layers, [&name = name](const auto& layer) { return name.starts_with(layer + "."); });
+    parameters.push_back({.name = name,
+                          .shape = parameter.sizes().vec(),
+                          .trained = parameter.requires_grad(),
+                          .matrix = muon && in_layer && parameter.dim() == 2});
   }
   return parameters;
 }
@@ -142,13 +154,19 @@ parallel::Sharing sharing_of(const std::string& name, const parallel::TensorPart
   return over_stages->second;
 }
 
-parallel::DataParallel make_data_parallel(models::LanguageModel& model,
-                                          const config::RunConfig& config,
-                                          const mesh::DeviceMesh& mesh,
-                                          const parallel::TensorParts& tensor_parts,
-                                          const StageSharing& stage_sharing,
-                                          const parallel::FlatBuffer::Fill& fill) {
+parallel::DataParallel make_data_parallel(
+    models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
+    const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
+    const StageSharing& stage_sharing, const parallel::FlatBuffer::Fill& fill) {
   auto options = data_parallel_options(config);
+  std::set<std::string> matrices;
+  for (const auto& parameter : parameters) {
+    if (parameter.matrix) matrices.insert(parameter.name);
+  }
+  options.matrices = [matrices = std::move(matrices)](const std::string& name,
+                                                      const torch::Tensor&) {
+    return matrices.contains(name);
+  };
   options.sharing = [&](const std::string& name) {
     return sharing_of(name, tensor_parts, stage_sharing);
   };
@@ -162,24 +180,34 @@ parallel::DataParallel make_data_parallel(models::LanguageModel& model,
 }
 
 optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
-                                const config::RunConfig& config) {
+                                const config::RunConfig& config,
+                                const parallel::TensorParts& tensor_parts,
+                                const mesh::Axis& tensor_axis) {
   const auto& section = config.optimizer;
+  optim::OptimizerOptions options{.type = section.type,
+                                  .beta1 = section.beta1,
+                                  .beta2 = section.beta2,
+                                  .eps = section.eps,
+                                  .momentum = section.momentum,
+                                  .muon_momentum = section.muon_momentum,
+                                  .muon_nesterov = section.muon_nesterov,
+                                  .muon_steps = section.muon_steps,
+                                  .muon_scale = section.muon_scale,
+                                  .state_dtype = torch_dtype(config.precision.optimizer_states),
+                                  .stochastic_rounding = config.precision.stochastic_rounding,
+                                  .seed = static_cast<uint64_t>(config.model.seed)};
+  if (section.type == optim::OptimizerType::muon) {
+    options.orthogonalise = Orthogonaliser(parallel, tensor_parts, tensor_axis, options);
+  }
   std::vector<optim::Slice> slices;
   for (const auto& slice : parallel.slices()) {
     slices.push_back({.parameter = slice.parameter,
                       .gradient = slice.gradient,
                       .weight_decay = slice.decayed ? section.weight_decay : 0,
+                      .matrices = slice.matrices,
                       .first_position = slice.begin});
   }
-  return {std::move(slices),
-          {.type = section.type,
-           .beta1 = section.beta1,
-           .beta2 = section.beta2,
-           .eps = section.eps,
-           .momentum = section.momentum,
-           .state_dtype = torch_dtype(config.precision.optimizer_states),
-           .stochastic_rounding = config.precision.stochastic_rounding,
-           .seed = static_cast<uint64_t>(config.model.seed)}};
+  return {std::move(slices), std::move(options)};
 }
 
 optim::LearningRateOptions learning_rate_options(const config::RunConfig& config) {
@@ -246,7 +274,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto [train_loader, validation_loader] = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
-  auto parameters = parameters_of(*model);
+  auto parameters = parameters_of(*model, config.optimizer);
   if (sizes.pp > 1)
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
@@ -254,8 +282,9 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                    schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
-  auto parallel = make_data_parallel(*model, config, mesh, tensor_parts, stage_sharing, fill);
-  auto optimizer = make_optimizer(parallel, config);
+  auto parallel =
+      make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_sharing, fill);
+  auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,

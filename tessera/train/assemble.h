@@ -33,6 +33,7 @@ struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
   bool trained = true;
+  bool matrix = false;  ///< the optimizer updates it as a whole (optimizer.type muon)
 };
 
 /// Everything a training loop works on.

@@ -28,27 +28,25 @@ std::string state_name(const std::string& state, const std::string& parameter) {
 
 /// Every tensor of a run, in the order of the model.
 checkpoint::Expected expected_tensors(Run& run) {
-  std::vector<std::string> states;
-  if (!run.optimizer.slices().empty()) {
-    for (const auto& [name, tensor] : run.optimizer.states(0)) states.push_back(name);
-  }
   checkpoint::Expected all;
-  for (const auto& [name, shape, trained] : run.parameters) {
+  for (const auto& [name, shape, trained, matrix] : run.parameters) {
     all.emplace_back(name, shape);
     if (!trained) continue;
-    for (const auto& state : states) all.emplace_back(state_name(state, name), shape);
+    for (const auto& state : run.optimizer.state_names(matrix)) {
+      all.emplace_back(state_name(state, name), shape);
+    }
   }
   return all;
 }
 
 json state_of(const Run& run, const Counts& counts) {
-  json state{
-      {"step", counts.step},
-      {"samples_seen", counts.samples_seen},
-      {"tokens_seen", counts.tokens_seen},
-      {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
-      {"validation_fraction", run.config.data.validation_fraction},
-      {"optimizer", {{"type", text_of(run.config.optimizer.type)}, {"step", run.optimizer.num_steps()}}}};
+  json state{{"step", counts.step},
+             {"samples_seen", counts.samples_seen},
+             {"tokens_seen", counts.tokens_seen},
+             {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
+             {"validation_fraction", run.config.data.validation_fraction},
+             {"optimizer",
+              {{"type", text_of(run.config.optimizer.type)}, {"step", run.optimizer.num_steps()}}}};
   if (run.loss_scaler) {
     const auto& scaler = run.loss_scaler->state();
     state["loss_scaler"] = {{"scale", scaler.scale},

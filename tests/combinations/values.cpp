@@ -61,6 +61,10 @@ const std::map<std::string, Tried>& tried() {
       // Small ones make noise of gradients that are zero in theory (biases of keys) into updates.
       {"optimizer.eps", function({"1e-4"})},
       {"optimizer.momentum", function({"0.9"})},
+      {"optimizer.muon_momentum", function({"0.8"})},
+      {"optimizer.muon_nesterov", function()},
+      {"optimizer.muon_steps", function({"3"})},
+      {"optimizer.muon_scale", function()},
       {"optimizer.weight_decay", function({"0", "0.3"})},
       {"optimizer.decay_norms_and_biases", function()},
       {"optimizer.max_grad_norm", function({"0", "0.3"})},

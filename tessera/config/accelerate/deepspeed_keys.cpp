@@ -289,7 +289,7 @@ Keys zero_keys() {
        ignored("log_trace_cache_warnings", boolean, "there is no trace: units are fixed"),
        ignored("enable_sanity_checks", boolean, "checks are always on"),
        ignored("grad_hooks", boolean, "gradients are always reduced during the backward"),
-       ignored("save_muon_momentum_buffer_in_memory", boolean, "Muon is not built"),
+       ignored("save_muon_momentum_buffer_in_memory", boolean, "its memory follows the ZeRO stage"),
        ignored("leaf_module.classes", list, "a unit is gathered as a whole"),
        ignored("leaf_module.names", list, "a unit is gathered as a whole"),
        ignored("leaf_module.name_suffixes", list, "a unit is gathered as a whole"),

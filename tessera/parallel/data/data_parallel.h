@@ -6,8 +6,8 @@
 #include <torch/ordered_dict.h>
 
 #include <cstdint>
-#include <memory>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>

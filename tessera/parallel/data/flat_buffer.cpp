@@ -70,8 +70,11 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
 }
 
 void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained) {
-  int64_t elements = 0;
-  for (const auto& entry : entries_) elements += entry.parameter.numel();
+  int64_t elements = 0, in_matrices = 0;
+  for (const auto& entry : entries_) {
+    elements += entry.parameter.numel();
+    if (entry.matrix) in_matrices += entry.parameter.numel();
+  }
   const auto bytes = [](torch::Dtype dtype) {
     return static_cast<int64_t>(torch::elementSize(dtype));
   };
@@ -89,6 +92,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .slice_has_type_of_whole = slice_dtype == whole_dtype,
                  .gradient_has_type_of_sum =
                      gradient_dtype == torch::promote_types(slice_dtype, gradient_dtype)});
+  plan_.in_matrices = in_matrices;
 }
 
 void FlatBuffer::make_gradient() {
@@ -131,11 +135,10 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
     TORCH_INTERNAL_ASSERT(parameter.scalar_type() == parameters.front().second.scalar_type() &&
                           parameter.requires_grad() == parameters.front().second.requires_grad());
     const bool matrix = options_.matrices && options_.matrices(name, parameter);
-    entries_.push_back(
-        {.name = name,
-         .parameter = parameter,
-         .decays = matrix || !options_.decays || options_.decays(name, parameter),
-         .matrix = matrix});
+    entries_.push_back({.name = name,
+                        .parameter = parameter,
+                        .decays = matrix || !options_.decays || options_.decays(name, parameter),
+                        .matrix = matrix});
   }
   std::ranges::stable_sort(entries_, [](const auto& a, const auto& b) {
     return std::pair(!a.matrix, !a.decays) < std::pair(!b.matrix, !b.decays);

@@ -39,7 +39,7 @@ struct FlatOptions {
   bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
   Sharing sharing;                ///< of all its parameters
-  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays, matrices;
+  std::function<bool(const std::string&name, const torch::Tensor&parameter)> decays, matrices;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
 };
@@ -71,7 +71,7 @@ class FlatBuffer {
   int64_t content_size() const { return content_size_; }  ///< P before it is padded for N slices
   int64_t slice_size() const { return size_ / plan_.num_slices; }  ///< P/N
   int64_t slice_begin() const { return slice_size() * options_.slice; }
-  int64_t decayed() const { return decayed_; }  ///< elements [0, decayed()) of P decay
+  int64_t decayed() const { return decayed_; }    ///< elements [0, decayed()) of P decay
   int64_t matrices() const { return matrices_; }  ///< [0, matrices()) are matrices
   bool trained() const { return plan_.trained; }
 
