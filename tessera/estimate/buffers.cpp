@@ -3,41 +3,37 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/models/spec.h"
+
 namespace tessera::estimate {
 namespace {
 
-using config::ModelFamily;
-using config::ModelShape;
 using config::RunConfig;
 
-int64_t block_parameters(const ModelShape& shape) {
-  auto one = shape, none = shape;
-  one.num_layers = 1, none.num_layers = 0;
-  const int64_t block = config::num_parameters(one) - config::num_parameters(none);
-  if (shape.family != ModelFamily::gpt2) return block;
-  // Counted with a bias for each query, key and value of the whole model.
-  return block - 3 * (shape.dim - shape.num_heads * shape.head_dim);
+using Division = models::Division;
+
+int64_t num_elements(const std::vector<models::ParameterSpec>& parameters) {
+  int64_t elements = 0;
+  for (const auto& parameter : parameters) elements += parameter.num_elements();
+  return elements;
 }
 
-int64_t last_norm_parameters(const ModelShape& shape) {
-  return (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
+int64_t num_elements(const std::vector<models::ParameterSpec>& parameters, Division division) {
+  int64_t elements = 0;
+  for (const auto& parameter : parameters) {
+    if (parameter.division == division) elements += parameter.num_elements();
+  }
+  return elements;
 }
 
 /// How many of a block's parameters have gradients that ranks of tp sum: norms and biases of width
 /// D, where positions are divided; norms of heads; key heads that several ranks have
 /// (docs/tensor_parallel.md).
-int64_t summed_in_block(const RankPart& part) {
-  const auto& s = part.shape;
+int64_t summed_in_block(const RankPart& part, const models::ParameterSpecs& parameters) {
   if (part.mesh.tp == 1) return 0;
-  int64_t summed = s.qk_norm ? 2 * s.head_dim : 0;
-  if (part.position_ranks > 1) {
-    const bool gpt2 = s.family == ModelFamily::gpt2;
-    const int64_t vectors = gpt2 ? 4 + 2 : 2 + (s.out_bias ? 1 : 0) + (s.mlp_bias ? 1 : 0);
-    summed += vectors * s.dim;
-  }
-  if (part.key_copies > 1) {
-    summed += 2 * s.num_kv_heads * s.head_dim * (s.dim + (s.qkv_bias ? 1 : 0));
-  }
+  int64_t summed = num_elements(parameters.block, Division::per_head);
+  if (part.position_ranks > 1) summed += num_elements(parameters.block, Division::per_position);
+  if (part.key_copies > 1) summed += num_elements(parameters.block, Division::key_heads);
   return summed;
 }
 
@@ -51,9 +47,11 @@ struct Sized {
 /// head, then blocks.
 std::vector<Sized> sized_units(const RankPart& part) {
   const auto& shape = part.shape;
-  const int64_t last_norm = last_norm_parameters(shape), table = shape.vocab_size * shape.dim;
-  const int64_t positions = shape.family == ModelFamily::gpt2 ? shape.max_seq_len * shape.dim : 0;
-  const int64_t block = block_parameters(shape), summed = summed_in_block(part);
+  const auto parameters = models::spec_of(shape.family).parameters(shape);
+  const int64_t table = shape.vocab_size * shape.dim;
+  const int64_t last_norm = num_elements(parameters.head, Division::per_position);
+  const int64_t embedding = num_elements(parameters.embedding);
+  const int64_t block = num_elements(parameters.block), summed = summed_in_block(part, parameters);
   const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
@@ -68,7 +66,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
                         .predicts = tied_here,
                         .summed = tied_here ? summed_norm : 0,
                         .table = elsewhere},
-                       table + positions + (tied_here ? last_norm : 0)});
+                       embedding + (tied_here ? last_norm : 0)});
     }
     for (int64_t i = at; i < layers.end; ++i) {
       units.push_back({{.name = "layers." + std::to_string(i),

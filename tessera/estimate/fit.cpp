@@ -11,8 +11,8 @@
 namespace tessera::estimate {
 namespace {
 
-using config::ModelShape;
 using config::RunConfig;
+using models::ModelShape;
 
 RankNeeds needs_of(const RunConfig& config, const RankPart& part, const Device& device) {
   const auto units = plan_units(config, part, device.is_host);

@@ -12,10 +12,9 @@ namespace {
 /// The most that one of `ranks` has of `count` things.
 int64_t most(int64_t count, int64_t ranks) { return (count + ranks - 1) / ranks; }
 
-/// `shape` with this rank's part of each size, as the tensor plans of models/llama.cpp and
-/// models/gpt2.cpp divide it.
-config::ModelShape divided(config::ModelShape shape, int64_t tp) {
-  if (const auto problem = config::division_problem(shape, tp)) {
+/// `shape` with this rank's part of each size, as models' tensor plans divide it.
+models::ModelShape divided(models::ModelShape shape, int64_t tp) {
+  if (const auto problem = models::division_problem(shape, tp)) {
     user_error("parallel.tp: {}", *problem);
   }
   shape.vocab_size = most(shape.vocab_size, tp);
@@ -35,7 +34,7 @@ config::MeshSizes mesh_of(const config::RunConfig& config) {
   return config::fitting_mesh(config.parallel, config.parallel.num_ranks);
 }
 
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const config::MeshSizes& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
@@ -83,7 +82,7 @@ std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::
   return parts;
 }
 
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape) {
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape) {
   const auto mesh = mesh_of(config);
   return rank_parts(config, shape, mesh, pipeline_plan(config, shape, mesh));
 }

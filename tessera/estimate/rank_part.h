@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
 #include "tessera/estimate/pipeline_plan.h"
+#include "tessera/models/shape.h"
 #include "tessera/schedule/table.h"
 
 namespace tessera::estimate {
@@ -15,7 +15,7 @@ namespace tessera::estimate {
 struct RankPart {
   /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
   /// model's.
-  config::ModelShape shape;
+  models::ModelShape shape;
   config::MeshSizes mesh;
   int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
   int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
@@ -44,10 +44,10 @@ config::MeshSizes mesh_of(const config::RunConfig& config);
 
 /// The parts of all ranks, by place in the pipeline; of the ranks that share matrices the one with
 /// the most. UserError if tp cannot divide the heads.
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const config::MeshSizes& mesh, const PipelinePlan& plan);
 
 /// The same, with the sizes of mesh_of and the plan of pipeline_plan.
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape);
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape);
 
 }  // namespace tessera::estimate

@@ -20,7 +20,7 @@ config::RunConfig job(const std::string& placement, int ranks) {
 }
 
 double peak(const config::RunConfig& job, const Device& device = {.is_host = true}) {
-  const auto part = rank_parts(job, config::model_preset("tiny")).front();
+  const auto part = rank_parts(job, models::model_preset("tiny")).front();
   return step_memory(job, part, plan_units(job, part, device.is_host), device).peak().total();
 }
 
@@ -133,8 +133,8 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
 
 // P parameters on N ranks, bytes of all states (Rajbhandari et al., section 5; docs).
 TEST(Buffers, StatesAreThoseOfZero) {
-  const auto shape = config::model_preset("tiny");
-  const auto p = static_cast<double>(config::num_parameters(shape));
+  const auto shape = models::model_preset("tiny");
+  const auto p = static_cast<double>(models::num_parameters(shape));
   const auto states = [&](const std::string& placement, const std::string& compute) {
     auto changed = job(placement, 4);
     changed.precision.compute = compute;
@@ -161,7 +161,7 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   const Device gpu;
   const double before = peak(run, gpu);
   run.parallel.offload_params = true;
-  const auto part = rank_parts(run, config::model_preset("tiny")).front();
+  const auto part = rank_parts(run, models::model_preset("tiny")).front();
   const auto memory = step_memory(run, part, plan_units(run, part, false), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);
   EXPECT_LT(memory.peak().total(), before);
@@ -181,7 +181,7 @@ TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
     auto run = job(section.placement, 4);
     run.parallel = section;
     run.parallel.num_ranks = 4;
-    auto shape = config::model_preset("tiny");
+    auto shape = models::model_preset("tiny");
     shape.num_kv_heads = 2;
     const auto part = rank_parts(run, shape).front();
     return step_memory(run, part, plan_units(run, part, true), {.is_host = true}).communication /
@@ -200,9 +200,9 @@ TEST(StepMemory, OfAPipeline) {
   auto run = job("full_shard", 4);
   run.parallel.pp = 2;
   run.parallel.stage_layers = {2, 2};
-  const auto shape = config::model_preset("tiny");
+  const auto shape = models::model_preset("tiny");
   const auto parts = rank_parts(run, shape);
-  const double tokens = 256, d = 256, p = static_cast<double>(config::num_parameters(shape));
+  const double tokens = 256, d = 256, p = static_cast<double>(models::num_parameters(shape));
   const double block = tokens * block_activations(run, parts[0], false).kept;
   const auto phases = [&](size_t place) {
     return step_memory(run, parts[place], plan_units(run, parts[place], true), {.is_host = true})
@@ -236,7 +236,7 @@ TEST(Activations, EveryThirdBlockIsCheckpointed) {
 TEST(Activations, OfALlamaBlock) {
   const int64_t d = 256, k = 128, f = 688, h = 8;
   auto run = job("replicate", 1);
-  const auto part = rank_parts(run, config::model_preset("tiny")).front();
+  const auto part = rank_parts(run, models::model_preset("tiny")).front();
   EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = "selective";
   EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));

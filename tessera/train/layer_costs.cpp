@@ -34,7 +34,7 @@ double seconds_of(const Work& work, torch::Device device) {
 }  // namespace
 
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                         const config::ModelShape& shape,
+                                         const models::ModelShape& shape,
                                          const config::MeshSizes& sizes,
                                          const mesh::DeviceMesh& mesh) {
   auto one = shape;

@@ -11,7 +11,7 @@ namespace tessera::train {
 /// the head, on the slowest rank, the same on all. Costs a few of each, and the memory of a model
 /// of one layer, before the run's own is made. `sizes`: of `mesh`. Collective.
 estimate::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                         const config::ModelShape& shape,
+                                         const models::ModelShape& shape,
                                          const config::MeshSizes& sizes,
                                          const mesh::DeviceMesh& mesh);
 
