@@ -73,7 +73,7 @@ set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
 target_link_libraries(tessera_all INTERFACE ${libraries})
 install(TARGETS tessera_all ${libraries} EXPORT TesseraTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.def"
         PATTERN "testing*.h" EXCLUDE PATTERN cli EXCLUDE PATTERN gloo_shim EXCLUDE PATTERN cpu EXCLUDE)
 install(FILES ${CMAKE_BINARY_DIR}/include/tessera/version.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 

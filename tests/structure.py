@@ -12,7 +12,7 @@ import sys
 TABLES = {
     "tessera/config/accelerate/deepspeed_keys.cpp",  # each key of DeepSpeed, with what becomes of it
     "tessera/config/fields.cpp",  # each key of a job file
-    "tessera/config/model_shape.cpp",  # each preset
+    "tessera/models/llama/spec.cpp",  # presets
     "tessera/estimate/known_models.cpp",  # each model whose shape is known by its name
 }
 MAX_LINES, MAX_FUNCTION_LINES = 400, 60
@@ -53,9 +53,17 @@ def reach(folder):
     return names
 
 
+SPEC_SOURCES = re.search(r"tessera_models_spec\s+SOURCES (.*?)\s+DEPS", pathlib.Path("tessera/models/CMakeLists.txt").read_text(), re.S)
+SPEC_STEMS = {source.removesuffix(".cpp") for source in SPEC_SOURCES[1].split()} | {"families"}
+
+
 def folder_of(path):
-    """The innermost folder of the table that a path below tessera/ is in."""
-    return next((str(parent) for parent in pathlib.PurePath(path).parents if str(parent) in rows), None)
+    """The innermost folder of the table that a path below tessera/ is in; models/spec is what tessera_models_spec lists."""
+    path = pathlib.PurePath(path)
+    in_models = str(path.with_suffix("")).removeprefix("models/")
+    if in_models in SPEC_STEMS or in_models.endswith(("/spec", "/shape")):
+        return "models/spec"
+    return next((str(parent) for parent in path.parents if str(parent) in rows), None)
 
 
 def check_includes(path, lines):

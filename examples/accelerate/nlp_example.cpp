@@ -19,7 +19,7 @@
 #include <random>
 
 #include "tessera/checkpoint/pretrained.h"
-#include "tessera/models/bert.h"
+#include "tessera/models/bert/modules.h"
 #include "tessera/train/accelerator.h"
 
 namespace {
@@ -79,12 +79,12 @@ torch::data::Example<> collate(std::vector<torch::data::Example<>> pairs) {
 Classifier make_model(const char* folder) {
   if (folder != nullptr) {
     const std::filesystem::path path(folder);
-    Classifier model(tessera::config::read_bert_shape(path / "config.json"));
+    Classifier model(tessera::models::read_bert_shape(path / "config.json"));
     tessera::checkpoint::load_pretrained(*model, path);
     return model;
   }
   Classifier model(
-      tessera::config::BertShape{.head = tessera::config::BertHead::sequence_classification,
+      tessera::models::BertShape{.head = tessera::models::BertHead::sequence_classification,
                                  .vocab_size = kFirstWord + kTopics * kWords,
                                  .dim = 64,
                                  .num_layers = 2,

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/hub/file_names.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -41,19 +42,27 @@ StoredTraining sorted(const OpenedSource& opened) {
   return training;
 }
 
+/// The family of a config.json, if it is one that trains here.
+const models::FamilySpec* family_of(const json& config) {
+  if (!config.is_object()) return nullptr;
+  const auto type = config.find("model_type");
+  return type != config.end() && type->is_string() ? models::find_spec(type->get<std::string>())
+                                                   : nullptr;
+}
+
 /// The name by which our models have a tensor of Hugging Face's; "" if they have none.
 std::string our_name(const json& config, const std::string& name) {
-  const auto says = [&](const char* key, const json& value) {
-    return config.is_object() && config.contains(key) && config.at(key) == value;
-  };
-  constexpr const char* kTied = "tie_word_embeddings";  // what a gpt2 is unless it says otherwise
-  const bool is_gpt2 = says("model_type", "gpt2");
-  const bool is_tied = says(kTied, true) || (is_gpt2 && !config.contains(kTied));
+  const auto* family = family_of(config);
+  constexpr const char* kTied = "tie_word_embeddings";
+  const bool said = config.is_object() && config.contains(kTied);
+  const bool is_tied = said ? config.at(kTied) == true : family && family->tied_unless_said;
   const bool is_buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
                          name.ends_with(".rotary_emb.inv_freq");
   if (is_buffer || (is_tied && name == "lm_head.weight")) return "";
-  const bool is_bare = is_gpt2 && !name.starts_with("transformer.") && name != "lm_head.weight";
-  return is_bare ? "transformer." + name : name;
+  if (family == nullptr || name == "lm_head.weight" || name.starts_with(family->optional_prefix)) {
+    return name;
+  }
+  return family->optional_prefix + name;
 }
 
 /// The folder that may hold config.json and a tokenizer.

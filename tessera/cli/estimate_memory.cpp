@@ -22,13 +22,13 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/fields.h"
-#include "tessera/config/json_keys.h"
 #include "tessera/config/values.h"
 #include "tessera/estimate/architecture.h"
 #include "tessera/estimate/known_models.h"
 #include "tessera/estimate/table.h"
 #include "tessera/hub/model_name.h"
 #include "tessera/hub/resolve.h"
+#include "tessera/models/json_keys.h"
 #include "tessera/predict/fit.h"
 
 namespace tessera::cli {
@@ -80,7 +80,7 @@ struct EstimateArguments {
 struct Model {
   std::string name;
   Module modules;
-  std::optional<config::ModelShape> shape;
+  std::optional<models::ModelShape> shape;
   std::optional<Version> old_rotary_version;
   std::string why_no_shape;
 };
@@ -123,7 +123,7 @@ Model from_path(const std::string& name, const fs::path& path, std::optional<Ver
   const auto config = fs::is_directory(path) ? path / "config.json" : path;
   if (config.extension() == ".json" && !path.string().ends_with(".index.json") &&
       fs::exists(config)) {
-    return from_config(name, config::read_json_object(config, "model_type"), config.string(),
+    return from_config(name, models::read_json_object(config, "model_type"), config.string(),
                        version);
   }
   if (fs::is_directory(path) && !checkpoint::is_safetensors(path)) {
@@ -217,7 +217,7 @@ config::RunConfig run_of(const EstimateArguments& arguments,
 }
 
 /// Bytes are counted in 64 bits: a slip in a number must not come out as a negative peak.
-void check_countable(const config::RunConfig& config, const config::ModelShape& shape) {
+void check_countable(const config::RunConfig& config, const models::ModelShape& shape) {
   const auto real = [](int64_t number) { return static_cast<double>(number); };
   const auto& train = config.train;
   const auto batch = train.micro_batch > 0 ? train.micro_batch : train.global_batch;
@@ -323,10 +323,10 @@ std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const M
   if (!model.shape) return {};
   const auto config = run_of(arguments, job);
   check_countable(config, *model.shape);
-  if (model.shape->family == config::ModelFamily::gpt2 &&
-      config.data.seq_len > model.shape->max_seq_len) {
+  if (const auto longest = models::longest_sequence(*model.shape);
+      longest && config.data.seq_len > *longest) {
     user_error("{}: --seq-len: expected at most {} (the model's positions), got {}", kCommand,
-               model.shape->max_seq_len, config.data.seq_len);
+               *longest, config.data.seq_len);
   }
   const auto limit = limit_of(arguments, config.parallel.num_ranks);
   return Rank{predict::estimate_rank(config, *model.shape, limit.device, limit.bytes), limit.name};

@@ -58,13 +58,14 @@ void check_model(const RunConfig& config, const Place& place) {
     }
   }
   if (!model.path.empty()) return;
-  auto shape = model_preset(model.preset);
+  auto shape = models::model_preset(model.preset);
   if (const auto problem = override_shape(model, shape)) {
     place.error("model." + problem->field, "{}", problem->message);
   }
-  if (shape.family == ModelFamily::gpt2 && config.data.seq_len > shape.max_seq_len) {
+  if (const auto longest = models::longest_sequence(shape);
+      longest && config.data.seq_len > *longest) {
     place.error("data.seq_len", "expected at most {}, the positions of model.preset {}, got {}",
-                shape.max_seq_len, model.preset, config.data.seq_len);
+                *longest, model.preset, config.data.seq_len);
   }
 }
 
@@ -79,9 +80,9 @@ void check_reshard(const RunConfig& config, const mesh::MeshShape& mesh, const P
 
 void check_tensor_parallel(const RunConfig& config, int64_t tp, const Place& place) {
   if (config.model.path.empty()) {  // of a path the ranks see to it
-    auto shape = model_preset(config.model.preset);
+    auto shape = models::model_preset(config.model.preset);
     override_shape(config.model, shape);
-    if (const auto problem = division_problem(shape, tp)) {
+    if (const auto problem = models::division_problem(shape, tp)) {
       place.error("parallel.tp", "{}", *problem);
     }
   }

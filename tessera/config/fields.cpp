@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tessera/config/needs.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::config {
 namespace {
@@ -57,19 +58,24 @@ class SectionBuilder {
 
 const Needs kAlways;
 
+std::vector<std::string> model_types() {
+  auto types = models::model_types();
+  types.insert(types.begin(), "auto");
+  return types;
+}
+
 Section model_section() {
   using S = ModelSection;
   return SectionBuilder("model", &RunConfig::model, "Which model, and its first weights.")
       .add("preset", &S::preset, "shape known by name", {kNoPath},
-           {.choices = model_preset_names(), .aliases = {"name"}})
+           {.choices = models::model_preset_names(), .aliases = {"name"}})
       .add("path", &S::path,
            "folder with config.json and, if init is pretrained, *.safetensors; takes the place of "
            "preset",
            kAlways, {.aliases = {"pretrained_model_name_or_path", "model_name_or_path"}})
       .add("type", &S::type,
            "model_type that config.json (or the preset) must have; auto: whichever it has", kAlways,
-           {.choices = {"auto", "llama", "mistral", "qwen2", "qwen3", "gpt2"},
-            .aliases = {"model_type", "architecture", "family"}})
+           {.choices = model_types(), .aliases = {"model_type", "architecture", "family"}})
       .add("init", &S::init,
            "random: weights from (seed, name, position); pretrained: read from path", kAlways)
       .add("seed", &S::seed, "of the random initial weights, of dropout and of stochastic rounding",

@@ -1,4 +1,4 @@
-#include "tessera/config/hf_config.h"
+#include "tessera/models/hf_config.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -10,10 +10,13 @@
 
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
-#include "tessera/config/bert_shape.h"
+#include "tessera/models/bert/shape.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::config {
 namespace {
+
+using namespace models;
 
 using Json = nlohmann::json;
 
@@ -118,9 +121,8 @@ TEST(HfConfig, ReadsGpt2) {
 
 TEST(HfConfig, RefusesWhatIsNotBuiltByName) {
   const std::string llama = "llama_micro", gpt2 = "gpt2_micro";
-  EXPECT_EQ(
-      error_with(llama, "model_type", "mamba"),
-      "model_type: '\"mamba\"' is not supported; expected llama, mistral, qwen2, qwen3 or gpt2");
+  EXPECT_EQ(error_with(llama, "model_type", "mamba"),
+            "model_type: '\"mamba\"' is not supported; expected " + either_of(model_types()));
   EXPECT_EQ(error_with(llama, "hidden_act", "gelu"),
             "hidden_act: '\"gelu\"' is not supported; expected silu");
   const std::string types = " is not supported; expected default, linear, dynamic, yarn or llama3";

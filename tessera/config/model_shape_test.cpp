@@ -1,12 +1,13 @@
-#include "tessera/config/model_shape.h"
-
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
 #include "tessera/config/run_config.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::config {
 namespace {
+
+using namespace models;
 
 std::string resolve_error(const ModelSection& model) {
   try {

@@ -11,12 +11,13 @@
 
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
-#include "tessera/config/model_shape.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::config {
 
 struct ModelSection {
-  std::string preset = "tiny";  ///< a name of model_preset_names(); ignored when `path` is set
+  std::string preset =
+      "tiny";        ///< a name of models::model_preset_names(); ignored when `path` is set
   std::string path;  ///< folder with config.json and (unless init is "random") *.safetensors
   std::string type = "auto";  ///< model_type that config.json (or the preset) must have; auto: any
   /// random: weights from (seed, name, position); pretrained: read from path
@@ -251,9 +252,10 @@ std::string config_markdown();
 /// (a preset of another type included).
 /// The head width follows dim / heads where either is given; gpt2's ffn_dim follows 4 dim; key
 /// heads follow query heads where they were equal.
-std::optional<ShapeProblem> override_shape(const ModelSection& model, ModelShape& shape);
+std::optional<models::ShapeProblem> override_shape(const ModelSection& model,
+                                                   models::ModelShape& shape);
 
 /// The shape that the model section asks for: preset or path, with overrides applied and checked.
-ModelShape resolve_model_shape(const ModelSection& model);
+models::ModelShape resolve_model_shape(const ModelSection& model);
 
 }  // namespace tessera::config

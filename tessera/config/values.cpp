@@ -17,20 +17,6 @@
 namespace tessera::config {
 namespace {
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '\n') {
-      out += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string describe(const RawValue& raw) {
   switch (raw.kind) {
     case RawValue::Kind::null:
@@ -162,7 +148,7 @@ std::string to_text(const std::string& value) {
       out += '\\';
       out += c;
     } else {
-      out += escaped(std::string(1, c));
+      out += escape_controls(std::string(1, c));
     }
   }
   return out + '"';
@@ -211,7 +197,7 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
       std::ranges::find_if(texts, [&](const auto& text) { return !is_choice(field, text); });
   const bool in_list = wrong != texts.end() && raw.kind == RawValue::Kind::list;
   user_error("{}: expected {}, got {}{}", where, expected(field),
-             in_list ? config::quoted(*wrong) + " in it" : describe(raw),
+             in_list ? tessera::quoted(*wrong) + " in it" : describe(raw),
              wrong == texts.end() ? "" : did_you_mean(*wrong, field.rule.choices));
 }
 
@@ -298,12 +284,6 @@ std::optional<bool> parse_bool(const std::string& text) {
   bool value = false;
   if (!YAML::convert<bool>::decode(YAML::Node(text), value)) return {};
   return value;
-}
-
-std::string quoted(const std::string& text) {
-  constexpr size_t kLongest = 60;
-  return fmt::format("'{}{}'", escaped(text.substr(0, kLongest)),
-                     text.size() > kLongest ? "..." : "");
 }
 
 }  // namespace tessera::config

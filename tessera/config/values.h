@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/quoted.h"
 #include "tessera/config/fields.h"
 
 namespace tessera::config {
@@ -48,8 +49,5 @@ bool in_range(double x, const Range& range);
 std::optional<double> parse_number(std::string_view text);
 std::optional<int64_t> parse_integer(std::string_view text);
 std::optional<bool> parse_bool(const std::string& text);
-
-/// `text` in single quotes on one line: control characters escaped, cut after 60 bytes.
-std::string quoted(const std::string& text);
 
 }  // namespace tessera::config

@@ -2,19 +2,20 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/base/widths.h"
-#include "tessera/config/hf_config.h"
-#include "tessera/config/json_keys.h"
+#include "tessera/models/hf_config.h"
+#include "tessera/models/json_keys.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::estimate {
 namespace {
 
-using config::JsonKeys;
-using config::ModelFamily;
-using config::ModelShape;
+using models::JsonKeys;
+using models::ModelShape;
 
 constexpr int64_t kLargestSize = 1 << 28;  // two of them multiplied stay far below 2^63
 
@@ -25,9 +26,6 @@ int64_t size_of(const JsonKeys& keys, const std::string& key, std::optional<int6
   return size;
 }
 
-/// The two frequency vectors that a rotary embedding keeps.
-Module rotary(int64_t head_dim) { return {.name = "rotary_emb", .bytes = head_dim * kFloat}; }
-
 Module group(const std::string& name, std::vector<Module> parts) {
   return {.name = name, .parts = std::move(parts)};
 }
@@ -36,42 +34,38 @@ Module layers(const std::string& name, int64_t count, std::vector<Module> parts)
   return {.name = name, .parts = std::move(parts), .count = count, .whole = true};
 }
 
-Module attention_of(const ModelShape& s) {
-  const int64_t q = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim;
-  auto attention =
-      group("self_attn",
-            {linear("q_proj", s.dim, q, s.qkv_bias), linear("k_proj", s.dim, kv, s.qkv_bias),
-             linear("v_proj", s.dim, kv, s.qkv_bias), linear("o_proj", q, s.dim, s.out_bias)});
-  if (s.qk_norm) {
-    attention.parts.push_back(norm("q_norm", s.head_dim, 1));
-    attention.parts.push_back(norm("k_norm", s.head_dim, 1));
+/// The module of a parameter: "model.norm.weight" belongs to "norm".
+std::string module_of(const std::string& parameter) {
+  const auto begin = parameter.find('.') + 1;
+  return parameter.substr(begin, parameter.rfind('.') - begin);
+}
+
+void add_parameter(const std::string& name, const models::ParameterSpec& parameter,
+                   std::vector<Module>& modules) {
+  if (modules.empty() || modules.back().name != name) modules.push_back({.name = name});
+  modules.back().bytes += kFloat * parameter.num_elements();
+}
+
+/// The model without its head; a rotary embedding keeps two frequency vectors.
+Module decoder(const ModelShape& s, const models::ParameterSpecs& parameters) {
+  const auto prefix = parameters.block_prefix.substr(0, parameters.block_prefix.find('.') + 1);
+  Module model;
+  const auto add = [&](const std::vector<models::ParameterSpec>& list) {
+    for (const auto& parameter : list) {
+      if (!parameter.name.starts_with(prefix)) continue;
+      add_parameter(module_of(parameter.name), parameter, model.parts);
+    }
+  };
+  add(parameters.embedding);
+  std::vector<Module> block;
+  for (const auto& parameter : parameters.block) {
+    add_parameter(parameter.name.substr(0, parameter.name.rfind('.')), parameter, block);
   }
-  return attention;
-}
-
-/// Llama, Mistral, Qwen2 and Qwen3; with another `mlp`, Mixtral.
-Module decoder(const ModelShape& s, Module mlp) {
-  return group("", {embedding("embed_tokens", s.vocab_size, s.dim),
-                    layers("layers", s.num_layers,
-                           {attention_of(s), std::move(mlp), norm("input_layernorm", s.dim, 1),
-                            norm("post_attention_layernorm", s.dim, 1)}),
-                    norm("norm", s.dim, 1), rotary(s.head_dim)});
-}
-
-Module llama(const ModelShape& s) {
-  return decoder(s, group("mlp", {linear("gate_proj", s.dim, s.ffn_dim, s.mlp_bias),
-                                  linear("up_proj", s.dim, s.ffn_dim, s.mlp_bias),
-                                  linear("down_proj", s.ffn_dim, s.dim, s.mlp_bias)}));
-}
-
-Module gpt2(const ModelShape& s) {
-  return group("", {embedding("wte", s.vocab_size, s.dim), embedding("wpe", s.max_seq_len, s.dim),
-                    layers("h", s.num_layers,
-                           {norm("ln_1", s.dim, 2), linear("attn.c_attn", s.dim, 3 * s.dim, true),
-                            linear("attn.c_proj", s.dim, s.dim, true), norm("ln_2", s.dim, 2),
-                            linear("mlp.c_fc", s.dim, s.ffn_dim, true),
-                            linear("mlp.c_proj", s.ffn_dim, s.dim, true)}),
-                    norm("ln_f", s.dim, 2)});
+  model.parts.push_back(layers(module_of(parameters.block_prefix), s.num_layers, std::move(block)));
+  add(parameters.head);
+  const int64_t rotary = models::spec_of(s.family).rotary_width(s);
+  if (rotary > 0) model.parts.push_back({.name = "rotary_emb", .bytes = rotary * kFloat});
+  return model;
 }
 
 Module mixtral(const JsonKeys& keys) {
@@ -86,7 +80,13 @@ Module mixtral(const JsonKeys& keys) {
   auto each = group("experts", {linear("gate_up_proj", s.dim, 2 * s.ffn_dim, false),
                                 linear("down_proj", s.ffn_dim, s.dim, false)});
   each.count = experts;
-  return decoder(s, group("mlp", {linear("gate", s.dim, experts, false), std::move(each)}));
+  auto parameters = models::spec_of(s.family).parameters(s);
+  std::erase_if(parameters.block,
+                [](const auto& parameter) { return parameter.name.starts_with("mlp."); });
+  auto model = decoder(s, parameters);
+  model.parts[1].parts.push_back(linear("mlp.gate", s.dim, experts, false));
+  model.parts[1].parts.push_back(std::move(each));
+  return model;
 }
 
 /// The layer that BERT and ViT have in common.
@@ -233,12 +233,12 @@ void add_rotary_tables(Module& model, const ModelShape& s) {
   std::erase_if(model.parts, [](const Module& part) { return part.name == "rotary_emb"; });
 }
 
-Module modules_of(const std::string& type, const JsonKeys& keys) {
-  if (type == "bert") return bert(keys);
-  if (type == "mixtral") return mixtral(keys);
-  if (type == "t5") return t5(keys);
-  if (type == "vit") return vit(keys);
-  return resnet(keys);
+/// Models that are counted and do not train here.
+using Counts = Module (*)(const JsonKeys& keys);
+const std::map<std::string, Counts>& counted() {
+  static const std::map<std::string, Counts> types{
+      {"bert", bert}, {"mixtral", mixtral}, {"t5", t5}, {"vit", vit}, {"resnet", resnet}};
+  return types;
 }
 
 }  // namespace
@@ -251,14 +251,20 @@ std::optional<Version> parse_version(const std::string& text) {
 }
 
 const std::vector<std::string>& known_model_types() {
-  static const std::vector<std::string> types = {"bert",  "gpt2",  "llama", "mistral", "mixtral",
-                                                 "qwen2", "qwen3", "t5",    "vit",     "resnet"};
+  static const std::vector<std::string> types = [] {
+    auto decoders = models::model_types();
+    decoders.emplace_back("mixtral");
+    std::ranges::sort(decoders);
+    decoders.insert(decoders.begin(), "bert");
+    decoders.insert(decoders.end(), {"t5", "vit", "resnet"});
+    return decoders;
+  }();
   return types;
 }
 
 Architecture architecture_of(const ModelShape& shape) {
-  return {.type = config::hf_model_type(shape),
-          .modules = shape.family == ModelFamily::gpt2 ? gpt2(shape) : llama(shape),
+  return {.type = models::hf_model_type(shape),
+          .modules = decoder(shape, models::spec_of(shape.family).parameters(shape)),
           .shape = shape};
 }
 
@@ -267,15 +273,15 @@ Architecture architecture_of(const nlohmann::json& config, const std::string& wh
   const JsonKeys keys(where, config);
   const auto type = keys.text("model_type");
   keys.refuse_unless(std::ranges::count(known_model_types(), type) > 0, "model_type",
-                     "bert, gpt2, llama, mistral, mixtral, qwen2, qwen3, t5, vit or resnet; or "
-                     "give its .safetensors");
-  const bool trains_here =
-      type == "gpt2" || type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3";
-  if (!trains_here) return {.type = type, .modules = modules_of(type, keys)};
-  auto result = architecture_of(config::model_shape_of(config, where));
+                     models::either_of(known_model_types()) + "; or give its .safetensors");
+  const auto* spec = models::find_spec(type);
+  if (spec == nullptr) return {.type = type, .modules = counted().at(type)(keys)};
+  auto result = architecture_of(models::model_shape_of(config, where));
   result.type = type;
   if (!version) version = parse_version(keys.text("transformers_version", ""));
-  if (type == "llama" && version && *version < Version{4, 41}) {
+  const bool had_tables =
+      std::ranges::find(spec->types, type, &models::HfType::name)->layers_had_rotary_tables;
+  if (had_tables && version && *version < Version{4, 41}) {
     add_rotary_tables(result.modules, *result.shape);
     result.old_rotary_version = version;
   }

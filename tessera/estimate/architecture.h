@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/estimate/module_tree.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::estimate {
 
@@ -23,11 +23,11 @@ std::optional<Version> parse_version(const std::string& text);
 struct Architecture {
   std::string type;                           ///< model_type
   Module modules;                             ///< of transformers' AutoModel
-  std::optional<config::ModelShape> shape;    ///< of the families that train here
+  std::optional<models::ModelShape> shape;    ///< of the families that train here
   std::optional<Version> old_rotary_version;  ///< of the transformers whose rotary tables count
 };
 
-/// model_type bert, gpt2, llama, mistral, mixtral, qwen2, qwen3, t5, vit or resnet.
+/// Every model_type that trains here, and bert, mixtral, t5, vit and resnet.
 const std::vector<std::string>& known_model_types();
 
 /// `config` as read from `where`. Up to version 4.40 each layer of a Llama kept its rotary tables
@@ -36,6 +36,6 @@ const std::vector<std::string>& known_model_types();
 Architecture architecture_of(const nlohmann::json& config, const std::string& where,
                              std::optional<Version> version = {});
 
-Architecture architecture_of(const config::ModelShape& shape);  ///< of a preset
+Architecture architecture_of(const models::ModelShape& shape);  ///< of a preset
 
 }  // namespace tessera::estimate

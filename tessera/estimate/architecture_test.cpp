@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/testing.h"
-#include "tessera/config/model_shape.h"
 #include "tessera/estimate/known_models.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::estimate {
 namespace {
@@ -99,10 +99,10 @@ TEST(Architecture, AgreesWithTheShapesThatTrainHere) {
     const auto architecture = known(name, kNewest);
     if (!architecture.shape) continue;
     const auto& shape = *architecture.shape;
-    const bool rotates = shape.family == config::ModelFamily::llama;
+    const bool rotates = shape.family == models::ModelFamily::llama;
     const int64_t head = shape.tie_embeddings ? 0 : shape.vocab_size * shape.dim;
     EXPECT_EQ(total_bytes(architecture.modules),
-              4 * (config::num_parameters(shape) - head + (rotates ? shape.head_dim : 0)))
+              4 * (models::num_parameters(shape) - head + (rotates ? shape.head_dim : 0)))
         << name;
   }
 }

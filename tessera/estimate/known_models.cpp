@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/letters.h"
-#include "tessera/config/hf_config.h"
-#include "tessera/config/model_shape.h"
+#include "tessera/models/hf_config.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::estimate {
 namespace {
@@ -192,16 +192,16 @@ std::optional<nlohmann::json> known_config(const std::string& name) {
     if (!is_name_of(model, asked)) continue;
     auto config = nlohmann::json::parse(model.config);
     if (model.preset[0] != '\0')
-      config.update(nlohmann::json(config::to_hf_config(config::model_preset(model.preset))));
+      config.update(nlohmann::json(models::to_hf_config(models::model_preset(model.preset))));
     return config;
   }
-  const auto presets = config::model_preset_names();
+  const auto presets = models::model_preset_names();
   if (std::ranges::count(presets, asked) == 0) return {};
-  return nlohmann::json(config::to_hf_config(config::model_preset(asked)));
+  return nlohmann::json(models::to_hf_config(models::model_preset(asked)));
 }
 
 std::vector<std::string> known_model_names() {
-  auto names = config::model_preset_names();
+  auto names = models::model_preset_names();
   for (const auto& model : published()) names.emplace_back(model.name);
   return names;
 }

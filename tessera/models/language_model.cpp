@@ -1,16 +1,31 @@
 #include "tessera/models/language_model.h"
 
-#include "tessera/models/gpt2.h"
-#include "tessera/models/llama.h"
+#include "tessera/models/spec.h"
 #include "tessera/nn/initialise.h"
 #include "tessera/nn/module_path.h"
 
 namespace tessera::models {
 
-std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& shape,
+#define TESSERA_FAMILY(name)                                          \
+  std::shared_ptr<LanguageModel> make_##name(const ModelShape& shape, \
+                                             const torch::TensorOptions& options);
+#include "tessera/models/families.def"
+#undef TESSERA_FAMILY
+
+std::shared_ptr<LanguageModel> make_language_model(const ModelShape& shape,
                                                    const torch::TensorOptions& options) {
-  if (shape.family == config::ModelFamily::gpt2) return std::make_shared<Gpt2>(shape, options);
-  return std::make_shared<Llama>(shape, options);
+  switch (shape.family) {
+#define TESSERA_FAMILY(name) \
+  case ModelFamily::name:    \
+    return make_##name(shape, options);
+#include "tessera/models/families.def"
+#undef TESSERA_FAMILY
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such family");
+}
+
+std::optional<int64_t> window_of(const ModelShape& shape, int64_t layer) {
+  return spec_of(shape.family).window(shape, layer);
 }
 
 torch::Tensor LanguageModel::logits(const torch::Tensor& ids) {

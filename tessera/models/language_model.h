@@ -2,10 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
+#include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/tensor_plan.h"
 
@@ -15,7 +16,7 @@ namespace tessera::models {
 /// Face's. Its forward has three parts, which the stages of a pipeline divide between them.
 class LanguageModel : public nn::Hookable {
  public:
-  explicit LanguageModel(config::ModelShape shape) : shape_(std::move(shape)) {}
+  explicit LanguageModel(ModelShape shape) : shape_(std::move(shape)) {}
 
   /// ids int64 [B, T] -> hidden [B, T, D]. ValueError if T exceeds shape().max_seq_len where
   /// positions are learned.
@@ -55,19 +56,22 @@ class LanguageModel : public nn::Hookable {
   };
   virtual Initial initial(const std::string& parameter, int64_t dims, double std) const = 0;
 
-  const config::ModelShape& shape() const { return shape_; }
+  const ModelShape& shape() const { return shape_; }
 
  protected:
   /// "prefix0", "prefix1", .. for a layout.
   static std::vector<std::string> numbered(const std::string& prefix, int64_t count);
 
  private:
-  config::ModelShape shape_;
+  ModelShape shape_;
 };
 
 /// The model of a shape; parameters uninitialised, on the device of `options` (meta included).
-std::shared_ptr<LanguageModel> make_language_model(const config::ModelShape& shape,
+std::shared_ptr<LanguageModel> make_language_model(const ModelShape& shape,
                                                    const torch::TensorOptions& options = {});
+
+/// Keys that a query of a layer sees, itself included; none: all before it.
+std::optional<int64_t> window_of(const ModelShape& shape, int64_t layer);
 
 /// First values of elements begin .. of a parameter with `dims` dimensions, into `part` [n], from
 /// (seed, name, position): the same bits on any rank, however parameters are divided.

@@ -11,7 +11,7 @@
 namespace tessera::models {
 namespace {
 
-std::shared_ptr<LanguageModel> on_meta(const config::ModelShape& shape) {
+std::shared_ptr<LanguageModel> on_meta(const models::ModelShape& shape) {
   return make_language_model(shape, torch::TensorOptions().device(torch::kMeta));
 }
 
@@ -19,11 +19,11 @@ class PresetTest : public ::testing::TestWithParam<std::string> {
  protected:
   /// Shapes with the head tied and untied; of a llama also one with every bias and norm that its
   /// family has.
-  static std::vector<config::ModelShape> shapes() {
-    auto shape = config::model_preset(GetParam());
+  static std::vector<models::ModelShape> shapes() {
+    auto shape = models::model_preset(GetParam());
     auto other = shape, full = shape;
     other.tie_embeddings = !shape.tie_embeddings;
-    if (shape.family == config::ModelFamily::gpt2) return {shape, other};
+    if (shape.family == models::ModelFamily::gpt2) return {shape, other};
     full.qkv_bias = full.out_bias = full.mlp_bias = full.qk_norm = true;
     return {shape, other, full};
   }
@@ -37,7 +37,7 @@ TEST_P(PresetTest, HasTheParametersThatTheConfigurationCounts) {
       ASSERT_TRUE(parameter.is_meta());
       count += parameter.numel();
     }
-    EXPECT_EQ(count, config::num_parameters(shape)) << "tied: " << shape.tie_embeddings;
+    EXPECT_EQ(count, models::num_parameters(shape)) << "tied: " << shape.tie_embeddings;
   }
 }
 
@@ -67,12 +67,12 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& preset) {
   }
   return name;
 }
-INSTANTIATE_TEST_SUITE_P(All, PresetTest, ::testing::ValuesIn(config::model_preset_names()),
+INSTANTIATE_TEST_SUITE_P(All, PresetTest, ::testing::ValuesIn(models::model_preset_names()),
                          test_name);
 
 /// Loss and gradients of GPT-2 with dropout on 6 sequences, in micro-batches that end at `ends`.
 std::vector<torch::Tensor> dropping_step(double dropout, const std::vector<int64_t>& ends) {
-  auto shape = config::model_preset("gpt2");
+  auto shape = models::model_preset("gpt2");
   shape.num_layers = 2, shape.dim = 32, shape.num_heads = 4, shape.num_kv_heads = 4;
   shape.head_dim = 8, shape.ffn_dim = 128, shape.vocab_size = 50, shape.dropout = dropout;
   const auto model = make_language_model(shape);
@@ -105,7 +105,7 @@ TEST(Gpt2, DropsTheSameHoweverABatchIsDivided) {
 }
 
 TEST(Llama, StartsWithNormsOfOneAndBiasesOfZero) {
-  auto shape = config::model_preset("micro");
+  auto shape = models::model_preset("micro");
   shape.qkv_bias = shape.out_bias = shape.mlp_bias = shape.qk_norm = true;
   const auto model = make_language_model(shape);
   initialise(*model, /*seed=*/1, /*std=*/0.02);
@@ -117,9 +117,9 @@ TEST(Llama, StartsWithNormsOfOneAndBiasesOfZero) {
 }
 
 TEST(LanguageModel, LogitsOfEveryFamily) {
-  auto gpt2 = config::model_preset("gpt2");
+  auto gpt2 = models::model_preset("gpt2");
   gpt2.num_layers = 1;
-  for (const auto& shape : {config::model_preset("micro"), gpt2}) {
+  for (const auto& shape : {models::model_preset("micro"), gpt2}) {
     const auto model = make_language_model(shape);
     initialise(*model, /*seed=*/1, /*std=*/0.02);
     const auto logits = model->logits(torch::arange(14, torch::kInt64).reshape({2, 7}));

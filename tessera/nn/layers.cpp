@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/kernels/autocast.h"
 #include "tessera/kernels/gradient_sink.h"
 #include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
@@ -49,30 +48,6 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 };
 
 }  // namespace
-
-LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
-                       const torch::TensorOptions& options) {
-  weight = register_parameter("weight", torch::empty({out_features, in_features}, options));
-  if (with_bias) bias = register_parameter("bias", torch::empty({out_features}, options));
-}
-
-torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
-  TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type() || kernels::is_autocast(weight),
-                    "Linear: expected an input of ", weight.scalar_type(), " as its weight, got ",
-                    x.scalar_type(),
-                    "; cast it, or let MixedPrecisionPolicy::cast_constant_inputs do that");
-  return kernels::linear(x, weight, bias, over_ranks);
-}
-
-Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,
-                       const torch::TensorOptions& options) {
-  weight = register_parameter("weight", torch::empty({in_features, out_features}, options));
-  bias = register_parameter("bias", torch::empty({out_features}, options));
-}
-
-torch::Tensor Conv1DImpl::forward(const torch::Tensor& x) {
-  return kernels::linear_in_out(x, weight, bias, over_ranks);
-}
 
 EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim,
                              const torch::TensorOptions& options) {

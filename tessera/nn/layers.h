@@ -6,35 +6,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/nn/linear.h"
 
 namespace tessera::nn {
-
-/// y = x W^T + b with weight [out, in] and bias [out]; here or in Conv1D `in` may be divided over
-/// ranks.
-class LinearImpl : public Hookable {
- public:
-  LinearImpl(int64_t in_features, int64_t out_features, bool with_bias = false,
-             const torch::TensorOptions& options = {});
-  torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
-
-  torch::Tensor weight, bias;  ///< bias undefined without one
-  kernels::ProductOverRanksPtr over_ranks;
-};
-using Linear = Hooked<LinearImpl>;
-
-/// GPT-2's linear layer: weight [in, out] as in its checkpoints, bias [out].
-class Conv1DImpl : public Hookable {
- public:
-  Conv1DImpl(int64_t in_features, int64_t out_features, const torch::TensorOptions& options = {});
-  torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
-
-  torch::Tensor weight, bias;
-  kernels::ProductOverRanksPtr over_ranks;
-};
-using Conv1D = Hooked<Conv1DImpl>;
 
 /// Rows of weight [V, D] by index. The gradient is added to the rows used only, never as a dense
 /// [V, D] temporary, when the weight's gradient exists already (flat buffers), in that one's dtype.

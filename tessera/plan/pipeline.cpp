@@ -73,11 +73,11 @@ void check_layers(const std::vector<int64_t>& layers, int num_stages, int64_t nu
 
 }  // namespace
 
-LayerCosts operations(const config::ModelShape& shape, int64_t seq_len) {
+LayerCosts operations(const models::ModelShape& shape, int64_t seq_len) {
   auto longer = shape;
   longer.num_layers += 1;
-  const double all = config::training_flops_per_token(shape, seq_len);
-  const double block = config::training_flops_per_token(longer, seq_len) - all;
+  const double all = models::training_flops_per_token(shape, seq_len);
+  const double block = models::training_flops_per_token(longer, seq_len) - all;
   return {.block = block, .head = all - block * static_cast<double>(shape.num_layers)};
 }
 
@@ -107,7 +107,7 @@ PipelinePlan::Layers PipelinePlan::layers_of(int stage) const {
   return {begin, begin + stage_layers[static_cast<size_t>(stage)]};
 }
 
-PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
+PipelinePlan pipeline_plan(const config::RunConfig& config, const models::ModelShape& shape,
                            const mesh::MeshShape& mesh, const std::optional<LayerCosts>& measured) {
   const auto& parallel = config.parallel;
   PipelinePlan plan{

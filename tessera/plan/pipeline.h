@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
+#include "tessera/models/shape.h"
 #include "tessera/schedule/table.h"
 
 namespace tessera::plan {
@@ -18,7 +18,7 @@ struct LayerCosts {
 };
 
 /// The costs in operations of a forward and backward, for each token.
-LayerCosts operations(const config::ModelShape& shape, int64_t seq_len);
+LayerCosts operations(const models::ModelShape& shape, int64_t seq_len);
 
 /// How many layers each stage has so that the one that costs most costs as little as can be. Of
 /// equals the later ones have more: their micro-batches are in flight for less long. Stages between
@@ -39,7 +39,7 @@ struct PipelinePlan {
 /// ask for, over `mesh.pp` ranks. `measured`: for stage_balance measured; without it operations
 /// count. UserError with the key: layers that stages cannot share, an unknown schedule, a table for
 /// other numbers of ranks, stages or micro-batches, or one that does not pass the check.
-PipelinePlan pipeline_plan(const config::RunConfig& config, const config::ModelShape& shape,
+PipelinePlan pipeline_plan(const config::RunConfig& config, const models::ModelShape& shape,
                            const mesh::MeshShape& mesh,
                            const std::optional<LayerCosts>& measured = {});
 

@@ -23,12 +23,12 @@ TEST(CutLayers, SharesCostsEvenly) {
 
 struct PlanJob {
   config::RunConfig config;
-  config::ModelShape shape;
+  models::ModelShape shape;
 
   PlanJob() {
     config.parallel.pp = 4;
     config.train.global_batch = 8;
-    shape = config::model_preset("tiny");
+    shape = models::model_preset("tiny");
     shape.num_layers = 8;
   }
   PipelinePlan plan() const {

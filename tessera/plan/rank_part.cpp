@@ -12,10 +12,9 @@ namespace {
 /// The most that one of `ranks` has of `count` things.
 int64_t most(int64_t count, int64_t ranks) { return (count + ranks - 1) / ranks; }
 
-/// `shape` with this rank's part of each size, as the tensor plans of models/llama.cpp and
-/// models/gpt2.cpp divide it.
-config::ModelShape divided(config::ModelShape shape, int64_t tp) {
-  if (const auto problem = config::division_problem(shape, tp)) {
+/// `shape` with this rank's part of each size, as models' tensor plans divide it.
+models::ModelShape divided(models::ModelShape shape, int64_t tp) {
+  if (const auto problem = models::division_problem(shape, tp)) {
     user_error("parallel.tp: {}", *problem);
   }
   shape.vocab_size = most(shape.vocab_size, tp);
@@ -31,7 +30,7 @@ bool RankPart::has_tied_table() const {
   return shape.tie_embeddings && stages.front().embeds && stages.back().predicts;
 }
 
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};

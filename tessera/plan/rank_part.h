@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
 #include "tessera/config/run_config.h"
 #include "tessera/plan/pipeline.h"
 #include "tessera/schedule/table.h"
@@ -15,7 +14,7 @@ namespace tessera::plan {
 struct RankPart {
   /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
   /// model's.
-  config::ModelShape shape;
+  models::ModelShape shape;
   mesh::MeshShape mesh;
   int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
   int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
@@ -41,7 +40,7 @@ struct RankPart {
 
 /// The parts of all ranks, by place in the pipeline; of the ranks that share matrices the one with
 /// the most. UserError if tp cannot divide the heads.
-std::vector<RankPart> rank_parts(const config::RunConfig& config, const config::ModelShape& shape,
+std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan);
 
 }  // namespace tessera::plan

@@ -25,7 +25,7 @@ config::RunConfig run_of(int64_t ranks, int64_t tp, int64_t pp) {
   return run;
 }
 
-std::vector<RankPart> parts_of(const config::RunConfig& run, const config::ModelShape& shape) {
+std::vector<RankPart> parts_of(const config::RunConfig& run, const models::ModelShape& shape) {
   std::vector<RankPart> parts;
   for (auto& rank : make_plan(run, shape).ranks) parts.push_back(std::move(rank.part));
   return parts;
@@ -37,15 +37,15 @@ int64_t elements_of(const config::RunConfig& run, const RankPart& part) {
   return elements;
 }
 
-config::ModelShape gpt2_of_tiny_width() {
-  auto shape = config::model_preset("gpt2");
+models::ModelShape gpt2_of_tiny_width() {
+  auto shape = models::model_preset("gpt2");
   shape.vocab_size = 2048, shape.dim = 256, shape.num_layers = 4;
   shape.num_heads = shape.num_kv_heads = 8, shape.head_dim = 32, shape.ffn_dim = 1024;
   return shape;
 }
 
 TEST(RankPart, HasItsPartOfEachMatrix) {
-  auto shape = config::model_preset("tiny");  // 8 heads, 4 of keys
+  auto shape = models::model_preset("tiny");  // 8 heads, 4 of keys
   shape.vocab_size = 255, shape.ffn_dim = 690;
   const auto run = run_of(8, 8, 1);
   const auto part = parts_of(run, shape).front();
@@ -66,7 +66,7 @@ TEST(RankPart, HasItsPartOfEachMatrix) {
 
 // Bytes of parameters in runs on two ranks.
 TEST(RankPart, HoldsWhatRunsHold) {
-  auto llama = config::model_preset("tiny");
+  auto llama = models::model_preset("tiny");
   llama.vocab_size = 256;
   const auto run = run_of(2, 2, 1);
   EXPECT_EQ(4 * elements_of(run, parts_of(run, llama).front()), 6071296);
@@ -75,7 +75,7 @@ TEST(RankPart, HoldsWhatRunsHold) {
 }
 
 TEST(RankPart, StagesShareTheModel) {
-  auto shape = config::model_preset("tiny");
+  auto shape = models::model_preset("tiny");
   shape.num_layers = 8;
   auto run = run_of(4, 1, 4);
   run.parallel.stage_layers = {1, 2, 3, 2};
@@ -83,7 +83,7 @@ TEST(RankPart, StagesShareTheModel) {
   ASSERT_EQ(parts.size(), 4);
   int64_t elements = 0;
   for (const auto& part : parts) elements += elements_of(run, part);
-  EXPECT_EQ(elements, config::num_parameters(shape));
+  EXPECT_EQ(elements, models::num_parameters(shape));
   EXPECT_TRUE(parts[0].stages[0].embeds && parts[0].stages[0].sends_output);
   EXPECT_FALSE(parts[0].stages[0].predicts || parts[0].stages[0].sends_gradient);
   EXPECT_EQ(parts[2].stages[0].layers.begin, 3);
@@ -95,7 +95,7 @@ TEST(RankPart, StagesShareTheModel) {
   shape.tie_embeddings = true;
   elements = 0;
   for (const auto& part : parts_of(run, shape)) elements += elements_of(run, part);
-  EXPECT_EQ(elements, config::num_parameters(shape) + shape.vocab_size * shape.dim);
+  EXPECT_EQ(elements, models::num_parameters(shape) + shape.vocab_size * shape.dim);
   run.parallel.stage_layers.clear();
   run.parallel.pipeline_schedule = "ZBVZeroBubble";
   const auto v = parts_of(run, shape);
@@ -104,11 +104,11 @@ TEST(RankPart, StagesShareTheModel) {
   EXPECT_FALSE(v[3].stages[0].sends_output);  // there it turns
   elements = 0;
   for (const auto& part : v) elements += elements_of(run, part);
-  EXPECT_EQ(elements, config::num_parameters(shape));
+  EXPECT_EQ(elements, models::num_parameters(shape));
 }
 
 TEST(RankPart, CountsWhatIsInFlight) {
-  auto shape = config::model_preset("tiny");
+  auto shape = models::model_preset("tiny");
   shape.num_layers = 8;
   auto run = run_of(4, 1, 4);
   for (const auto& facts : schedule::families()) {
@@ -166,7 +166,7 @@ TEST(Activations, OfGpt2AreThosePublished) {
 }
 
 TEST(Activations, OfADividedLlamaBlock) {
-  const auto shape = config::model_preset("tiny");
+  const auto shape = models::model_preset("tiny");
   const double d = 256, k = 128, f = 688, h = 8;
   auto run = run_of(4, 4, 1);
   const auto kept = [&](bool checkpointed) {

@@ -4,7 +4,7 @@
 
 namespace tessera::plan {
 
-RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& shape,
                   const mesh::MeshShape& mesh, const PlanOptions& options) {
   RunPlan plan{.shape = shape,
                .mesh = mesh,
@@ -16,7 +16,7 @@ RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& sha
   return plan;
 }
 
-RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& shape,
                   const PlanOptions& options) {
   return make_plan(config, shape, config::fitting_mesh(config.parallel, config.parallel.num_ranks),
                    options);

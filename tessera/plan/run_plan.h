@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/config/model_shape.h"
+#include "tessera/models/shape.h"
 #include "tessera/config/run_config.h"
 #include "tessera/plan/pipeline.h"
 #include "tessera/plan/rank_part.h"
@@ -21,7 +21,7 @@ struct RankPlan {
 };
 
 struct RunPlan {
-  config::ModelShape shape;  ///< of the whole model
+  models::ModelShape shape;  ///< of the whole model
   mesh::MeshShape mesh;
   PipelinePlan pipeline;
   std::vector<RankPlan> ranks;  ///< by place in the pipeline
@@ -34,11 +34,11 @@ struct PlanOptions {
 
 /// The plan of a run of the model on such a mesh. UserError with the key: heads, layers, a schedule
 /// or a batch that do not fit the ranks.
-RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& shape,
                   const mesh::MeshShape& mesh, const PlanOptions& options = {});
 
 /// The same for `config.parallel.num_ranks` ranks. UserError if the axes do not fit them.
-RunPlan make_plan(const config::RunConfig& config, const config::ModelShape& shape,
+RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& shape,
                   const PlanOptions& options = {});
 
 }  // namespace tessera::plan

@@ -2,41 +2,39 @@
 
 #include <utility>
 
+#include "tessera/models/spec.h"
+
 namespace tessera::plan {
 namespace {
 
-using config::ModelFamily;
-using config::ModelShape;
 using config::RunConfig;
+using models::Division;
 
-int64_t block_parameters(const ModelShape& shape) {
-  auto one = shape, none = shape;
-  one.num_layers = 1, none.num_layers = 0;
-  const int64_t block = config::num_parameters(one) - config::num_parameters(none);
-  if (shape.family != ModelFamily::gpt2) return block;
-  // Counted with a bias for each query, key and value of the whole model.
-  return block - 3 * (shape.dim - shape.num_heads * shape.head_dim);
+template <typename Counts>
+int64_t count_elements(const std::vector<models::ParameterSpec>& parameters, const Counts& counts) {
+  int64_t elements = 0;
+  for (const auto& parameter : parameters) {
+    if (counts(parameter)) elements += parameter.num_elements();
+  }
+  return elements;
 }
 
-int64_t last_norm_parameters(const ModelShape& shape) {
-  return (shape.family == ModelFamily::gpt2 ? 2 : 1) * shape.dim;
+int64_t num_elements(const std::vector<models::ParameterSpec>& parameters) {
+  return count_elements(parameters, [](const auto&) { return true; });
+}
+
+int64_t num_elements(const std::vector<models::ParameterSpec>& parameters, Division division) {
+  return count_elements(parameters, [&](const auto& spec) { return spec.division == division; });
 }
 
 /// How many of a block's parameters have gradients that ranks of tp sum: norms and biases of width
 /// D, where positions are divided; norms of heads; key heads that several ranks have
 /// (docs/tensor_parallel.md).
-int64_t summed_in_block(const RankPart& part) {
-  const auto& s = part.shape;
+int64_t summed_in_block(const RankPart& part, const models::ParameterSpecs& parameters) {
   if (part.mesh.tp == 1) return 0;
-  int64_t summed = s.qk_norm ? 2 * s.head_dim : 0;
-  if (part.position_ranks > 1) {
-    const bool gpt2 = s.family == ModelFamily::gpt2;
-    const int64_t vectors = gpt2 ? 4 + 2 : 2 + (s.out_bias ? 1 : 0) + (s.mlp_bias ? 1 : 0);
-    summed += vectors * s.dim;
-  }
-  if (part.key_copies > 1) {
-    summed += 2 * s.num_kv_heads * s.head_dim * (s.dim + (s.qkv_bias ? 1 : 0));
-  }
+  int64_t summed = num_elements(parameters.block, Division::per_head);
+  if (part.position_ranks > 1) summed += num_elements(parameters.block, Division::per_position);
+  if (part.key_copies > 1) summed += num_elements(parameters.block, Division::key_heads);
   return summed;
 }
 
@@ -44,16 +42,20 @@ int64_t summed_in_block(const RankPart& part) {
 struct Sized {
   UnitPlan unit;
   int64_t elements = 0;
-  int64_t in_blocks = 0;  // of transformer blocks
+  int64_t in_matrices = 0;  // of transformer blocks
 };
 
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
 /// head, then blocks.
 std::vector<Sized> sized_units(const RankPart& part) {
   const auto& shape = part.shape;
-  const int64_t last_norm = last_norm_parameters(shape), table = shape.vocab_size * shape.dim;
-  const int64_t positions = shape.family == ModelFamily::gpt2 ? shape.max_seq_len * shape.dim : 0;
-  const int64_t block = block_parameters(shape), summed = summed_in_block(part);
+  const auto parameters = models::spec_of(shape.family).parameters(shape);
+  const int64_t table = shape.vocab_size * shape.dim;
+  const int64_t last_norm = num_elements(parameters.head, Division::per_position);
+  const int64_t embedding = num_elements(parameters.embedding);
+  const int64_t block = num_elements(parameters.block), summed = summed_in_block(part, parameters);
+  const int64_t matrices = count_elements(parameters.block,
+                                          [](const auto& spec) { return spec.shape.size() == 2; });
   const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
@@ -68,7 +70,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
                         .predicts = tied_here,
                         .summed = tied_here ? summed_norm : 0,
                         .table = elsewhere},
-                       table + positions + (tied_here ? last_norm : 0)});
+                       embedding + (tied_here ? last_norm : 0)});
     }
     for (int64_t i = at; i < layers.end; ++i) {
       units.push_back({{.name = "layers." + std::to_string(i),
@@ -76,7 +78,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
                         .layers = {i, i + 1},
                         .summed = summed},
                        block,
-                       block});
+                       matrices});
     }
     if (part.stages[stage].predicts && !tied_here) {
       units.push_back({{.name = "head",
@@ -94,7 +96,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements, in_blocks] : units) {
+  for (const auto& [unit, elements, in_matrices] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit, 0});
       result.back().unit.name = "model";
@@ -102,7 +104,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     }
     auto& all = result.back();
     all.elements += elements;
-    all.in_blocks += in_blocks;
+    all.in_matrices += in_matrices;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.summed += unit.summed;
@@ -150,9 +152,8 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
     options.offloaded = offloaded[i];
     result.push_back(std::move(units[i].unit));
     auto& buffer = result.back().buffers.emplace_back(plan_buffer(units[i].elements, options));
-    // Norms and biases are too few to count.
     if (config.optimizer.type == optim::OptimizerType::muon)
-      buffer.in_matrices = units[i].in_blocks;
+      buffer.in_matrices = units[i].in_matrices;
   }
   return result;
 }

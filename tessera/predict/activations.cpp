@@ -3,52 +3,14 @@
 #include <algorithm>
 
 #include "tessera/base/widths.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::predict {
 namespace {
 
-using config::ModelFamily;
 using config::RunConfig;
+using models::Numbers;
 using schedule::Kind;
-
-/// Numbers per token: those in the dtype of computation, and those always in float32.
-struct Numbers {
-  double values = 0, floats = 0;
-};
-
-struct BlockNumbers {
-  Numbers kept;         ///< by autograd, without checkpointing, but for what enters
-  Numbers selective;    ///< inputs, results of products, output and log-sum-exp of attention
-  Numbers recomputed;   ///< from those, by the backward of a selective block, but for what enters
-  double products = 0;  ///< that what enters the feed-forward goes into
-  double deferred = 0;  ///< inputs of products, gradients of their results; but for what enters
-};
-
-/// Heads and what is inside the feed-forward are this rank's, what is of width D divided where
-/// positions are (Korthikanti et al., Reducing Activation Recomputation, 2022, section 4.2). What
-/// enters the two divided regions is counted by itself.
-BlockNumbers numbers_of(const plan::RankPart& part) {
-  const auto& s = part.shape;
-  const auto real = [](int64_t number) { return static_cast<double>(number); };
-  const double ranks = real(part.position_ranks), own = real(s.dim) / ranks;
-  const double leaving = 2 * real(s.dim), f = real(s.ffn_dim), h = real(s.num_heads);
-  const double q = real(s.num_heads * s.head_dim), k = real(s.num_kv_heads * s.head_dim);
-  if (s.family == ModelFamily::gpt2) {
-    return {.kept = {2 * own + 4 * q + 2 * f, h + 4 / ranks},
-            .selective = {2 * own + 4 * q + f, h},
-            .recomputed = {own + f, 4 / ranks},
-            .products = 1,
-            .deferred = leaving + 4 * q + 2 * f};
-  }
-  // Norms of heads keep what they norm, and a number for each head.
-  const Numbers head_norms = s.qk_norm ? Numbers{q + k, h + real(s.num_kv_heads)} : Numbers{};
-  return {.kept = {2 * own + 2 * q + 2 * k + 3 * f + head_norms.values,
-                   h + 2 / ranks + head_norms.floats},
-          .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
-          .recomputed = {own + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
-          .products = 2,
-          .deferred = leaving + 2 * q + 2 * k + 3 * f};
-}
 
 double bytes_of(const Numbers& numbers, double width) {
   return numbers.values * width + numbers.floats * kFloat;
@@ -96,7 +58,8 @@ double stream_bytes(const config::PrecisionSection& precision, const plan::RankP
 BlockActivations block_activations(const RunConfig& config, const plan::RankPart& part,
                                    bool checkpointed) {
   const auto width = static_cast<double>(compute_bytes(config.precision));
-  const auto numbers = numbers_of(part);
+  const auto numbers =
+      models::spec_of(part.shape.family).activations(part.shape, part.position_ranks);
   const double stream = stream_bytes(config.precision, part);
   const auto dim = static_cast<double>(part.shape.dim);
   // What enters the two divided regions, of all positions; without checkpoints this rank's are
@@ -133,7 +96,11 @@ double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
 // What is kept for the head: the last block's output on this rank's positions, the gradient of what
 // enters the head on all positions, and the last norm's statistics.
 double kept_by_head(const RunConfig& config, const plan::RankPart& part) {
-  const double last_norm = (part.shape.family == ModelFamily::gpt2 ? 2 : 1) * kFloat;
+  // One statistic for each vector that the last norm has.
+  double last_norm = 0;
+  for (const auto& parameter : models::spec_of(part.shape.family).parameters(part.shape).head) {
+    if (parameter.division == models::Division::per_position) last_norm += kFloat;
+  }
   return stream_bytes(config.precision, part) +
          static_cast<double>(part.shape.dim * compute_bytes(config.precision)) +
          last_norm / static_cast<double>(part.position_ranks);

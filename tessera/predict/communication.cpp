@@ -110,7 +110,7 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
   for (const auto& stage : part.stages) {
     if (stage.embeds) {
       sums += width, gathers += width;
-      if (part.shape.family == config::ModelFamily::gpt2) positions = seq_len * width;
+      if (models::longest_sequence(part.shape)) positions = seq_len * width;
     }
     if (stage.predicts) {
       sums += inside, gathers += inside;

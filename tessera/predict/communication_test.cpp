@@ -9,20 +9,20 @@ constexpr int64_t kDim = 256, kTokens = 256, kLayers = 8;  // of a sequence
 
 struct Job {
   config::RunConfig config;
-  config::ModelShape shape;
+  models::ModelShape shape;
 
   Job(int64_t ranks, int64_t tp, int64_t pp) {
     config.parallel.num_ranks = ranks;
     config.parallel.tp = tp;
     config.parallel.pp = pp;
     config.train.global_batch = 8;
-    shape = config::model_preset("tiny");
+    shape = models::model_preset("tiny");
     shape.num_layers = kLayers;
   }
   Communication at(size_t place) const {
     return communication(config, plan::make_plan(config, shape).ranks[place]);
   }
-  double parameters() const { return static_cast<double>(config::num_parameters(shape)); }
+  double parameters() const { return static_cast<double>(models::num_parameters(shape)); }
   double head() const { return static_cast<double>((shape.vocab_size + 1) * shape.dim); }
 };
 

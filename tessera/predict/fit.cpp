@@ -11,7 +11,6 @@
 namespace tessera::predict {
 namespace {
 
-using config::ModelShape;
 using config::RunConfig;
 using memory::CheckpointMode;
 using parallel::Placement;

@@ -49,7 +49,7 @@ struct RankEstimate {
 /// order of what they cost: placement (communication), checkpointing (computation), offload
 /// (transfers, not on a CPU), smaller micro-batches (slower kernels), bf16 (precision). UserError
 /// for a mesh, heads, layers or a schedule that do not fit the model or the batch.
-RankEstimate estimate_rank(const config::RunConfig& config, const config::ModelShape& shape,
+RankEstimate estimate_rank(const config::RunConfig& config, const models::ModelShape& shape,
                            const Device& device, double limit);
 
 /// The estimate as text: of the rank that needs the most a table of phases and purposes, what is

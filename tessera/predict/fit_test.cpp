@@ -24,7 +24,7 @@ config::RunConfig llama_run(int ranks) {
 }
 
 RankEstimate of_llama_8b(const config::RunConfig& run, double limit, const Device& device = kGpu) {
-  return estimate_rank(run, config::model_preset("llama-3-8b"), device, limit);
+  return estimate_rank(run, models::model_preset("llama-3-8b"), device, limit);
 }
 
 std::vector<Setting> remedy(const RankEstimate& estimate) {

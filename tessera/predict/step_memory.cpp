@@ -5,6 +5,7 @@
 
 #include "tessera/base/machine.h"
 #include "tessera/base/widths.h"
+#include "tessera/models/spec.h"
 #include "tessera/predict/activations.h"
 #include "tessera/predict/states.h"
 
@@ -70,9 +71,8 @@ class Step {
       if (units[unit].predicts) head_ = unit;
     }
     const auto batch = tokens_ * static_cast<double>(part.num_micro_batches) * 2 * kLong;
-    const bool rotates = shape.family == config::ModelFamily::llama;
-    const auto tables = seq_len * static_cast<double>(shape.head_dim) * 2 * kFloat;
-    base_.activations = batch + (rotates ? tables : 0);
+    const auto rotary_width = models::spec_of(shape.family).rotary_width(shape);
+    base_.activations = batch + seq_len * static_cast<double>(rotary_width) * 2 * kFloat;
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);

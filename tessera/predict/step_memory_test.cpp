@@ -22,7 +22,7 @@ config::RunConfig job(const std::string& placement, int ranks) {
 
 double peak(const config::RunConfig& job, const Device& device = {.is_host = true}) {
   const auto plan =
-      plan::make_plan(job, config::model_preset("tiny"), {.device_is_host = device.is_host});
+      plan::make_plan(job, models::model_preset("tiny"), {.device_is_host = device.is_host});
   return step_memory(job, plan.ranks.front(), device).peak().total();
 }
 
@@ -136,8 +136,8 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
 
 // P parameters on N ranks, bytes of all states (Rajbhandari et al., section 5; docs).
 TEST(Buffers, StatesAreThoseOfZero) {
-  const auto shape = config::model_preset("tiny");
-  const auto p = static_cast<double>(config::num_parameters(shape));
+  const auto shape = models::model_preset("tiny");
+  const auto p = static_cast<double>(models::num_parameters(shape));
   const auto states = [&](const std::string& placement, const std::string& compute) {
     auto changed = job(placement, 4);
     changed.precision.compute = *value_named<FloatType>(compute);
@@ -164,7 +164,7 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   const Device gpu;
   const double before = peak(run, gpu);
   run.parallel.offload_params = true;
-  const auto plan = plan::make_plan(run, config::model_preset("tiny"), {.device_is_host = false});
+  const auto plan = plan::make_plan(run, models::model_preset("tiny"), {.device_is_host = false});
   const auto memory = step_memory(run, plan.ranks.front(), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);
   EXPECT_LT(memory.peak().total(), before);
@@ -184,7 +184,7 @@ TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
     auto run = job(std::string(text_of(section.placement)), 4);
     run.parallel = section;
     run.parallel.num_ranks = 4;
-    auto shape = config::model_preset("tiny");
+    auto shape = models::model_preset("tiny");
     shape.num_kv_heads = 2;
     const auto rank = plan::make_plan(run, shape).ranks.front();
     return step_memory(run, rank, {.is_host = true}).communication / kMiB;
@@ -202,9 +202,9 @@ TEST(StepMemory, OfAPipeline) {
   auto run = job("full_shard", 4);
   run.parallel.pp = 2;
   run.parallel.stage_layers = {2, 2};
-  const auto shape = config::model_preset("tiny");
+  const auto shape = models::model_preset("tiny");
   const auto ranks = plan::make_plan(run, shape).ranks;
-  const double tokens = 256, d = 256, p = static_cast<double>(config::num_parameters(shape));
+  const double tokens = 256, d = 256, p = static_cast<double>(models::num_parameters(shape));
   const double block = tokens * block_activations(run, ranks[0].part, false).kept;
   const auto phases = [&](size_t place) {
     return step_memory(run, ranks[place], {.is_host = true}).phases;
@@ -238,7 +238,7 @@ TEST(Activations, EveryThirdBlockIsCheckpointed) {
 TEST(Activations, OfALlamaBlock) {
   const int64_t d = 256, k = 128, f = 688, h = 8;
   auto run = job("replicate", 1);
-  const auto part = plan::make_plan(run, config::model_preset("tiny")).ranks.front().part;
+  const auto part = plan::make_plan(run, models::model_preset("tiny")).ranks.front().part;
   EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = memory::CheckpointMode::selective;
   EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));

@@ -32,7 +32,7 @@ data::Datasets open_data(const config::DataSection& section, int64_t vocab_size)
 /// Makes the model on the meta device: each rank later fills its slices only. But where rank 0's
 /// values count, it holds them whole.
 std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& config,
-                                                  const config::ModelShape& shape, int rank,
+                                                  const models::ModelShape& shape, int rank,
                                                   torch::Device device) {
   const auto options = torch::dtype(torch_dtype(config.precision.parameters));
   const bool whole = config.parallel.sync_module_states && rank == 0;
@@ -220,13 +220,14 @@ optim::LearningRateOptions learning_rate_options(const config::RunConfig& config
 }
 
 /// The job's model. UserError: it is too small for the job's sequences or ranks.
-config::ModelShape shape_for(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
+models::ModelShape shape_for(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto shape = config::resolve_model_shape(config.model);
-  if (shape.family == config::ModelFamily::gpt2 && config.data.seq_len > shape.max_seq_len) {
-    user_error("data.seq_len: expected at most {} (the model's positions), got {}",
-               shape.max_seq_len, config.data.seq_len);
+  if (const auto longest = models::longest_sequence(shape);
+      longest && config.data.seq_len > *longest) {
+    user_error("data.seq_len: expected at most {} (the model's positions), got {}", *longest,
+               config.data.seq_len);
   }
-  if (const auto problem = config::division_problem(shape, mesh.shape().tp)) {
+  if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {
     user_error("parallel.tp: {}", *problem);
   }
   return shape;
@@ -234,7 +235,7 @@ config::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
 
 /// This rank's batches: to train with, and to validate with if anything is held out.
 std::pair<data::Loader, std::optional<data::Loader>> open_loaders(const config::RunConfig& config,
-                                                                  const config::ModelShape& shape,
+                                                                  const models::ModelShape& shape,
                                                                   const mesh::Axis& data_axis) {
   auto datasets = open_data(config.data, shape.vocab_size);
   data::LoaderOptions loading{.global_batch = config.train.global_batch,

@@ -13,8 +13,8 @@
 #include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/open_source.h"
-#include "tessera/config/hf_config.h"
 #include "tessera/hub/file_names.h"
+#include "tessera/models/hf_config.h"
 
 namespace tessera::train {
 namespace fs = std::filesystem;
@@ -152,9 +152,9 @@ json model_config(const Run& run) {
   const auto& shape = run.model->shape();
   if (!run.config.model.path.empty()) {
     const auto file = fs::path(run.config.model.path) / "config.json";
-    if (config::read_model_shape(file) == shape) return json::parse(read_file(file));
+    if (models::read_model_shape(file) == shape) return json::parse(read_file(file));
   }
-  return config::to_hf_config(shape);
+  return models::to_hf_config(shape);
 }
 
 checkpoint::SaverOptions saver_options(const Run& run) {

@@ -34,7 +34,7 @@ double seconds_of(const Work& work, torch::Device device) {
 }  // namespace
 
 plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                     const config::ModelShape& shape,
+                                     const models::ModelShape& shape,
                                      const mesh::DeviceMesh& mesh) {
   auto one = shape;
   one.num_layers = 1;

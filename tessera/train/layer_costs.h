@@ -11,6 +11,6 @@ namespace tessera::train {
 /// the head, on the slowest rank, the same on all. Costs a few of each, and the memory of a model
 /// of one layer, before the run's own is made. `sizes`: of `mesh`. Collective.
 plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
-                                     const config::ModelShape& shape, const mesh::DeviceMesh& mesh);
+                                     const models::ModelShape& shape, const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::train

@@ -109,7 +109,7 @@ class Watch {
     const auto& config = run_.config;
     message(
         fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
-                    format_count(static_cast<double>(config::num_parameters(run_.model->shape()))),
+                    format_count(static_cast<double>(models::num_parameters(run_.model->shape()))),
                     world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                     config.data.seq_len, folder_.string()));
     if (config.precision.parameters != FloatType::bf16) return;
@@ -231,7 +231,7 @@ std::string stopped_text(int64_t step, int64_t steps) {
 double mfu_of(const Run& run, double tokens_per_second, double peak_flops) {
   if (peak_flops <= 0) return -1;
   return tokens_per_second / peak_flops *
-         config::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
+         models::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
 }
 
 /// `counts`: after the step.
@@ -275,7 +275,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   report::RunSummary summary{
       .run_dir = train.run_dir,
       .world_size = environment.world_size,
-      .parameters = config::num_parameters(run.model->shape()),
+      .parameters = models::num_parameters(run.model->shape()),
       .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
   const int64_t first_step = counts.step + 1;
   if (first_step > train.steps) {

@@ -153,7 +153,7 @@ struct Outcome {
 };
 
 Outcome train_twice(const mesh::DeviceMesh& mesh, Placement placement, int64_t rows) {
-  const auto shape = config::model_preset("micro");
+  const auto shape = models::model_preset("micro");
   const auto model = models::make_language_model(shape);
   models::initialise(*model, /*seed=*/1, /*std=*/0.05);
   model->to(mesh.device());

@@ -74,8 +74,8 @@ bool Draw::chance(double probability) {
   return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
 }
 
-config::ModelShape Draw::draw_shape() {
-  config::ModelShape shape;
+models::ModelShape Draw::draw_shape() {
+  models::ModelShape shape;
   const auto family = one_of<std::string>({"llama", "mistral", "qwen2", "qwen3", "gpt2"});
   shape.vocab_size = number(260, 331);
   shape.num_layers = number(1, 6);
@@ -97,7 +97,7 @@ config::ModelShape Draw::draw_shape() {
     shape.qk_norm = true;
     shape.head_dim += 2 * number(0, 3);  // beside the width
   } else {
-    shape.family = config::ModelFamily::gpt2;
+    shape.family = models::ModelFamily::gpt2;
     shape.num_kv_heads = shape.num_heads;
     shape.ffn_dim = 4 * shape.dim;
   }
@@ -167,7 +167,7 @@ Trial Draw::draw_function() {
   Trial trial;
   trial.shape = draw_shape();
   trial.function = draw_role(Role::function, 0.2);
-  if (trial.shape.family == config::ModelFamily::gpt2 && chance(0.4)) {
+  if (trial.shape.family == models::ModelFamily::gpt2 && chance(0.4)) {
     trial.function["model.dropout"] = "0.1";
   }
   trial.function = effective(std::move(trial.function), trial);

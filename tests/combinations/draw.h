@@ -9,14 +9,14 @@
 #include <string>
 #include <utility>
 
-#include "tessera/config/model_shape.h"
+#include "tessera/models/shape.h"
 #include "tests/combinations/values.h"
 
 namespace tessera::combinations {
 
 /// One way to train, to be compared with one plain rank.
 struct Trial {
-  config::ModelShape shape;
+  models::ModelShape shape;
   Settings function, layout;
   /// Another layout that goes on in the middle, from a checkpoint of the first.
   std::optional<Settings> resumed;
@@ -51,7 +51,7 @@ class Draw {
   int64_t number(int64_t low, int64_t high);
   bool chance(double probability);
 
-  config::ModelShape draw_shape();
+  models::ModelShape draw_shape();
   Settings draw_role(Role role, double probability);
   Settings draw_mesh();
   std::optional<Settings> draw_layout(const Trial& trial);

@@ -37,13 +37,13 @@ std::vector<Trial> smaller(const Trial& trial) {
     add([&](Trial& other) { other.accelerate.erase(begin, end - begin); });
     begin = end;
   }
-  const auto shape = [&](auto config::ModelShape::*member, auto value) {
+  const auto shape = [&](auto models::ModelShape::*member, auto value) {
     if (trial.shape.*member != value) add([&](Trial& other) { other.shape.*member = value; });
   };
-  shape(&config::ModelShape::num_layers, 1);
-  shape(&config::ModelShape::num_layers, std::max<int64_t>(1, trial.shape.num_layers - 1));
-  shape(&config::ModelShape::tie_embeddings, false);
-  shape(&config::ModelShape::sliding_window, 0);
+  shape(&models::ModelShape::num_layers, 1);
+  shape(&models::ModelShape::num_layers, std::max<int64_t>(1, trial.shape.num_layers - 1));
+  shape(&models::ModelShape::tie_embeddings, false);
+  shape(&models::ModelShape::sliding_window, 0);
   return list;
 }
 

@@ -15,9 +15,9 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/open_source.h"
-#include "tessera/config/hf_config.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
+#include "tessera/models/hf_config.h"
 #include "tessera/report/metrics.h"
 #include "tests/program/program.h"
 
@@ -187,7 +187,7 @@ class Session {
     fs::remove_all(folder_);
     fs::create_directories(folder_ / "model");
     write_tokens(folder_ / "tokens.bin");
-    write_file(folder_ / "model" / "config.json", config::to_hf_config(trial.shape).dump(2));
+    write_file(folder_ / "model" / "config.json", models::to_hf_config(trial.shape).dump(2));
   }
 
   Outcome run() {

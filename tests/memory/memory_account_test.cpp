@@ -69,7 +69,7 @@ TEST_P(MemoryAccountTest, IsThatOfTheFormulas) {
     const auto job = job_of(placement, compute);
     auto bytes = measured(job, mesh);
     const double p =
-        4.0 * static_cast<double>(config::num_parameters(config::model_preset("tiny")));
+        4.0 * static_cast<double>(models::num_parameters(models::model_preset("tiny")));
     const double share = placement == "replicate" ? p : p / ranks;
     EXPECT_NEAR(bytes["parameters"] / share, 1, 0.02);
     EXPECT_NEAR(bytes["optimizer"] / (2 * share), 1, 0.02);

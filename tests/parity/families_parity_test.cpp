@@ -5,7 +5,8 @@
 #include "tessera/checkpoint/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
-#include "tessera/models/bert.h"
+#include "tessera/models/bert/modules.h"
+#include "tessera/models/hf_config.h"
 #include "tessera/models/language_model.h"
 
 namespace tessera {
@@ -22,18 +23,18 @@ class FamilyParityTest : public ::testing::TestWithParam<std::string> {
   const torch::Tensor ids_ = checkpoint::read_tensor(expected_, "input_ids");
 
   std::shared_ptr<models::LanguageModel> model() const {
-    auto model = models::make_language_model(config::read_model_shape(folder_ + "/config.json"));
+    auto model = models::make_language_model(models::read_model_shape(folder_ + "/config.json"));
     checkpoint::load_pretrained(*model, folder_);
     return model;
   }
 };
 
 TEST_P(FamilyParityTest, HasTheParametersOfTheFile) {
-  const auto shape = config::read_model_shape(folder_ + "/config.json");
+  const auto shape = models::read_model_shape(folder_ + "/config.json");
   int64_t elements = 0;
   const checkpoint::SafetensorsFile stored(folder_ + "/model.safetensors");
   for (const auto& name : stored.names()) elements += checkpoint::read_tensor(stored, name).numel();
-  EXPECT_EQ(config::num_parameters(shape), elements);
+  EXPECT_EQ(models::num_parameters(shape), elements);
   EXPECT_EQ(model()->named_parameters().size(), stored.names().size());
 }
 
@@ -81,7 +82,7 @@ class BertParityTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(BertParityTest, LogitsEqualTransformers) {
   const torch::NoGradGuard no_grad;
   const std::string folder = "tests/fixtures/" + GetParam();
-  models::Bert model(config::read_bert_shape(folder + "/config.json"));
+  models::Bert model(models::read_bert_shape(folder + "/config.json"));
   checkpoint::load_pretrained(model, folder);
   const checkpoint::SafetensorsFile expected(folder + "/expected.safetensors");
   const auto read = [&](const char* name) { return checkpoint::read_tensor(expected, name); };
@@ -97,7 +98,7 @@ TEST_P(BertParityTest, LogitsEqualTransformers) {
 INSTANTIATE_TEST_SUITE_P(All, BertParityTest, ::testing::Values("bert_micro", "bert_cls_micro"));
 
 TEST(Bert, RefusesMorePositionsThanItHas) {
-  models::Bert model(config::read_bert_shape("tests/fixtures/bert_micro/config.json"));
+  models::Bert model(models::read_bert_shape("tests/fixtures/bert_micro/config.json"));
   EXPECT_THROW(model.logits(torch::zeros({1, 65}, torch::kInt64)), c10::ValueError);
 }
 

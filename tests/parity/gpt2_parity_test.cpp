@@ -4,6 +4,7 @@
 #include "tessera/checkpoint/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/models/hf_config.h"
 #include "tests/parity/fixture.h"
 
 namespace tessera::parity {
@@ -15,7 +16,7 @@ TEST(Gpt2Micro, LogitsEqualTransformers) {
   const torch::NoGradGuard no_grad;
   const checkpoint::SafetensorsFile expected(std::string(kFolder) + "/expected.safetensors");
   auto model =
-      models::make_language_model(config::read_model_shape(std::string(kFolder) + "/config.json"));
+      models::make_language_model(models::read_model_shape(std::string(kFolder) + "/config.json"));
   checkpoint::load_pretrained(*model, kFolder);
   const auto logits = model->logits(checkpoint::read_tensor(expected, "input_ids"));
   EXPECT_LT((logits - checkpoint::read_tensor(expected, "logits")).abs().max().item<double>(),

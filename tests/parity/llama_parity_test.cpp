@@ -4,6 +4,7 @@
 #include "tessera/checkpoint/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/models/hf_config.h"
 #include "tests/parity/fixture.h"
 
 namespace tessera::parity {
@@ -11,7 +12,7 @@ namespace {
 
 std::shared_ptr<models::LanguageModel> micro(
     const std::string& folder = "tests/fixtures/llama_micro") {
-  auto model = models::make_language_model(config::read_model_shape(folder + "/config.json"));
+  auto model = models::make_language_model(models::read_model_shape(folder + "/config.json"));
   checkpoint::load_pretrained(*model, folder);
   return model;
 }
@@ -33,7 +34,7 @@ TEST(LlamaMicro, LogitsEqualTransformers) {
 }
 
 TEST(LlamaMicro, RecipeEqualsTheStoredWeightsToTheBit) {
-  auto recipe = models::make_language_model(config::model_preset("micro"));
+  auto recipe = models::make_language_model(models::model_preset("micro"));
   models::initialise(*recipe, 1234, 0.02);
   const auto stored = micro()->named_parameters();
   for (const auto& item : recipe->named_parameters())
@@ -60,7 +61,7 @@ TEST(LlamaMicro, FirstGradientsEqualPyTorch) {
 TEST(LlamaTiny, FirstLogitsEqualPyTorch) {
   const torch::NoGradGuard no_grad;
   const auto parity = read_fixture("llama_tiny/parity.json");
-  auto model = models::make_language_model(config::model_preset("tiny"));
+  auto model = models::make_language_model(models::model_preset("tiny"));
   models::initialise(*model, 1234, 0.02);
   const data::Loader loader(
       data::open_datasets({.train = {.paths = {"tests/fixtures/tokens_head.bin"}},

@@ -188,7 +188,7 @@ TEST(RandomStart, IsTheSameForAnyNumberOfRanks) {
     on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
       auto job = job_of("micro", "full_shard");
       auto run = train::assemble(job, mesh);
-      auto whole = models::make_language_model(config::model_preset("micro"));
+      auto whole = models::make_language_model(models::model_preset("micro"));
       models::initialise(*whole, job.model.seed, job.model.init_std);
       run.parallel.unshard();
       const auto parameters = run.model->named_parameters();

@@ -66,13 +66,13 @@ Setting checked(const JsonLine& line, const std::string& origin) {
   const auto* key = find_deepspeed_file_key(setting.key);
   const bool is_section = is_deepspeed_section(setting.key);
   if (key == nullptr && !is_section) {
-    user_error("{}: unknown key {}{}", origin, config::quoted(setting.key),
+    user_error("{}: unknown key {}{}", origin, tessera::quoted(setting.key),
                suggestion(setting.key));
   }
   if (setting.is_null) return setting;
   if (is_section && !line.value.is_object()) {
     user_error("{}: {}: expected an object, as {{\"enabled\": false}}, got {}", origin, setting.key,
-               config::quoted(as_written(line.value)));
+               tessera::quoted(as_written(line.value)));
   }
   if (is_section || key->rule == DeepspeedKey::Rule::section) {
     const Key any{.name = setting.key};

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "tessera/base/units.h"
-#include "tessera/config/model_shape.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::config::accelerate {
 
@@ -42,9 +42,9 @@ std::string Context::answer(const std::string& name) const {
 std::optional<double> Context::num_parameters() const {
   const auto model = answer("model");
   if (const auto count = count_from(model)) return count;
-  const auto presets = model_preset_names();
+  const auto presets = models::model_preset_names();
   if (std::find(presets.begin(), presets.end(), model) == presets.end()) return std::nullopt;
-  return static_cast<double>(config::num_parameters(model_preset(model)));
+  return static_cast<double>(models::num_parameters(models::model_preset(model)));
 }
 
 States states(const Context& context, const std::string& strategy, bool mixed) {

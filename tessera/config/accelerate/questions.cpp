@@ -8,8 +8,8 @@
 
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/accelerate/question_context.h"
-#include "tessera/config/model_shape.h"
 #include "tessera/config/values.h"
+#include "tessera/models/shape.h"
 
 namespace tessera::config::accelerate {
 namespace {
@@ -126,7 +126,7 @@ MaybeQuestion ask_gpu_ids(const Context& context) {
 }
 
 MaybeQuestion ask_model(const Context&) {
-  const auto presets = model_preset_names();
+  const auto presets = models::model_preset_names();
   return Question{.name = "model",
                   .text =
                       "How many parameters has the model (7B, 350M, or a name such as "

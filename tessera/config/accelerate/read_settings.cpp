@@ -102,7 +102,7 @@ class Reader {
     if (unknown.empty()) return;
     const auto hint = suggestion("", unknown.front());
     std::ranges::sort(unknown);
-    for (auto& name : unknown) name = config::quoted(name);
+    for (auto& name : unknown) name = tessera::quoted(name);
     user_error("{}: the config file had unknown keys ({}); correct or remove them{}",
                line_of(file_, first), fmt::join(unknown, ", "), hint);
   }

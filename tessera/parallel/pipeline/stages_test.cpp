@@ -31,7 +31,7 @@ std::vector<std::string> names(const torch::nn::Module& model) {
 TEST(Stages, KeepNamesAndShareWhatIsTied) {
   on_mesh({.shape = {.pp = 3}}, [](const mesh::DeviceMesh& mesh) {
     for (const bool tied : {false, true}) {
-      auto shape = config::model_preset("micro");
+      auto shape = models::model_preset("micro");
       shape.num_layers = 3;
       shape.tie_embeddings = tied;
       const auto model = models::make_language_model(shape, torch::kMeta);
@@ -56,7 +56,7 @@ TEST(Stages, KeepNamesAndShareWhatIsTied) {
 
 TEST(Stages, OneRankWithFirstAndLastKeepsBoth) {
   on_mesh({.shape = {.pp = 2}}, [](const mesh::DeviceMesh& mesh) {
-    auto shape = config::model_preset("micro");
+    auto shape = models::model_preset("micro");
     shape.num_layers = 4;
     shape.tie_embeddings = true;
     const auto model = models::make_language_model(shape, torch::kMeta);
@@ -68,7 +68,7 @@ TEST(Stages, OneRankWithFirstAndLastKeepsBoth) {
 
 TEST(Stages, RefuseWhatIsFrozenInOnePlace) {
   on_mesh({.shape = {.pp = 2}}, [](const mesh::DeviceMesh& mesh) {
-    auto shape = config::model_preset("micro");
+    auto shape = models::model_preset("micro");
     shape.tie_embeddings = true;
     const auto model = models::make_language_model(shape, torch::kMeta);
     if (mesh.rank() == 1)

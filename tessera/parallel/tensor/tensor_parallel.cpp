@@ -84,6 +84,8 @@ Kind& as(torch::nn::Module& module, const std::string& path, const char* expecte
   return *found;
 }
 
+constexpr const char* kLinear = "a Linear or Conv1D";
+
 std::string joined(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
@@ -130,23 +132,6 @@ void Division::keep_part(const std::string& name, const Tensor& parameter, int64
   parts_.emplace(name, std::move(part));
 }
 
-/// A Linear or Conv1D, which differ in the order of their weight's dimensions.
-struct Matrix {
-  Tensor weight, bias;
-  int64_t out_dim, in_dim;  ///< of weight
-  kernels::ProductOverRanksPtr& over_ranks;
-
-  static Matrix of(torch::nn::Module& module, const std::string& path) {
-    if (auto* linear = dynamic_cast<nn::LinearImpl*>(&module)) {
-      return {linear->weight, linear->bias, 0, 1, linear->over_ranks};
-    }
-    auto* in_out = dynamic_cast<nn::Conv1DImpl*>(&module);
-    TORCH_CHECK_VALUE(in_out != nullptr, "tensor plan: ", path,
-                      ": expected a Linear or Conv1D, got ", module.name());
-    return {in_out->weight, in_out->bias, 1, 0, in_out->over_ranks};
-  }
-};
-
 /// `weight` cut along `dim`, of which `parts` equal ones are each cut to `range`.
 Cut cut_of(const Tensor& weight, int64_t dim, int64_t parts, Range range) {
   int64_t outer = parts, inner = 1;
@@ -155,30 +140,37 @@ Cut cut_of(const Tensor& weight, int64_t dim, int64_t parts, Range range) {
   return {.outer = outer, .size = weight.size(dim) / parts, .inner = inner, .range = range};
 }
 
-void Division::column_wise(const std::string& path, torch::nn::Module& module,
+void Division::column_wise(const std::string& path, torch::nn::Module& given,
                            const TensorRule& rule) {
-  const auto matrix = Matrix::of(module, path);
-  Sharing sharing;
-  const auto range =
-      divide_features(path, rule, matrix.weight.size(matrix.out_dim) / rule.parts, sharing);
-  keep_part(joined(path, "weight"), matrix.weight, matrix.out_dim,
-            cut_of(matrix.weight, matrix.out_dim, rule.parts, range), sharing);
-  if (!matrix.bias.defined()) return;
-  keep_part(joined(path, "bias"), matrix.bias, 0, cut_of(matrix.bias, 0, rule.parts, range),
-            sharing);
+  for (const auto& parameter : as<nn::LinearImpl>(given, path, kLinear).linear_parameters()) {
+    const auto name = joined(path, parameter.name);
+    if (parameter.out_dim < 0) {
+      keep_whole(name, parameter.values, /*summands=*/true);
+      continue;
+    }
+    Sharing sharing;
+    const auto range =
+        divide_features(path, rule, parameter.values.size(parameter.out_dim) / rule.parts, sharing);
+    keep_part(name, parameter.values, parameter.out_dim,
+              cut_of(parameter.values, parameter.out_dim, rule.parts, range), sharing);
+  }
 }
 
-void Division::row_wise(const std::string& path, torch::nn::Module& module,
-                        const TensorRule& rule) {
-  const auto matrix = Matrix::of(module, path);
-  Sharing sharing;
-  const auto range = divide_features(path, rule, matrix.weight.size(matrix.in_dim), sharing);
-  keep_part(joined(path, "weight"), matrix.weight, matrix.in_dim,
-            cut_of(matrix.weight, matrix.in_dim, 1, range), sharing);
-  matrix.over_ranks = leave_product(activations_);
-  if (matrix.bias.defined()) {
-    keep_whole(joined(path, "bias"), matrix.bias, /*summands=*/activations_.sequence);
+void Division::row_wise(const std::string& path, torch::nn::Module& given, const TensorRule& rule) {
+  auto& module = as<nn::LinearImpl>(given, path, kLinear);
+  for (const auto& parameter : module.linear_parameters()) {
+    const auto name = joined(path, parameter.name);
+    if (parameter.in_dim < 0) {  // a bias, added to the sum
+      keep_whole(name, parameter.values, /*summands=*/activations_.sequence);
+      continue;
+    }
+    Sharing sharing;
+    const auto range =
+        divide_features(path, rule, parameter.values.size(parameter.in_dim), sharing);
+    keep_part(name, parameter.values, parameter.in_dim,
+              cut_of(parameter.values, parameter.in_dim, 1, range), sharing);
   }
+  module.over_ranks = leave_product(activations_);
 }
 
 /// Cuts an embedding or head to this rank's rows, which it returns.

@@ -217,7 +217,7 @@ TEST(TensorParallel, SaysWhatIsWrongWithAPlan) {
     plan = plan_of_net();
     plan[0].heads = 5;
     EXPECT_THAT(message_of(plan, mesh), HasSubstr("up: 5 heads cannot be divided over 2 ranks"));
-    auto model = models::make_language_model(config::model_preset("micro"));
+    auto model = models::make_language_model(models::model_preset("micro"));
     models::initialise(*model, 1, 0.02);
     tensor_parallel(*model, model->tensor_plan(), mesh);
     EXPECT_THROW(model->logits(torch::ones({1, 15}, torch::kInt64)), c10::ValueError);

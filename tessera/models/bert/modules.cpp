@@ -1,4 +1,4 @@
-#include "tessera/models/bert.h"
+#include "tessera/models/bert/modules.h"
 
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -8,8 +8,6 @@
 
 namespace tessera::models {
 
-using config::BertHead;
-using config::BertShape;
 using torch::Tensor;
 using torch::TensorOptions;
 

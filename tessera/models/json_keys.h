@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera::config {
+namespace tessera::models {
 
 /// Reads a file that holds one JSON object. UserError if it is none.
 nlohmann::json read_json_object(const std::filesystem::path& path, const std::string& expected);
@@ -39,4 +39,4 @@ class JsonKeys {
   const nlohmann::json& object_;
 };
 
-}  // namespace tessera::config
+}  // namespace tessera::models

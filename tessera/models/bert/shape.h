@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 
-namespace tessera::config {
+namespace tessera::models {
 
 /// What stands on the encoder: logits of tokens, or of a whole sequence.
 enum class BertHead { masked_lm, sequence_classification };
@@ -29,4 +29,4 @@ struct BertShape {
 /// expected, and refuses by name what is not built (decoders, other activations, untied heads).
 BertShape read_bert_shape(const std::filesystem::path& config_json);
 
-}  // namespace tessera::config
+}  // namespace tessera::models

@@ -3,14 +3,22 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
-namespace tessera::config {
+namespace tessera::models {
 
-enum class ModelFamily { llama, gpt2 };
+enum class ModelFamily {
+#define TESSERA_FAMILY(name) name,
+#include "tessera/models/families.def"
+#undef TESSERA_FAMILY
+};
 
 /// How rotary positions are stretched beyond the length of the first training (config.json:
 /// rope_scaling, in transformers 5 rope_parameters; formulas in kernels/rotary.cpp).
@@ -28,8 +36,44 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-/// One implementation (`llama`) serves Llama 2 and 3, Mistral, Qwen2 and Qwen3: they differ in
-/// the fields that say so.
+/// What only one family's shapes say: a value of a type of that family, which its folder declares.
+class OwnFacts {
+ public:
+  OwnFacts() = default;
+  template <typename Facts>
+  OwnFacts(Facts facts) : held_(std::make_shared<Held<Facts>>(std::move(facts))) {}
+
+  /// Of a shape that another family made: an assertion.
+  template <typename Facts>
+  const Facts& as() const {
+    const auto* held = dynamic_cast<const Held<Facts>*>(held_.get());
+    if (held == nullptr) throw std::logic_error("a shape has facts of another family");
+    return held->facts;
+  }
+
+  bool operator==(const OwnFacts& other) const {
+    return held_ == other.held_ || (held_ && other.held_ && held_->equals(*other.held_));
+  }
+
+ private:
+  struct Any {
+    virtual ~Any() = default;
+    virtual bool equals(const Any& other) const = 0;
+  };
+  template <typename Facts>
+  struct Held : Any {
+    explicit Held(Facts facts) : facts(std::move(facts)) {}
+    bool equals(const Any& other) const override {
+      const auto* same = dynamic_cast<const Held*>(&other);
+      return same != nullptr && facts == same->facts;
+    }
+    Facts facts;
+  };
+
+  std::shared_ptr<const Any> held_;
+};
+
+/// The sizes that every family has, choices that several have, and what only its own family says.
 struct ModelShape {
   ModelFamily family = ModelFamily::llama;
   int64_t vocab_size = 2048;
@@ -42,31 +86,24 @@ struct ModelShape {
   int64_t max_seq_len = 256;  ///< gpt2: rows of the position table
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
-  bool qkv_bias = false;        ///< llama family: of q_proj, k_proj and v_proj
-  bool out_bias = false;        ///< llama family: of o_proj
-  bool mlp_bias = false;        ///< llama family
-  bool qk_norm = false;         ///< llama family: RMSNorm of every query and key head
-  int64_t sliding_window = 0;   ///< llama family: keys that a query sees, itself included; 0: all
+  bool qkv_bias = false;        ///< of q_proj, k_proj and v_proj
+  bool out_bias = false;        ///< of o_proj
+  bool mlp_bias = false;        ///< of the three matrices of a gated feed-forward
+  bool qk_norm = false;         ///< RMSNorm of every query and key head
+  int64_t sliding_window = 0;   ///< keys that a query sees, itself included; 0: all
   int64_t num_full_layers = 0;  ///< the first layers, which have no window
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double dropout = 0;  ///< gpt2: of the embeddings and of each block's two results
+  OwnFacts own;
 
   bool operator==(const ModelShape&) const = default;
 };
 
-/// A shape known by name: micro, tiny, small, gpt2 (124M), llama-3.2-1b, llama-3-8b, llama-3-70b,
-/// llama-3.1-405b. UserError with the nearest name if unknown.
+/// A shape known by name, of any family: micro, tiny and small are ours, the others published.
+/// UserError with the nearest name if unknown.
 ModelShape model_preset(std::string_view name);
-std::vector<std::string> model_preset_names();
-
-/// Reads a Hugging Face config.json as transformers 4 or 5 writes it: model_type llama, mistral,
-/// qwen2, qwen3 or gpt2. An absent key means what it means there. `expected_type`: what model_type
-/// must be, unless "auto". UserError names file, key and what was expected, and refuses by name
-/// what these families do not do here (other rotary scalings, other activations). Dropout is not
-/// read: it is training's matter.
-ModelShape read_model_shape(const std::filesystem::path& config_json,
-                            const std::string& expected_type = "auto");
+std::vector<std::string> model_preset_names();  ///< by number of parameters
 
 /// What is wrong with a shape: the first field at fault (a name as above) and what was expected of
 /// it.
@@ -75,12 +112,18 @@ struct ShapeProblem {
   std::string message;
 };
 
-/// Sizes within reason (so that no count overflows), heads that divide the width, groups that
-/// divide the heads, an even head width where positions are rotated.
+/// Sizes within reason, so that no count overflows.
+std::optional<ShapeProblem> size_problem(const ModelShape& shape);
+
+/// The same; groups that divide the heads, an even head width where positions are rotated, and what
+/// the family asks for.
 std::optional<ShapeProblem> shape_problem(const ModelShape& shape);
 
 /// Why `tp` ranks cannot divide the model's matrices, if so: whole heads belong to a rank.
 std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp);
+
+/// The longest sequence that the model takes, where it has a table of positions.
+std::optional<int64_t> longest_sequence(const ModelShape& shape);
 
 /// Number of parameters, a tied head counted once.
 int64_t num_parameters(const ModelShape& shape);
@@ -91,4 +134,4 @@ int64_t num_parameters(const ModelShape& shape);
 /// window.
 double training_flops_per_token(const ModelShape& shape, int64_t seq_len);
 
-}  // namespace tessera::config
+}  // namespace tessera::models

@@ -1,17 +1,57 @@
-#include "tessera/models/gpt2.h"
-
+// GPT-2's modules, with the parameter names and the Conv1D layout [in, out] of its checkpoints.
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "tessera/kernels/activation.h"
-#include "tessera/kernels/attention.h"
+#include "tessera/models/language_model.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::models {
+namespace gpt2 {
+namespace {
 
-using config::ModelShape;
 using torch::Tensor;
 using torch::TensorOptions;
+
+class Gpt2BlockImpl : public nn::Hookable {
+ public:
+  /// `index`: of the block, which names what it drops.
+  Gpt2BlockImpl(const ModelShape& shape, int64_t index, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x);
+
+  int64_t head_dim_;
+  nn::LayerNorm ln_1_, ln_2_;
+  nn::Conv1D c_attn_, attn_c_proj_, c_fc_, mlp_c_proj_;
+  nn::Attention attention_;
+  nn::Dropout attn_dropout_, mlp_dropout_;
+};
+using Gpt2Block = nn::Hooked<Gpt2BlockImpl>;
+
+class Gpt2 : public LanguageModel {
+ public:
+  explicit Gpt2(const ModelShape& shape, const torch::TensorOptions& options = {});
+  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
+                           int64_t seq_len) override;
+  torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
+                     double scale) override;
+  Layout layout() const override;
+  nn::TensorPlan tensor_plan() const override;
+  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
+
+ private:
+  nn::Embedding wte_, wpe_;
+  nn::Dropout drop_;
+  std::vector<Gpt2Block> blocks_;
+  nn::LayerNorm ln_f_;
+  nn::LanguageModelHead lm_head_;
+};
 
 Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const TensorOptions& options)
     : head_dim_(shape.head_dim),
@@ -28,6 +68,7 @@ Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const Tenso
   attention->register_module("c_attn", c_attn_);
   attention->register_module("c_proj", attn_c_proj_);
   attention->register_module("resid_dropout", attn_dropout_);
+  attention->register_module("attention", attention_);
   register_module("ln_2", ln_2_);
   auto mlp = register_module("mlp", std::make_shared<torch::nn::Module>());
   mlp->register_module("c_fc", c_fc_);
@@ -39,7 +80,7 @@ Tensor Gpt2BlockImpl::attend(const Tensor& x) {
   const auto projected = c_attn_(x);
   const auto batch = projected.size(0), seq_len = projected.size(1);
   const auto qkv = projected.view({batch, seq_len, 3, -1, head_dim_}).unbind(2);
-  return attn_c_proj_(kernels::attention(qkv[0], qkv[1], qkv[2]).view({batch, seq_len, -1}));
+  return attn_c_proj_(attention_(qkv[0], qkv[1], qkv[2]));
 }
 
 Tensor Gpt2BlockImpl::forward(const Tensor& x) {
@@ -119,6 +160,14 @@ LanguageModel::Initial Gpt2::initial(const std::string& parameter, int64_t dims,
   if (dims == 1) return {.constant = true, .value = 1};
   const bool residual = parameter.ends_with("c_proj.weight");
   return {.value = residual ? std / std::sqrt(2.0 * static_cast<double>(shape().num_layers)) : std};
+}
+
+}  // namespace
+}  // namespace gpt2
+
+std::shared_ptr<LanguageModel> make_gpt2(const ModelShape& shape,
+                                         const torch::TensorOptions& options) {
+  return std::make_shared<gpt2::Gpt2>(shape, options);
 }
 
 }  // namespace tessera::models

@@ -1,12 +1,12 @@
-#include "tessera/config/json_keys.h"
+#include "tessera/models/json_keys.h"
 
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/config/values.h"
+#include "tessera/base/quoted.h"
 
-namespace tessera::config {
+namespace tessera::models {
 
 using Json = nlohmann::json;
 
@@ -89,4 +89,4 @@ void JsonKeys::wrong(const std::string& key, const std::string& expected) const 
   user_error("{}: {}: expected {}, got {}", where_, key, expected, shortened(at(key)));
 }
 
-}  // namespace tessera::config
+}  // namespace tessera::models

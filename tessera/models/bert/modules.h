@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tessera/config/bert_shape.h"
+#include "tessera/models/bert/shape.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::models {
@@ -11,7 +11,7 @@ namespace tessera::models {
 /// Self-attention and a feed-forward part, each normalised after its residual sum.
 class BertLayerImpl : public nn::Hookable {
  public:
-  BertLayerImpl(const config::BertShape& shape, const torch::TensorOptions& options);
+  BertLayerImpl(const BertShape& shape, const torch::TensorOptions& options);
   /// x [B, T, D]; visible bool [B, 1, 1, T] (undefined: all) -> [B, T, D]
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& visible);
 
@@ -26,7 +26,7 @@ using BertLayer = nn::Hooked<BertLayerImpl>;
 
 class Bert : public nn::Hookable {
  public:
-  explicit Bert(const config::BertShape& shape, const torch::TensorOptions& options = {});
+  explicit Bert(const BertShape& shape, const torch::TensorOptions& options = {});
 
   /// int64 ids, token_types and mask [B, T]; mask 0: padding, seen by no one; token_types and mask
   /// may be undefined (all 0, all 1). Logits [B, T, V] of the masked-LM head, [B, num_labels] of
@@ -34,7 +34,7 @@ class Bert : public nn::Hookable {
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& token_types = {},
                        const torch::Tensor& mask = {});
 
-  const config::BertShape& shape() const { return shape_; }
+  const BertShape& shape() const { return shape_; }
 
  private:
   void register_encoder(const torch::TensorOptions& options);
@@ -42,7 +42,7 @@ class Bert : public nn::Hookable {
   torch::Tensor hidden(const torch::Tensor& ids, const torch::Tensor& token_types,
                        const torch::Tensor& mask);
 
-  config::BertShape shape_;
+  BertShape shape_;
   nn::Embedding word_embeddings_, position_embeddings_, token_type_embeddings_;
   nn::LayerNorm embedding_norm_;
   std::vector<BertLayer> layers_;

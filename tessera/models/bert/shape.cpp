@@ -1,12 +1,12 @@
-#include "tessera/config/bert_shape.h"
+#include "tessera/models/bert/shape.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/config/json_keys.h"
+#include "tessera/models/json_keys.h"
 
-namespace tessera::config {
+namespace tessera::models {
 namespace {
 
 BertHead read_head(const JsonKeys& keys) {
@@ -55,4 +55,4 @@ BertShape read_bert_shape(const std::filesystem::path& config_json) {
   return shape;
 }
 
-}  // namespace tessera::config
+}  // namespace tessera::models

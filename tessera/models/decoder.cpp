@@ -1,0 +1,205 @@
+#include "tessera/models/decoder.h"
+
+#include <map>
+#include <tuple>
+
+#include "tessera/kernels/activation.h"
+
+namespace tessera::models {
+
+using torch::Tensor;
+using torch::TensorOptions;
+
+SelfAttentionImpl::SelfAttentionImpl(const ModelShape& shape, const SelfAttentionOptions& attention,
+                                     const TensorOptions& options)
+    : head_dim_(shape.head_dim),
+      rotates_(attention.rotates),
+      q_proj_(shape.dim, shape.num_heads * head_dim_, shape.qkv_bias, options),
+      k_proj_(shape.dim, shape.num_kv_heads * head_dim_, shape.qkv_bias, options),
+      v_proj_(shape.dim, shape.num_kv_heads * head_dim_, shape.qkv_bias, options),
+      o_proj_(shape.num_heads * head_dim_, shape.dim, shape.out_bias, options),
+      attention_(attention.attention) {
+  register_module("q_proj", q_proj_);
+  register_module("k_proj", k_proj_);
+  register_module("v_proj", v_proj_);
+  register_module("o_proj", o_proj_);
+  register_module("attention", attention_);
+  if (attention.norms == QkNorms::none) return;
+  q_norm_ = register_module("q_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
+  k_norm_ = register_module("k_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
+}
+
+Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const auto batch = x.size(0), seq_len = x.size(1);
+  // The number of heads is that of the weights here, which may be a part.
+  auto q = q_proj_(x).view({batch, seq_len, -1, head_dim_});
+  auto k = k_proj_(x).view({batch, seq_len, -1, head_dim_});
+  const auto v = v_proj_(x).view({batch, seq_len, -1, head_dim_});
+  if (q_norm_) q = q_norm_(q), k = k_norm_(k);
+  return o_proj_(rotates_ ? attention_(q, k, v, cos, sin) : attention_(q, k, v));
+}
+
+GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options)
+    : gate_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
+      up_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
+      down_proj_(shape.ffn_dim, shape.dim, shape.mlp_bias, options) {
+  register_module("gate_proj", gate_proj_);
+  register_module("up_proj", up_proj_);
+  register_module("down_proj", down_proj_);
+}
+
+Tensor GatedMlpImpl::forward(const Tensor& x) {
+  return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x)));
+}
+
+namespace {
+
+/// Each part behind a norm of its own.
+class PreNormBlock : public DecoderBlockImpl {
+ public:
+  PreNormBlock(const ModelShape& shape, const SelfAttentionOptions& attention,
+               const TensorOptions& options)
+      : self_attn_(shape, attention, options),
+        mlp_(shape, options),
+        input_layernorm_(shape.dim, shape.norm_eps, options),
+        post_attention_layernorm_(shape.dim, shape.norm_eps, options) {
+    register_module("self_attn", self_attn_);
+    register_module("mlp", mlp_);
+    register_module("input_layernorm", input_layernorm_);
+    register_module("post_attention_layernorm", post_attention_layernorm_);
+  }
+
+  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin) override {
+    const auto attended = x + self_attn_(input_layernorm_(x), cos, sin);
+    return attended + mlp_(post_attention_layernorm_(attended));
+  }
+
+ private:
+  SelfAttention self_attn_;
+  GatedMlp mlp_;
+  nn::RMSNorm input_layernorm_, post_attention_layernorm_;
+};
+
+}  // namespace
+
+std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
+                                                      const SelfAttentionOptions& attention,
+                                                      const TensorOptions& options) {
+  return std::make_shared<PreNormBlock>(shape, attention, options);
+}
+
+kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
+  static const std::map<RopeScalingType, kernels::RopeScalingType> kTypes{
+      {RopeScalingType::linear, kernels::RopeScalingType::linear},
+      {RopeScalingType::dynamic, kernels::RopeScalingType::dynamic},
+      {RopeScalingType::yarn, kernels::RopeScalingType::yarn},
+      {RopeScalingType::llama3, kernels::RopeScalingType::llama3}};
+  kernels::RotaryTablesOptions options{.theta = shape.rope_theta};
+  if (const auto& scaling = shape.rope_scaling) {
+    options.scaling = {.type = kTypes.at(scaling->type),
+                       .factor = scaling->factor,
+                       .original_max_seq_len = scaling->original_max_seq_len,
+                       .low_freq_factor = scaling->low_freq_factor,
+                       .high_freq_factor = scaling->high_freq_factor,
+                       .beta_fast = scaling->beta_fast,
+                       .beta_slow = scaling->beta_slow,
+                       .truncate = scaling->truncate,
+                       .attention_factor = scaling->attention_factor};
+  }
+  return options;
+}
+
+bool RotaryTables::reach(int64_t seq_len) const {
+  if (!cos_.defined() || cos_.size(0) < seq_len) return false;
+  const auto& scaling = options_.scaling;
+  const bool dynamic = scaling && scaling->type == kernels::RopeScalingType::dynamic;
+  return !dynamic || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
+}
+
+std::pair<Tensor, Tensor> RotaryTables::at(int64_t seq_len, const torch::Device& device) {
+  if (!reach(seq_len) || cos_.device() != device) {
+    std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, width_, options_);
+    cos_ = cos_.to(device), sin_ = sin_.to(device);
+  }
+  return {cos_.narrow(0, 0, seq_len), sin_.narrow(0, 0, seq_len)};
+}
+
+Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOptions& options)
+    : LanguageModel(shape),
+      tables_(std::move(parts.tables)),
+      table_of_(std::move(parts.table_of)),
+      norms_(parts.norms),
+      embed_tokens_(shape.vocab_size, shape.dim, options),
+      norm_(shape.dim, shape.norm_eps, options),
+      lm_head_(nullptr) {
+  auto model = register_module("model", std::make_shared<torch::nn::Module>());
+  model->register_module("embed_tokens", embed_tokens_);
+  auto list = model->register_module("layers", std::make_shared<torch::nn::Module>());
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    layers_.emplace_back(parts.make_block(i));
+    list->register_module(std::to_string(i), layers_.back());
+  }
+  model->register_module("norm", norm_);
+  if (shape.tie_embeddings) {
+    lm_head_ = nn::LanguageModelHead(embed_tokens_->weight);
+  } else {
+    lm_head_ = nn::LanguageModelHead(shape.dim, shape.vocab_size, options);
+  }
+  register_module("lm_head", lm_head_);
+}
+
+Tensor Decoder::embed(const Tensor& ids) { return embed_tokens_(ids); }
+
+Tensor Decoder::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t seq_len) {
+  for (int64_t i = begin; i < end; ++i) {
+    const auto [cos, sin] = tables_.at(table_of_(i)).at(seq_len, hidden.device());
+    hidden = layers_[i](std::move(hidden), cos, sin);
+  }
+  return hidden;
+}
+
+Tensor Decoder::head(const Tensor& hidden, const Tensor& targets, double scale) {
+  return lm_head_(norm_(hidden), targets, scale);
+}
+
+LanguageModel::Layout Decoder::layout() const {
+  return {.embedding = {"model.embed_tokens"},
+          .layers = numbered("model.layers.", shape().num_layers),
+          .head = {"model.norm", "lm_head"}};
+}
+
+nn::TensorPlan Decoder::tensor_plan() const {
+  using enum nn::TensorStyle;
+  const auto heads = shape().num_heads, kv_heads = shape().num_kv_heads;
+  nn::TensorPlan plan{{.pattern = "model.embed_tokens", .style = embedding},
+                      {.pattern = "model.layers.*_layernorm", .style = per_position},
+                      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true},
+                      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
+                      {.pattern = "model.layers.*.k_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.v_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads},
+                      {.pattern = "model.layers.*.mlp", .style = region, .enters = true},
+                      {.pattern = "model.layers.*.gate_proj", .style = column_wise},
+                      {.pattern = "model.layers.*.up_proj", .style = column_wise},
+                      {.pattern = "model.layers.*.down_proj", .style = row_wise},
+                      {.pattern = "model.norm", .style = per_position},
+                      {.pattern = "lm_head", .style = head, .enters = true}};
+  if (norms_ == QkNorms::each_head) {
+    plan.push_back({.pattern = "model.layers.*.self_attn.*_norm", .style = per_head});
+  }
+  return plan;
+}
+
+LanguageModel::Initial Decoder::initial(const std::string& parameter, int64_t dims,
+                                        double std) const {
+  if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
+  return dims == 1 ? Initial{.constant = true, .value = 1} : Initial{.value = std};
+}
+
+}  // namespace tessera::models

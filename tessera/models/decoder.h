@@ -1,0 +1,119 @@
+// The decoder that families build theirs of: token embedding, blocks of self-attention and a gated
+// feed-forward, a last norm and the head, under the names that Hugging Face gave Llama's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/kernels/rotary.h"
+#include "tessera/models/language_model.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera::models {
+
+/// RMS norms of queries and keys, before they are rotated.
+enum class QkNorms { none, each_head };
+
+struct SelfAttentionOptions {
+  kernels::AttentionOptions attention;
+  QkNorms norms = QkNorms::none;
+  bool rotates = true;  ///< false: without positions
+};
+
+/// Attention with separate projections and grouped queries.
+class SelfAttentionImpl : public nn::Hookable {
+ public:
+  SelfAttentionImpl(const ModelShape& shape, const SelfAttentionOptions& attention,
+                    const torch::TensorOptions& options);
+  /// x [B, T, D]; cos, sin [T, R] -> [B, T, D]
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
+
+ private:
+  int64_t head_dim_;
+  bool rotates_;
+  nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  nn::RMSNorm q_norm_{nullptr}, k_norm_{nullptr};
+  nn::Attention attention_;
+};
+using SelfAttention = nn::Hooked<SelfAttentionImpl>;
+
+/// SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, 2020).
+class GatedMlpImpl : public nn::Hookable {
+ public:
+  GatedMlpImpl(const ModelShape& shape, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+
+ private:
+  nn::Linear gate_proj_, up_proj_, down_proj_;
+};
+using GatedMlp = nn::Hooked<GatedMlpImpl>;
+
+/// A block of a family: how attention, feed-forward and norms follow each other. Its norms are
+/// named `.._layernorm`, its parts `self_attn` and `mlp`.
+class DecoderBlockImpl : public nn::Hookable {
+ public:
+  virtual torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos,
+                                const torch::Tensor& sin) = 0;
+};
+using DecoderBlock = nn::Hooked<DecoderBlockImpl>;
+
+/// A block whose parts stand behind a norm each, as Llama's: input_layernorm and
+/// post_attention_layernorm.
+std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
+                                                      const SelfAttentionOptions& attention,
+                                                      const torch::TensorOptions& options);
+
+/// Cosines and sines for positions 0, 1, ..; not state of the model. They grow to the longest
+/// sequence seen, or are made anew where its length changes them all (dynamic scaling).
+class RotaryTables {
+ public:
+  RotaryTables(int64_t width, kernels::RotaryTablesOptions options)
+      : width_(width), options_(std::move(options)) {}
+
+  /// cos and sin, each [seq_len, width].
+  std::pair<torch::Tensor, torch::Tensor> at(int64_t seq_len, const torch::Device& device);
+
+ private:
+  bool reach(int64_t seq_len) const;
+
+  int64_t width_;
+  kernels::RotaryTablesOptions options_;
+  torch::Tensor cos_, sin_;
+};
+
+/// Theta and scaling of the shape.
+kernels::RotaryTablesOptions rotary_options(const ModelShape& shape);
+
+/// What a family's decoder is made of.
+struct DecoderParts {
+  std::function<std::shared_ptr<DecoderBlockImpl>(int64_t layer)> make_block;
+  std::vector<RotaryTables> tables;
+  std::function<size_t(int64_t layer)> table_of = [](int64_t /*layer*/) { return size_t{0}; };
+  QkNorms norms = QkNorms::none;  ///< of its blocks
+};
+
+class Decoder : public LanguageModel {
+ public:
+  Decoder(const ModelShape& shape, DecoderParts parts, const torch::TensorOptions& options);
+  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
+                           int64_t seq_len) override;
+  torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
+                     double scale) override;
+  Layout layout() const override;
+  nn::TensorPlan tensor_plan() const override;
+  Initial initial(const std::string& parameter, int64_t dims, double std) const override;
+
+ private:
+  std::vector<RotaryTables> tables_;
+  std::function<size_t(int64_t)> table_of_;
+  QkNorms norms_;
+  nn::Embedding embed_tokens_;
+  std::vector<DecoderBlock> layers_;
+  nn::RMSNorm norm_;
+  nn::LanguageModelHead lm_head_;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,107 @@
+// What a family of models says of itself without a tensor: how it reads and writes config.json, which parameters it has, what they
+// cost, and how files name them. Each folder has one (families.def); nobody else asks which family a shape is of.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/models/json_keys.h"
+#include "tessera/models/shape.h"
+
+namespace tessera::models {
+
+/// What ranks of tensor parallelism have of a parameter, as nn/tensor_plan.h tells its module.
+enum class Division {
+  parts,         ///< each its part
+  key_heads,     ///< each its key heads; with fewer heads than ranks, several have the same one
+  per_position,  ///< all of it; gradients are summed where positions are divided
+  per_head       ///< all of it; gradients are summed
+};
+
+struct ParameterSpec {
+  std::string name;  ///< Hugging Face's; of a block: within it
+  std::vector<int64_t> shape;
+  Division division = Division::parts;
+
+  int64_t num_elements() const;
+};
+
+/// The parameters of a model, blocks being alike. The head's own table is there unless it is tied.
+struct ParameterSpecs {
+  std::vector<ParameterSpec> embedding, block, head;
+  std::string block_prefix;  ///< "model.layers.": block i's names begin with that, i and a point
+};
+
+/// Numbers per token: those in the dtype of computation, and those always in float32.
+struct Numbers {
+  double values = 0, floats = 0;
+};
+
+/// What a block keeps for each token; by a rank of tensor parallelism, of which the sizes are.
+struct ActivationNumbers {
+  Numbers kept;         ///< by autograd, without checkpointing, but for what enters
+  Numbers selective;    ///< inputs, results of products, output and log-sum-exp of attention
+  Numbers recomputed;   ///< from those, by the backward of a selective block, but for what enters
+  double products = 0;  ///< that what enters the feed-forward goes into
+  double deferred = 0;  ///< inputs of products, gradients of their results; but for what enters
+  double summed = 0;    ///< float32 numbers that ranks of tensor parallelism sum in a forward
+};
+
+/// A model_type of config.json that a family reads.
+struct HfType {
+  std::string name, architecture;
+  bool layers_had_rotary_tables = false;  ///< as buffers, in transformers up to 4.40
+};
+
+/// A stored tensor whose rows are those of several of our parameters, one after the other. Names
+/// are what follows a block's prefix.
+struct FusedRows {
+  std::string stored;
+  std::vector<std::string> parts;
+};
+
+struct FamilySpec {
+  std::string name;
+  std::vector<HfType> types;  ///< each read by `read`; what `type_of` gives is one of them
+
+  ModelShape (*read)(const JsonKeys& keys, const HfType& type);
+  std::string (*type_of)(
+      const ModelShape& shape);  ///< the model_type by which transformers builds it
+  /// config.json but for what all families write (hf_config.cpp).
+  void (*write)(const ModelShape& shape, nlohmann::ordered_json& config);
+  std::map<std::string, std::string> config_names;  ///< of fields of ModelShape that differ there
+
+  std::optional<ShapeProblem> (*problem)(const ModelShape& shape);  ///< beyond shape_problem's own
+  ParameterSpecs (*parameters)(const ModelShape& shape);
+  ActivationNumbers (*activations)(const ModelShape& part, int64_t position_ranks);
+  /// Keys that a query of the layer sees, itself included; none: all.
+  std::optional<int64_t> (*window)(const ModelShape& shape, int64_t layer);
+  int64_t (*rotary_width)(const ModelShape& shape);  ///< columns of all rotary tables; 0: none
+
+  bool learned_positions = false;  ///< a table of them, of max_seq_len rows
+  bool drops = false;              ///< takes ModelShape::dropout
+  bool ffn_follows_width = false;  ///< an ffn_dim of 4 dim stays that when dim is changed
+  bool tied_unless_said = false;   ///< what an absent tie_word_embeddings means
+  std::string optional_prefix;     ///< that stored names may lack ("transformer.")
+  std::vector<FusedRows> fused;    ///< stored tensors that are several parameters of a block
+  std::vector<std::pair<std::string, ModelShape>> presets;
+};
+
+const FamilySpec& spec_of(ModelFamily family);
+
+/// The family that reads this model_type; null if none does.
+const FamilySpec* find_spec(std::string_view model_type);
+
+/// Every model_type that is read, in the order of registration.
+std::vector<std::string> model_types();
+
+/// "a, b or c"
+std::string either_of(const std::vector<std::string>& names);
+
+}  // namespace tessera::models

@@ -1,0 +1,37 @@
+// Attention as a module: positions come from outside, and what computes it can be replaced.
+#pragma once
+
+#include <functional>
+
+#include "tessera/kernels/attention.h"
+#include "tessera/nn/hooked.h"
+
+namespace tessera::nn {
+
+/// Computes softmax attention of heads that are rotated already: q [B, T, H, D], k and v
+/// [B, S, KV, D] -> [B, T, H, D], contiguous.
+using AttentionCore =
+    std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k,
+                                const torch::Tensor& v, const kernels::AttentionOptions& options)>;
+
+/// What stands between the projections of a self-attention layer; without parameters. Who divides
+/// sequences over ranks puts another core in the place of kernels::attention, which sees the keys
+/// that it is given alone.
+class AttentionImpl : public Hookable {
+ public:
+  explicit AttentionImpl(kernels::AttentionOptions options = {});
+
+  /// q [B, T, H, D], k and v [B, S, KV, D] -> [B, T, H D]. cos, sin [T, R] float32 are those of
+  /// these tokens' positions (kernels/rotary.h): the first R of D columns of q and k are rotated.
+  /// Undefined: none.
+  torch::Tensor forward(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                        const torch::Tensor& cos = {}, const torch::Tensor& sin = {});
+
+  AttentionCore core = kernels::attention;
+
+ private:
+  kernels::AttentionOptions options_;
+};
+using Attention = Hooked<AttentionImpl>;
+
+}  // namespace tessera::nn

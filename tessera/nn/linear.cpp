@@ -1,0 +1,56 @@
+#include "tessera/nn/linear.h"
+
+#include "tessera/kernels/autocast.h"
+
+namespace tessera::nn {
+namespace {
+
+class DenseWeight : public LinearWeight {
+ public:
+  explicit DenseWeight(WeightLayout layout) : layout_(layout) {}
+
+  torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const override {
+    const auto& weight = layer.weight;
+    if (layout_ == WeightLayout::in_out) {
+      return kernels::linear_in_out(x, weight, layer.bias, layer.over_ranks);
+    }
+    TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type() || kernels::is_autocast(weight),
+                      "Linear: expected an input of ", weight.scalar_type(), " as its weight, got ",
+                      x.scalar_type(),
+                      "; cast it, or let MixedPrecisionPolicy::cast_constant_inputs do that");
+    return kernels::linear(x, weight, layer.bias, layer.over_ranks);
+  }
+
+  std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {
+    const bool out_first = layout_ == WeightLayout::out_in;
+    return {{"weight", layer.weight, out_first ? 0 : 1, out_first ? 1 : 0}};
+  }
+
+ private:
+  WeightLayout layout_;
+};
+
+}  // namespace
+
+LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
+                       const torch::TensorOptions& options, WeightLayout layout) {
+  const auto sizes = layout == WeightLayout::out_in ? std::vector{out_features, in_features}
+                                                    : std::vector{in_features, out_features};
+  weight = register_parameter("weight", torch::empty(sizes, options));
+  if (with_bias) bias = register_parameter("bias", torch::empty({out_features}, options));
+  kept_ = std::make_shared<DenseWeight>(layout);
+}
+
+torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return kept_->multiply(*this, x); }
+
+std::vector<LinearParameter> LinearImpl::linear_parameters() const {
+  auto parameters = kept_->parameters(*this);
+  if (bias.defined()) parameters.push_back({.name = "bias", .values = bias, .out_dim = 0});
+  return parameters;
+}
+
+Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,
+                       const torch::TensorOptions& options)
+    : LinearImpl(in_features, out_features, true, options, WeightLayout::in_out) {}
+
+}  // namespace tessera::nn

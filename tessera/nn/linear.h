@@ -1,0 +1,64 @@
+// Linear layers, and what is behind their weight. Parameters are uninitialised: fill them with
+// `initialise` (nn/initialise.h) or from a checkpoint.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/kernels/linear.h"
+#include "tessera/nn/hooked.h"
+
+namespace tessera::nn {
+
+/// One parameter of a linear layer, and which of its dimensions are features of the layer's output
+/// and input; -1: none.
+struct LinearParameter {
+  std::string name;  ///< within the layer
+  torch::Tensor values;
+  int64_t out_dim = -1, in_dim = -1;
+};
+
+class LinearImpl;
+
+/// How a linear layer keeps its weight: as one dense matrix, the layer's `weight`, or as something
+/// else that it multiplies by. Tensor parallelism divides the parameters along the dimensions that
+/// they name.
+class LinearWeight {
+ public:
+  virtual ~LinearWeight() = default;
+
+  /// x [.., in] -> [.., out], with the layer's bias and over_ranks.
+  virtual torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const = 0;
+  virtual std::vector<LinearParameter> parameters(const LinearImpl& layer) const = 0;
+};
+
+/// In which order a dense matrix is stored.
+enum class WeightLayout { out_in, in_out };
+
+/// y = x W^T + b with weight [out, in] and bias [out].
+class LinearImpl : public Hookable {
+ public:
+  LinearImpl(int64_t in_features, int64_t out_features, bool with_bias = false,
+             const torch::TensorOptions& options = {}, WeightLayout layout = WeightLayout::out_in);
+  torch::Tensor forward(const torch::Tensor& x);  ///< [.., in] -> [.., out]
+
+  /// Its parameters, bias included.
+  std::vector<LinearParameter> linear_parameters() const;
+
+  torch::Tensor weight, bias;               ///< bias undefined without one
+  kernels::ProductOverRanksPtr over_ranks;  ///< where `in` is divided over ranks
+
+ private:
+  std::shared_ptr<const LinearWeight> kept_;
+};
+using Linear = Hooked<LinearImpl>;
+
+/// GPT-2's linear layer: weight [in, out] as in its checkpoints, bias [out].
+class Conv1DImpl : public LinearImpl {
+ public:
+  Conv1DImpl(int64_t in_features, int64_t out_features, const torch::TensorOptions& options = {});
+};
+using Conv1D = Hooked<Conv1DImpl>;
+
+}  // namespace tessera::nn
