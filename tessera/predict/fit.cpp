@@ -13,6 +13,7 @@ namespace {
 
 using config::RunConfig;
 using memory::CheckpointMode;
+using models::ModelShape;
 using parallel::Placement;
 
 RankNeeds needs_of(const RunConfig& config, const plan::RankPlan& rank, const Device& device) {
