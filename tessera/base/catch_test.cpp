@@ -21,7 +21,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
       "train/accelerator_state.cpp", "train/checkpointing.cpp", "train/save_state.cpp"}},
     {"an error gets what only the caller knows: rank, axis, unit, action, key",
      {"comm/exchange.cpp", "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp",
-      "comm/store.cpp", "estimate/pipeline_plan.cpp", "parallel/data/unit.cpp",
+      "comm/store.cpp", "plan/pipeline.cpp", "parallel/data/unit.cpp",
       "parallel/pipeline/pipeline.cpp"}},
     {"an error is carried to another thread, through C, or to the other ranks",
      {"checkpoint/agree.cpp", "comm/queue.cpp", "hub/http.cpp", "hub/snapshot.cpp"}},

@@ -216,12 +216,12 @@ MeshProblem misfit(std::span<const AxisSize, 4> axes, const int64_t* open, int64
   const auto [pp, dp_replicate, dp_shard, tp] =
       std::array{axes[0].size, axes[1].size, axes[2].size, axes[3].size};
   const int64_t below = num_ranks / product * product;
-  return {tp > 1 ? "parallel.tp" : "parallel.dp_shard",
-          fmt::format("{}dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; "
-                      "start {}{}, or change a size",
-                      pp > 1 ? fmt::format("pp {} x ", pp) : "", dp_replicate, dp_shard, tp,
-                      product, num_ranks, below > 0 ? fmt::format("{} or ", below) : "",
-                      below + product)};
+  return {
+      tp > 1 ? "parallel.tp" : "parallel.dp_shard",
+      fmt::format("{}dp_replicate {} x dp_shard {} x tp {} make {} ranks but the run has {}; "
+                  "start {}{}, or change a size",
+                  pp > 1 ? fmt::format("pp {} x ", pp) : "", dp_replicate, dp_shard, tp, product,
+                  num_ranks, below > 0 ? fmt::format("{} or ", below) : "", below + product)};
 }
 
 }  // namespace
@@ -244,9 +244,9 @@ std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& par
                : dp_replicate == -1        ? dp_replicate
                                            : tp;
   const AxisSize axes[] = {{"parallel.pp", pp},
-                       {"parallel.dp_replicate", dp_replicate},
-                       {"parallel.dp_shard", dp_shard},
-                       {"parallel.tp", tp}};
+                           {"parallel.dp_replicate", dp_replicate},
+                           {"parallel.dp_shard", dp_shard},
+                           {"parallel.tp", tp}};
   const bool open = rest == -1;
   int64_t others = 1;
   for (const auto& [key, size] : axes) {

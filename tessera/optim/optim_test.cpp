@@ -92,12 +92,12 @@ torch::Tensor recorded_parameter(const nlohmann::json& from) {
 TEST(Muon, EqualsTorch) {
   for (const auto& from : recorded_cases("muon")) {
     const auto shape = from.at("shape").get<std::vector<int64_t>>();
-    OptimizerOptions options{.type = OptimizerType::muon,
-                             .muon_momentum = from.at("momentum"),
-                             .muon_nesterov = from.at("nesterov"),
-                             .muon_steps = from.at("steps"),
-                             .muon_scale = *value_named<MuonScale>(
-                                 from.at("scale").get<std::string>())};
+    OptimizerOptions options{
+        .type = OptimizerType::muon,
+        .muon_momentum = from.at("momentum"),
+        .muon_nesterov = from.at("nesterov"),
+        .muon_steps = from.at("steps"),
+        .muon_scale = *value_named<MuonScale>(from.at("scale").get<std::string>())};
     options.orthogonalise = [&](const std::vector<torch::Tensor>& directions) {
       return std::vector{orthogonalised(directions[0].view(shape), options).reshape({-1})};
     };
@@ -120,8 +120,8 @@ TEST(Muon, EqualsTorch) {
 TEST(Muon, SingularValuesEndNearOne) {
   torch::manual_seed(3);
   for (const auto& [rows, columns] : {std::pair{40, 64}, {64, 40}, {50, 50}}) {
-    const auto values =
-        std::get<1>(torch::svd(newton_schulz(torch::randn({rows, columns}), 5).to(torch::kFloat32)));
+    const auto values = std::get<1>(
+        torch::svd(newton_schulz(torch::randn({rows, columns}), 5).to(torch::kFloat32)));
     EXPECT_LT(values.max().item<double>(), 1.3);
     EXPECT_GT(values.min().item<double>(), rows == columns ? 0.0 : 0.5);
   }

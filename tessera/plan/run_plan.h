@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/models/shape.h"
 #include "tessera/config/run_config.h"
+#include "tessera/models/shape.h"
 #include "tessera/plan/pipeline.h"
 #include "tessera/plan/rank_part.h"
 #include "tessera/plan/units.h"

@@ -54,8 +54,8 @@ std::vector<Sized> sized_units(const RankPart& part) {
   const int64_t last_norm = num_elements(parameters.head, Division::per_position);
   const int64_t embedding = num_elements(parameters.embedding);
   const int64_t block = num_elements(parameters.block), summed = summed_in_block(part, parameters);
-  const int64_t matrices = count_elements(parameters.block,
-                                          [](const auto& spec) { return spec.shape.size() == 2; });
+  const int64_t matrices =
+      count_elements(parameters.block, [](const auto& spec) { return spec.shape.size() == 2; });
   const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();

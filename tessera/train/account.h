@@ -1,5 +1,5 @@
 // What a rank's memory holds and what it sends: what the formulas predict, beside what was measured
-// (tessera/estimate/, docs/estimates.md).
+// (tessera/predict/, docs/estimates.md).
 #pragma once
 
 #include <vector>
