@@ -85,7 +85,7 @@ class Bench {
     for (const std::string verify : {"off", "sizes", "full"}) {
       measured.add("save, verify " + verify, save({.verify = verify})["seconds"]);
     }
-    const auto async = save({.async = true, .verify = checkpoint::Verify::off});
+    const auto async = save({.async = true, .verify = "off"});
     measured.add("save async: stall", async["stall_seconds"]);
     measured.add("  plain copy of the same", async["copy_seconds"]);
     measured.add("  until complete", async["seconds"]);
@@ -93,7 +93,7 @@ class Bench {
       measured.add(fmt::format("load by {}", ranks), load(ranks));
     }
     for (const int writers : {1, 3}) {
-      save({.verify = checkpoint::Verify::off}, writers);
+      save({.verify = "off"}, writers);
       measured.add(fmt::format("load by 2, written by {}", writers), load(2));
     }
     dd_reads(measured);

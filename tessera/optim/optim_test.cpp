@@ -189,10 +189,15 @@ TEST(Bfloat16, TheSameBitsHoweverASliceIsDivided) {
   for (const auto type : {OptimizerType::adamw, OptimizerType::sgd}) {
     const OptimizerOptions options{.type = type, .stochastic_rounding = true, .seed = 1};
     const auto whole = start.clone(), parts = start.clone();
-    Optimizer one({{whole, gradient.clone(), 0.1, 70}}, options);
+    Optimizer one({{.parameter = whole,
+                    .gradient = gradient.clone(),
+                    .weight_decay = 0.1,
+                    .first_position = 70}}, options);
     const auto part = [&](int64_t begin, int64_t end) {
-      return Slice{parts.slice(0, begin, end), gradient.clone().slice(0, begin, end), 0.1,
-                   70 + begin};
+      return Slice{.parameter = parts.slice(0, begin, end),
+                   .gradient = gradient.clone().slice(0, begin, end),
+                   .weight_decay = 0.1,
+                   .first_position = 70 + begin};
     };
     Optimizer three({part(0, 1001), part(1001, 1002), part(1002, kSize)}, options);
     for (int i = 0; i < 3; ++i) one.step(1e-2), three.step(1e-2);

@@ -1,6 +1,5 @@
 #include "tessera/train/accelerator.h"
 
-#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +7,8 @@
 #include <new>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/tensors.h"
 
 namespace tessera {
 
@@ -29,46 +30,53 @@ std::string Accelerator::mixed_precision() const {
   return compute == FloatType::fp32 ? "no" : std::string(text_of(compute));
 }
 
-std::string Accelerator::distributed_type() const {
-  return core_->settings().text("distributed_type");
-}
-
 void Accelerator::main_process_first(const std::function<void()>& work) const {
   if (is_main_process()) work();
   wait_for_everyone();
   if (!is_main_process()) work();
 }
 
-torch::Tensor Accelerator::gather_for_metrics(const torch::Tensor& tensor) const {
-  auto all = gather(tensor);
+void Accelerator::local_main_process_first(const std::function<void()>& work) const {
+  if (is_local_main_process()) work();
+  wait_for_everyone();
+  if (!is_local_main_process()) work();
+}
+
+torch::Tensor Accelerator::cut(const torch::Tensor& all) const {
   const auto pass = core_->pass();
-  const auto remainder = pass && pass->at_end ? pass->remainder : 0;
+  const auto remainder = pass && pass->at_end && num_processes() > 1 ? pass->remainder : 0;
   return remainder > 0 && remainder < all.size(0) ? all.slice(0, 0, remainder) : all;
 }
 
-torch::Tensor Accelerator::reduce(const torch::Tensor& tensor, const std::string& reduction) const {
-  TORCH_CHECK_VALUE(reduction == "sum" || reduction == "mean", "reduce: expected sum or mean, got ",
-                    reduction);
-  const torch::NoGradGuard no_grad;
-  auto result = tensor.detach().clone().contiguous();
-  core_->axis().all_reduce(result, comm::ReduceOp::sum).wait();
-  return reduction == "sum" ? result : result / num_processes();
-}
-
-torch::Tensor Accelerator::pad_across_processes(const torch::Tensor& tensor, int64_t dim,
-                                                double pad_index, bool pad_first) const {
-  TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), "pad_across_processes: dimension ",
-                    dim, " of a tensor with ", tensor.dim());
-  int64_t longest = 0;
-  for (const auto& text : core_->axis().all_gather_bytes(std::to_string(tensor.size(dim)))) {
-    longest = std::max<int64_t>(longest, std::stoll(text));
+void Accelerator::save_weights(const torch::OrderedDict<std::string, torch::Tensor>& state,
+                               const std::filesystem::path& folder, int64_t max_shard_bytes) const {
+  if (is_main_process()) {
+    std::filesystem::create_directories(folder);
+    std::vector<std::map<std::string, torch::Tensor>> shards(1);
+    int64_t used = 0, total = 0;
+    for (const auto& item : state) {
+      const auto num_bytes = static_cast<int64_t>(item.value().nbytes());
+      if (used + num_bytes > max_shard_bytes && !shards.back().empty()) {
+        shards.emplace_back();
+        used = 0;
+      }
+      used += num_bytes, total += num_bytes;
+      shards.back()[item.key()] = item.value();
+    }
+    nlohmann::json places;
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const auto name = shards.size() == 1
+                            ? "model.safetensors"
+                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      checkpoint::save_safetensors(folder / name, shards[i], {{"format", "pt"}});
+      for (const auto& [tensor, value] : shards[i]) places[tensor] = name;
+    }
+    if (shards.size() > 1) {
+      const nlohmann::json index{{"metadata", {{"total_size", total}}}, {"weight_map", places}};
+      write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+    }
   }
-  const auto missing = longest - tensor.size(dim);
-  if (missing == 0) return tensor;
-  auto sizes = tensor.sizes().vec();
-  sizes[static_cast<size_t>(dim < 0 ? dim + tensor.dim() : dim)] = missing;
-  const auto padding = at::full(sizes, pad_index, tensor.options());
-  return pad_first ? at::cat({padding, tensor}, dim) : at::cat({tensor, padding}, dim);
+  wait_for_everyone();
 }
 
 bool Accelerator::check_trigger() {

@@ -17,6 +17,8 @@
 
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
+#include <torch/serialize.h>
 
 #include <concepts>
 #include <filesystem>
@@ -33,6 +35,8 @@
 #include "tessera/report/sink.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/prepared.h"
+#include "tessera/train/prepared_loader.h"
+#include "tessera/train/profile.h"
 
 namespace tessera {
 
@@ -58,7 +62,7 @@ class Accelerator {
   torch::Device device() const { return core_->mesh().device(); }
   std::string mixed_precision() const;  ///< "no", "fp16", "bf16"
   /// "NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED" (ZeRO-1, ZeRO-2) or "FSDP".
-  std::string distributed_type() const;
+  std::string distributed_type() const { return core_->distributed_type(); }
   const config::RunConfig& config() const { return core_->config(); }  ///< as translated
   const mesh::DeviceMesh& mesh() const { return core_->mesh(); }
 
@@ -71,30 +75,47 @@ class Accelerator {
     if (is_main_process()) fmt::print("{}\n", fmt::format(format, std::forward<Args>(args)...));
   }
 
-  /// Runs `work` on the main process first, then on all others (downloads, caches).
+  /// Runs `work` on the main process first, then on all others (downloads, caches); local: on each
+  /// machine's main process first.
   void main_process_first(const std::function<void()>& work) const;
+  void local_main_process_first(const std::function<void()>& work) const;
+
+  /// `function` that does nothing on other processes.
+  template <typename Function>
+  auto on_main_process(Function function) const {
+    return only_if(is_main_process(), std::move(function));
+  }
+  template <typename Function>
+  auto on_local_main_process(Function function) const {
+    return only_if(is_local_main_process(), std::move(function));
+  }
+  template <typename Function>
+  auto on_last_process(Function function) const {
+    return only_if(is_last_process(), std::move(function));
+  }
 
   // ---- preparing ----
 
   /// Makes data loaders, models, optimizers and schedulers, in any order and number, ready for this
   /// run; returns what takes their places, in the order given (one alone: not as a tuple). They are
-  /// held by reference and must live as long.
+  /// held by reference and must live as long; temporaries are kept until free_memory().
   /// - models: holders of nn::Hooked, TORCH_MODULE or shared_ptr. On this run's device; their
   ///   parameters become views. Units: the classes of fsdp_transformer_layer_cls_to_wrap, a minimal
   ///   size, or the whole model; a model that is not nn::Hookable is one unit.
-  /// - optimizers: any of torch::optim, over parameters of models prepared in the same call or
-  ///   before, in any groups; each model belongs to one optimizer.
+  /// - optimizers: Adam, AdamW, SGD, RMSprop or Adagrad over parameters of models prepared in the
+  ///   same call or before, in any groups; under DDP LBFGS and any other, too. Several may share a
+  ///   model. What none has is not updated.
   /// - loaders: torch::data::make_data_loader's; batches see batch_rows.h.
-  /// - schedulers: whatever has step(). ValueError for what cannot be.
+  /// - schedulers: lr_scheduler::LRScheduler, LibTorch's, or whatever has step(). Saved: what
+  ///   state_dict() gives, or without it the number of steps, which load_state() takes again.
+  /// ValueError for what cannot be.
   template <typename... Objects>
-  auto prepare(Objects&... objects) {
-    (prepare_model(objects), ...);
-    if constexpr (sizeof...(objects) == 1) {
-      return prepared(objects...);
-    } else {
-      return std::tuple{prepared(objects)...};
-    }
+  auto prepare(Objects&&... objects) {
+    return prepare_kept(kept(std::forward<Objects>(objects))...);
   }
+
+  /// Forgets what was prepared, so that other objects can be.
+  void free_memory() { core_->free_memory(), kept_.clear(); }
 
   /// The loader without its first `num_batches` batches of this rank, once: to go on inside an
   /// epoch.
@@ -105,7 +126,7 @@ class Accelerator {
 
   /// The module inside a prepared model.
   template <typename Impl>
-  std::shared_ptr<Impl> unwrap(const PreparedModel<Impl>& model) const {
+  std::shared_ptr<Impl> unwrap_model(const PreparedModel<Impl>& model) const {
     return model.module();
   }
 
@@ -124,6 +145,8 @@ class Accelerator {
     return AccumulationScope(*core_);
   }
   bool sync_gradients() const { return core_->sync_gradients(); }
+  int64_t gradient_accumulation_steps() const { return core_->accumulation_steps(); }
+  void set_gradient_accumulation_steps(int64_t steps) { core_->set_accumulation_steps(steps); }
 
   /// While it lives, backward only accumulates.
   template <typename... Models>
@@ -131,8 +154,24 @@ class Accelerator {
     return NoSyncScope(*core_);
   }
 
-  /// Scales gradients down to `max_norm`; their norm before. Does nothing (0) between updates.
-  double clip_grad_norm(double max_norm) { return core_->clip_grad_norm(max_norm); }
+  /// While it lives, processes may have other numbers of batches (even_batches = false): gradients
+  /// are sums over those that have one, divided by all. Under DDP.
+  template <typename... Models>
+  [[nodiscard]] JoinScope join_uneven_inputs(const Models&...) {
+    return JoinScope(*core_);
+  }
+
+  /// Scales the gradients of these parameters of prepared models (`model->parameters()`) down to
+  /// `max_norm`; gives their norm before. Between updates: this process's own gradients under DDP;
+  /// under FSDP and DeepSpeed nothing (0). Collective at an update.
+  double clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
+                         double norm_type = 2) {
+    return core_->clip_grad_norm(parameters, max_norm, norm_type);
+  }
+  /// Cuts each element to -clip_value .. clip_value. ValueError: FSDP, DeepSpeed.
+  void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value) {
+    core_->clip_grad_value(parameters, clip_value);
+  }
 
   /// While it lives, operators run in the dtype of mixed_precision, where that is by autocast;
   /// models do so on their own.
@@ -140,18 +179,48 @@ class Accelerator {
 
   // ---- exchange among the processes ----
 
-  /// Every process's rows, in order [sum of n_r, ..]; scalars: [processes].
-  torch::Tensor gather(const torch::Tensor& tensor) const { return core_->gather(tensor); }
+  // Of a tensor, or of all tensors in a pair, tuple, vector, map or struct (nn/tensors_in.h).
+
+  /// Every process's rows, in order [sum of n_r, ..]; scalars: [processes]. Alone: as they are.
+  template <typename Value>
+  Value gather(Value value) const {
+    return each_tensor(std::move(value), [&](const auto& tensor) { return core_->gather(tensor); });
+  }
 
   /// The same without what was repeated to fill the last batch of a loader.
-  torch::Tensor gather_for_metrics(const torch::Tensor& tensor) const;
+  template <typename Value>
+  Value gather_for_metrics(Value value) const {
+    return each_tensor(gather(std::move(value)), [&](const auto& all) { return cut(all); });
+  }
 
-  /// "sum" or "mean" over the processes.
-  torch::Tensor reduce(const torch::Tensor& tensor, const std::string& reduction = "sum") const;
+  /// The processes' lists of anything that JSON can hold, one after the other.
+  template <typename T>
+  std::vector<T> gather_object(const std::vector<T>& objects) const {
+    std::vector<T> all;
+    for (const auto& text : core_->axis().all_gather_bytes(nlohmann::json(objects).dump())) {
+      for (auto& object : nlohmann::json::parse(text).get<std::vector<T>>()) {
+        all.push_back(std::move(object));
+      }
+    }
+    return all;
+  }
 
-  /// Dimension `dim` brought to the largest size of any process with `pad_index`.
-  torch::Tensor pad_across_processes(const torch::Tensor& tensor, int64_t dim = 0,
-                                     double pad_index = 0, bool pad_first = false) const;
+  /// "sum", "mean" or "max" over the processes ("none": a sum, too). A mean of integers is a float.
+  template <typename Value>
+  Value reduce(Value value, const std::string& reduction = "sum") const {
+    return each_tensor(std::move(value),
+                       [&](const auto& tensor) { return core_->reduce(tensor, reduction); });
+  }
+
+  /// Dimension `dim` brought to the largest size of any process with `pad_index`; a tensor without
+  /// it stays.
+  template <typename Value>
+  Value pad_across_processes(Value value, int64_t dim = 0, double pad_index = 0,
+                             bool pad_first = false) const {
+    return each_tensor(std::move(value), [&](const auto& tensor) {
+      return core_->pad(tensor, dim, pad_index, pad_first);
+    });
+  }
 
   /// This process's part of a list or of a tensor's rows, the first ones one longer.
   /// apply_padding: the last element repeated, so that all are equal in length.
@@ -180,6 +249,41 @@ class Accelerator {
   /// have written it. Collective. UserError: another model's, damage, none.
   void load_state(const std::filesystem::path& directory) { core_->load_state(directory); }
 
+  /// The same with automatic_checkpoint_naming.
+  void save_state() { core_->save_state(); }
+  void load_state() { core_->load_state(); }
+
+  /// Objects with state_dict() and load_state_dict(), in JSON, are saved (rank 0's), too.
+  template <HasStateDict... Objects>
+  void register_for_checkpointing(Objects&... objects) {
+    (core_->register_for_checkpointing(record_of(objects)), ...);
+  }
+
+  /// The whole model's parameters and buffers, on the CPU. Collective.
+  template <typename Impl>
+  torch::OrderedDict<std::string, torch::Tensor> get_state_dict(
+      const PreparedModel<Impl>& model) const {
+    torch::OrderedDict<std::string, torch::Tensor> state;
+    for (auto& [name, value] : core_->state_dict(*model.record())) {
+      state.insert(name, std::move(value));
+    }
+    return state;
+  }
+
+  /// Writes the model's weights as model.safetensors below `folder`, or above max_shard_bytes as
+  /// several files with an index, as transformers reads them. Collective.
+  template <typename Impl>
+  void save_model(const PreparedModel<Impl>& model, const std::filesystem::path& folder,
+                  int64_t max_shard_bytes = 10'000'000'000) const {
+    save_weights(get_state_dict(model), folder, max_shard_bytes);
+  }
+
+  /// torch::save on the main process alone.
+  template <typename Object>
+  void save(const Object& object, const std::filesystem::path& file) const {
+    if (is_main_process()) torch::save(object, file.string());
+  }
+
   // ---- trackers ----
 
   /// Opens what log_with names in `run_dir`, on the main process. UserError: another name.
@@ -188,7 +292,53 @@ class Accelerator {
   void log(const std::map<std::string, double>& values, int64_t step);
   void end_training();
 
+  /// Records what operators take until its end, or stop().
+  [[nodiscard]] std::unique_ptr<Profile> profile(const ProfileOptions& options = {}) const {
+    return std::make_unique<Profile>(options, process_index());
+  }
+
+  AcceleratorCore& core() const { return *core_; }  ///< for LocalSGD
+
  private:
+  template <typename Function>
+  static auto only_if(bool here, Function function) {
+    return [here, function = std::move(function)](auto&&... args) {
+      if (here) function(std::forward<decltype(args)>(args)...);
+    };
+  }
+
+  template <typename Value, typename F>
+  static Value each_tensor(Value value, const F& f) {
+    static_assert(nn::kTensorsAreSeen<Value>, "expected tensors in a value of tensors_in.h");
+    nn::visit_tensors(value, [&](torch::Tensor& tensor) { tensor = f(tensor); });
+    return value;
+  }
+
+  torch::Tensor cut(const torch::Tensor& all) const;
+  void save_weights(const torch::OrderedDict<std::string, torch::Tensor>& state,
+                    const std::filesystem::path& folder, int64_t max_shard_bytes) const;
+
+  template <typename Object>
+  Object& kept(Object& object) {
+    return object;
+  }
+  template <typename Object>
+  std::enable_if_t<!std::is_lvalue_reference_v<Object>, Object&> kept(Object&& object) {
+    auto owner = std::make_shared<Object>(std::forward<Object>(object));
+    kept_.push_back(owner);
+    return *owner;
+  }
+
+  template <typename... Objects>
+  auto prepare_kept(Objects&... objects) {
+    (prepare_model(objects), ...);
+    if constexpr (sizeof...(objects) == 1) {
+      return prepared(objects...);
+    } else {
+      return std::tuple{prepared(objects)...};
+    }
+  }
+
   template <typename Object>
   void prepare_model(Object& object) {
     if constexpr (ModelHolder<Object>) {
@@ -207,17 +357,13 @@ class Accelerator {
   auto prepared(Object& object) {
     if constexpr (ModelHolder<Object>) {
       using Prepared = PreparedModel<ModuleOf<Object>>;
-      return Prepared(
-          core_, std::dynamic_pointer_cast<typename Prepared::Root>(core_->root_of(*object.get())));
+      return Prepared(core_, core_->model_of(*object.get()));
     } else if constexpr (std::derived_from<Object, torch::optim::Optimizer>) {
       return PreparedOptimizer(core_, core_->add_optimizer(object));
     } else if constexpr (LoaderHolder<Object>) {
       auto& loader = loader_of(object);
       return PreparedLoader<std::remove_reference_t<decltype(loader)>>(core_, loader);
     } else {
-      if constexpr (std::derived_from<Object, torch::optim::LRScheduler>) {
-        core_->add_scheduler(SchedulerAccess::record(object));
-      }
       return PreparedScheduler<Object>(core_, object);
     }
   }
@@ -233,6 +379,7 @@ class Accelerator {
 
   std::shared_ptr<AcceleratorCore> core_;
   std::vector<std::shared_ptr<report::Sink>> trackers_;
+  std::vector<std::shared_ptr<void>> kept_;
   bool trigger_ = false;
 };
 

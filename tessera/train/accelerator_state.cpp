@@ -1,9 +1,11 @@
 // Saves and loads what an Accelerator prepared.
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
+#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -12,6 +14,7 @@
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/save_state.h"
+#include "tessera/train/torch_states.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -19,31 +22,58 @@ namespace {
 
 using nlohmann::json;
 
-/// The place of this rank's CPU generator, as text.
-std::string generator_state() {
-  const auto state = at::detail::getDefaultCPUGenerator().get_state();
-  const auto* bytes = state.const_data_ptr<uint8_t>();
+std::string as_text(std::string_view bytes) {
   std::string text;
-  for (int64_t i = 0; i < state.numel(); ++i) text += fmt::format("{:02x}", bytes[i]);
+  for (const char c : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(c));
   return text;
 }
 
-void set_generator_state(const std::string& text) {
-  auto state = torch::empty({std::ssize(text) / 2}, torch::kUInt8);
-  auto* bytes = state.mutable_data_ptr<uint8_t>();
-  for (size_t i = 0; 2 * i + 1 < text.size(); ++i) {
-    bytes[i] = static_cast<uint8_t>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+std::string from_text(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
   }
-  auto generator = at::detail::getDefaultCPUGenerator();
-  generator.set_state(state);
+  return bytes;
+}
+
+/// The state of a generator as text, and back.
+std::string as_text(const torch::Tensor& state) {
+  const auto bytes = state.contiguous();
+  return as_text(std::string_view(static_cast<const char*>(bytes.const_data_ptr()),
+                                  static_cast<size_t>(bytes.numel())));
+}
+
+torch::Tensor generator_from(const std::string& text) {
+  const auto bytes = from_text(text);
+  auto state = torch::empty({std::ssize(bytes)}, torch::kUInt8);
+  std::ranges::copy(bytes, static_cast<char*>(state.mutable_data_ptr()));
+  return state;
+}
+
+/// All that an optimizer of another kind writes of itself (LBFGS, the user's own).
+std::string archived(const torch::optim::Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream bytes;
+  archive.save_to(bytes);
+  return as_text(bytes.str());
+}
+
+void restore(torch::optim::Optimizer& optimizer, const std::string& text) {
+  std::istringstream bytes(from_text(text));
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes);
+  optimizer.load(archive);
 }
 
 }  // namespace
 
 train::SavedModel AcceleratorCore::saved(size_t index) const {
-  const auto& model = models_[index];
+  const auto& model = *models_[index];
+  std::vector<torch::optim::Optimizer*> optimizers;
+  for (const auto* record : model.optimizers) optimizers.push_back(record->base);
   return {.model = &model.parallel,
-          .optimizer = model.optimizer == nullptr ? nullptr : model.optimizer->base,
+          .optimizers = std::move(optimizers),
           .named = [wrapped = model.wrapped, index](std::string name) {
             if (wrapped) name.erase(0, std::string_view("module.").size());
             return index == 0 ? name : fmt::format("model_{}.{}", index, name);
@@ -64,17 +94,50 @@ std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states, bool 
   return held;
 }
 
-json AcceleratorCore::counts() const {
-  json optimizers = json::array(), schedulers = json::array();
-  for (const auto& record : optimizers_) {
-    optimizers.push_back(train::counts_of(*record->base, saved(*record), axis_));
+json AcceleratorCore::loaders_state() const {
+  json loaders = json::array();
+  for (const auto& record : loaders_) {
+    const auto pass = record->pass.lock();
+    const bool inside = pass && !pass->at_end;
+    loaders.push_back(
+        inside ? json{{"position", pass->position}, {"generator", as_text(pass->generator)}}
+               : json());
   }
-  for (const auto& scheduler : schedulers_) schedulers.push_back(scheduler.count());
+  return loaders;
+}
+
+void AcceleratorCore::load_loaders(const json& state) {
+  const auto& loaders = state.at("loaders");
+  const int64_t ranks = std::ssize(state.at("generators"));
+  for (size_t i = 0; i < loaders_.size(); ++i) {
+    loaders_[i]->resumed.reset();
+    if (i >= loaders.size() || loaders[i].is_null()) continue;
+    // Where more ranks take turns each has fewer batches behind it.
+    const int64_t position = loaders[i].at("position");
+    loaders_[i]->resumed = LoaderRecord::Resumed{
+        .generator = generator_from(loaders[i].at("generator")),
+        .position = options_.split_batches ? position : position * ranks / axis_.size()};
+  }
+}
+
+json AcceleratorCore::counts() const {
+  json optimizers = json::array(), schedulers = json::array(), objects = json::array();
+  for (const auto& record : optimizers_) {
+    auto counts = train::counts_of(*record->base, saved(*record), axis_);
+    if (!train::knows_states(*record->base)) counts["archive"] = archived(*record->base);
+    optimizers.push_back(std::move(counts));
+  }
+  for (const auto& scheduler : schedulers_) schedulers.push_back(scheduler.state());
+  for (const auto& object : objects_) objects.push_back(object.state());
   json state{{"step", num_steps_},
              {"micro_batches", num_micro_batches_},
+             {"micro_batch", micro_batch_},
              {"optimizers", optimizers},
              {"schedulers", schedulers},
-             {"generators", axis_.all_gather_bytes(generator_state())}};
+             {"objects", objects},
+             {"loaders", loaders_state()},
+             {"generators",
+              axis_.all_gather_bytes(as_text(at::detail::getDefaultCPUGenerator().get_state()))}};
   if (scaler_) {
     state["loss_scaler"] = {{"scale", scaler_->state().scale},
                             {"growth_tracker", scaler_->state().growth_tracker},
@@ -86,18 +149,25 @@ json AcceleratorCore::counts() const {
 void AcceleratorCore::set_counts(const json& state) {
   num_steps_ = state.at("step");
   num_micro_batches_ = state.at("micro_batches");
-  const auto& optimizers = state.at("optimizers");
+  micro_batch_ = state.value("micro_batch", int64_t{0});
+  const auto load = [](auto& records, const json& states) {
+    for (size_t i = 0; i < std::min(records.size(), states.size()); ++i) records[i].load(states[i]);
+  };
+  load(schedulers_, state.at("schedulers"));
+  const auto& optimizers =
+      state.at("optimizers");  // after the schedulers: learning rates are theirs
   for (size_t i = 0; i < std::min(optimizers_.size(), optimizers.size()); ++i) {
-    train::set_counts(*optimizers_[i]->base, saved(*optimizers_[i]), optimizers[i]);
+    auto& optimizer = *optimizers_[i]->base;
+    if (optimizers[i].contains("archive")) restore(optimizer, optimizers[i]["archive"]);
+    train::set_counts(optimizer, saved(*optimizers_[i]), optimizers[i]);
   }
-  const auto& schedulers = state.at("schedulers");
-  for (size_t i = 0; i < std::min(schedulers_.size(), schedulers.size()); ++i) {
-    schedulers_[i].set_count(schedulers[i]);
-  }
+  load(objects_, state.value("objects", json::array()));
+  if (state.contains("loaders")) load_loaders(state);
   // With as many processes as saved, each goes on drawing where it was.
   const auto& generators = state.at("generators");
   if (std::ssize(generators) == axis_.size()) {
-    set_generator_state(generators.at(static_cast<size_t>(axis_.rank())));
+    auto generator = at::detail::getDefaultCPUGenerator();
+    generator.set_state(generator_from(generators.at(static_cast<size_t>(axis_.rank()))));
   }
   if (scaler_ && state.contains("loss_scaler")) {
     const auto& scaler = state["loss_scaler"];
@@ -105,6 +175,53 @@ void AcceleratorCore::set_counts(const json& state) {
                    .growth_tracker = scaler.at("growth_tracker"),
                    .skipped_steps = scaler.at("skipped_steps")});
   }
+}
+
+/// The numbered folders of checkpoints that name themselves, oldest first.
+std::vector<std::pair<int64_t, fs::path>> AcceleratorCore::named_checkpoints() const {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  const auto folder = options_.project_dir / "checkpoints";
+  if (!fs::exists(folder)) return found;
+  constexpr std::string_view kPrefix = "checkpoint_";
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    const auto digits = name.substr(std::min(kPrefix.size(), name.size()));
+    if (!name.starts_with(kPrefix) || digits.empty() ||
+        digits.find_first_not_of("0123456789") != std::string::npos) {
+      continue;
+    }
+    found.emplace_back(std::stoll(digits), entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+void AcceleratorCore::save_state() {
+  TORCH_CHECK_VALUE(
+      options_.automatic_checkpoint_naming,
+      "save_state: expected a folder, or automatic_checkpoint_naming and project_dir");
+  fs::path folder;
+  checkpoint::agree(axis_, [&] {
+    const auto found = named_checkpoints();
+    const auto next = found.empty() ? 0 : found.back().first + 1;
+    folder = options_.project_dir / "checkpoints" / fmt::format("checkpoint_{}", next);
+    return folder.string();
+  });
+  save_state(folder);
+  if (!options_.total_limit || axis_.rank() != 0) return;
+  const auto found = named_checkpoints();
+  for (int64_t i = 0; i < std::ssize(found) - *options_.total_limit; ++i) {
+    fs::remove_all(found[static_cast<size_t>(i)].second);
+  }
+}
+
+void AcceleratorCore::load_state() {
+  const auto found = named_checkpoints();
+  if (found.empty()) {
+    user_error("load_state: expected a checkpoint in '{}', got none",
+               (options_.project_dir / "checkpoints").string());
+  }
+  load_state(found.back().second);
 }
 
 void AcceleratorCore::save_state(const fs::path& directory) {
@@ -133,7 +250,7 @@ void AcceleratorCore::load_state(const fs::path& directory) {
     const auto& state = found.index().state;
     train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true),
                     optimizers);
-    for (auto& model : models_) model.parallel.values_changed();
+    for (auto& model : models_) model->parallel.values_changed();
     try {
       set_counts(state);
     } catch (const json::exception& error) {

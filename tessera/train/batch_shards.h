@@ -46,8 +46,12 @@ class BatchShards {
     if (ready_.empty()) return std::nullopt;
     auto batch = std::move(ready_.front());
     ready_.pop_front();
+    given_on_all_ranks_ = on_all_ranks_ || !ready_.empty();
     return batch;
   }
+
+  /// The batch that next() gave: no rank lacks one in its step.
+  bool on_all_ranks() const { return given_on_all_ranks_; }
 
   /// After the end: how many rows of the last step, over all ranks, are no repetition; 0: all of
   /// them.
@@ -86,8 +90,9 @@ class BatchShards {
   void end_of_turns() {
     const bool whole = mine_ && Rows::count(*mine_) == batch_size_;
     if (mine_ && (whole || !options_.even_batches)) ready_.push_back(std::move(*mine_));
-    if (!options_.even_batches) return;
     auto turn = (num_read_ - 1) % options_.size;
+    on_all_ranks_ = options_.even_batches || turn == options_.size - 1;
+    if (!options_.even_batches) return;
     int64_t cursor = 0;
     if (!last_is_whole()) {
       const auto missing = batch_size_ - Rows::count(*last_);
@@ -121,7 +126,7 @@ class BatchShards {
     if (options_.even_batches) {
       const auto missing = size * options_.size - rows;
       ready_.push_back(Rows::slice(completed(last_, 0, missing), begin, begin + size));
-    } else if (rows > begin) {
+    } else if (on_all_ranks_ = rows > (options_.size - 1) * size; rows > begin) {
       ready_.push_back(Rows::slice(*last_, begin, std::min(begin + size, rows)));
     }
   }
@@ -148,6 +153,7 @@ class BatchShards {
   int64_t group_rows_ = 0;  // of the step under way, over all ranks
   int64_t remainder_ = 0;
   bool ended_ = false;
+  bool on_all_ranks_ = true, given_on_all_ranks_ = true;
   std::vector<Batch> first_;
   std::optional<Batch> last_, mine_;
   std::deque<Batch> ready_;

@@ -1,16 +1,17 @@
-// What Accelerator::prepare gives back for a model, an optimizer, a scheduler and a data loader.
+// What Accelerator::prepare gives back for a model, an optimizer and a scheduler; prepared_loader.h:
+// for a data loader.
 #pragma once
 
-#include <torch/data/iterator.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <concepts>
-#include <iterator>
+#include <exception>
+#include <functional>
 #include <memory>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,7 +19,6 @@
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/train/accelerator_core.h"
-#include "tessera/train/batch_shards.h"
 
 namespace tessera {
 
@@ -54,8 +54,10 @@ class PreparedModel {
   static constexpr bool kIsWrapped = !std::derived_from<Impl, nn::Hookable>;
   using Root = std::conditional_t<kIsWrapped, WrappedImpl<Impl>, Impl>;
 
-  PreparedModel(std::shared_ptr<AcceleratorCore> core, std::shared_ptr<Root> root)
-      : core_(std::move(core)), root_(std::move(root)) {}
+  PreparedModel(std::shared_ptr<AcceleratorCore> core, std::shared_ptr<ModelRecord> record)
+      : core_(std::move(core)),
+        record_(std::move(record)),
+        root_(std::dynamic_pointer_cast<Root>(record_->root)) {}
 
   template <typename... Args>
   auto operator()(Args... args) {
@@ -63,7 +65,9 @@ class PreparedModel {
     const nn::RandomScope random(random_context(args...));
     const auto cast_input = [&](torch::Tensor& input) { input = core_->cast_input(input); };
     (nn::visit_tensors(args, cast_input), ...);
+    core_->before_forward(*record_);
     auto result = root_(std::move(args)...);
+    core_->after_forward(*record_);
     nn::visit_tensors(result, [](torch::Tensor& output) {
       if (!output.defined()) return;
       const auto type = output.scalar_type();
@@ -80,6 +84,7 @@ class PreparedModel {
     }
   }
   Impl* operator->() const { return module().get(); }
+  const std::shared_ptr<ModelRecord>& record() const { return record_; }
 
  private:
   template <typename First, typename... Rest>
@@ -94,30 +99,60 @@ class PreparedModel {
   }
 
   std::shared_ptr<AcceleratorCore> core_;
+  std::shared_ptr<ModelRecord> record_;
   nn::Hooked<Root> root_;
 };
 
 // ---- optimizers and schedulers -----------------------------------------------------------------
 
-/// Steps on this rank's slices; does nothing between updates (Accelerator::accumulate).
+/// Steps on this rank's parts; does nothing between updates (Accelerator::accumulate).
 class PreparedOptimizer {
  public:
-  PreparedOptimizer(std::shared_ptr<AcceleratorCore> core, OptimizerRecord& record)
-      : core_(std::move(core)), record_(&record) {}
+  PreparedOptimizer(std::shared_ptr<AcceleratorCore> core, std::shared_ptr<OptimizerRecord> record)
+      : core_(std::move(core)), record_(std::move(record)) {}
 
-  /// One update; gradients are zero afterwards. fp16: none if they overflowed. With DeepSpeed's
-  /// gradient_clipping they are clipped first.
-  void step() { core_->step(*record_); }
-  /// Gradients that no step used are dropped.
+  /// One update. fp16: none if gradients overflowed. With DeepSpeed's gradient_clipping they are
+  /// clipped first. `closure` computes gradients and gives the loss; LBFGS calls it several times
+  /// (and sees the mean of the loss over the processes), others once.
+  void step(const std::function<torch::Tensor()>& closure = nullptr) {
+    core_->step(*record_, closure);
+  }
+  /// Call it between a step and the next backward. Gradients that no step used are dropped.
   void zero_grad() { core_->zero_grad(*record_); }
   bool step_was_skipped() const { return record_->skipped; }
 
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups() {
+    return record_->base->param_groups();
+  }
   torch::optim::Optimizer* operator->() const { return record_->base; }
 
  private:
   std::shared_ptr<AcceleratorCore> core_;
-  OptimizerRecord* record_;
+  std::shared_ptr<OptimizerRecord> record_;
 };
+
+/// Reads and sets what LibTorch's schedulers keep to themselves.
+struct SchedulerAccess : torch::optim::LRScheduler {
+  static unsigned& count(torch::optim::LRScheduler& scheduler) {
+    return scheduler.*(&SchedulerAccess::step_count_);
+  }
+  static std::vector<double> rates(torch::optim::LRScheduler& scheduler) {
+    return (scheduler.*(&SchedulerAccess::get_current_lrs))();
+  }
+};
+
+/// Has a state to save: lr_scheduler::LRScheduler, or one of the user's.
+template <typename T>
+concept HasStateDict = requires(T& object, const T& same) {
+  { same.state_dict() } -> std::convertible_to<nlohmann::json>;
+  object.load_state_dict(nlohmann::json());
+};
+
+template <HasStateDict T>
+SchedulerRecord record_of(T& object) {
+  return {.state = [&object] { return nlohmann::json(object.state_dict()); },
+          .load = [&object](const nlohmann::json& state) { object.load_state_dict(state); }};
+}
 
 /// Steps with the optimizer: not between updates, not for one that was skipped, and once for each
 /// process (AcceleratorOptions::step_scheduler_per_process).
@@ -125,9 +160,29 @@ template <typename Scheduler>
 class PreparedScheduler {
  public:
   PreparedScheduler(std::shared_ptr<AcceleratorCore> core, Scheduler& base)
-      : core_(std::move(core)), base_(&base) {}
+      : core_(std::move(core)), base_(&base) {
+    if constexpr (HasStateDict<Scheduler>) {
+      core_->add_scheduler(record_of(base));
+    } else if constexpr (std::derived_from<Scheduler, torch::optim::LRScheduler>) {
+      core_->add_scheduler(
+          {.state = [&base] { return static_cast<int64_t>(SchedulerAccess::count(base)); },
+           .load = [&base](const nlohmann::json& count) { SchedulerAccess::count(base) = count; }});
+    } else {
+      static_assert(
+          requires { base.step(); },
+          "prepare: a scheduler needs step(), or state_dict() and load_state_dict()");
+      // What it is depends on how often it stepped.
+      core_->add_scheduler({.state = [steps = steps_] { return *steps; },
+                            .load =
+                                [steps = steps_, &base](const nlohmann::json& count) {
+                                  for (*steps = 0; *steps < int64_t{count}; ++*steps) base.step();
+                                }});
+    }
+  }
 
-  void step() {
+  /// step(), or step(metric) of a ReduceLROnPlateau.
+  template <typename... Metric>
+  void step(const Metric&... metric) {
     const auto& options = core_->options();
     int times = 1;
     if (options.step_scheduler_with_optimizer) {
@@ -136,7 +191,22 @@ class PreparedScheduler {
         times = core_->axis().size();
       }
     }
-    for (int i = 0; i < times; ++i) base_->step();
+    for (int i = 0; i < times; ++i) {
+      if constexpr (requires { base_->total_steps(); }) {  // a cycle may end inside of an epoch
+        if (base_->step_count() > base_->total_steps().value_or(base_->step_count())) return;
+      }
+      base_->step(metric...);
+      ++*steps_;
+    }
+  }
+
+  /// Of each parameter group.
+  std::vector<double> get_last_lr() const {
+    if constexpr (requires { base_->get_last_lr(); }) {
+      return base_->get_last_lr();
+    } else {
+      return SchedulerAccess::rates(*base_);
+    }
   }
 
   Scheduler* operator->() const { return base_; }
@@ -144,165 +214,7 @@ class PreparedScheduler {
  private:
   std::shared_ptr<AcceleratorCore> core_;
   Scheduler* base_;
-};
-
-/// Reads and sets what LibTorch's schedulers keep to themselves.
-struct SchedulerAccess : torch::optim::LRScheduler {
-  static SchedulerRecord record(torch::optim::LRScheduler& scheduler) {
-    auto& count = scheduler.*(&SchedulerAccess::step_count_);
-    return {.count = [&count] { return static_cast<int64_t>(count); },
-            .set_count = [&count](int64_t value) { count = static_cast<unsigned>(value); }};
-  }
-};
-
-// ---- loaders -----------------------------------------------------------------------------------
-
-/// A data loader of LibTorch's, or a pointer to one.
-template <typename T>
-concept HasBatches = requires {
-  typename T::BatchType;
-};
-template <typename T>
-concept LoaderHolder = HasBatches<T> || requires(T& holder) {
-  requires HasBatches<std::remove_reference_t<decltype(*holder)>>;
-};
-
-template <typename T>
-auto& loader_of(T& holder) {
-  if constexpr (HasBatches<T>) {
-    return holder;
-  } else {
-    return *holder;
-  }
-}
-
-/// This rank's batches of a data loader, on its device: `for (auto& batch : loader)`. Every rank
-/// reads the whole loader and keeps its rows (dispatch_batches: rank 0 reads). One pass at a time.
-template <typename Loader>
-class PreparedLoader {
- public:
-  using Batch = typename Loader::BatchType;
-  using Rows = BatchRows<Batch>;
-
-  PreparedLoader(std::shared_ptr<AcceleratorCore> core, Loader& base)
-      : core_(std::move(core)), base_(&base) {}
-
-  /// One pass over the data; reads one batch ahead, to know the last one.
-  class Pass {
-   public:
-    Pass(AcceleratorCore& core, Loader& base) : core_(core), state_(core.begin_pass()) {
-      const auto& options = core_.options();
-      if (!options.dispatch_batches || core_.axis().rank() == 0) {
-        core_.in_step_with_rank_0([&] { at_.emplace(base.begin()); });
-      } else {
-        core_.in_step_with_rank_0([] {});
-      }
-      if (at_) end_.emplace(base.end());
-      train::BatchShardOptions sharding{
-          .rank = core_.axis().rank(),
-          .size = core_.axis().size(),
-          .split_batches = options.split_batches,
-          // One process gets the loader's batches as they are.
-          .even_batches = options.even_batches && core_.axis().size() > 1,
-          .drop_last = base.options().drop_last,
-          .batch_size = static_cast<int64_t>(base.options().batch_size)};
-      if (options.dispatch_batches) {
-        per_step_ = options.split_batches ? 1 : sharding.size;
-        sharding.batch_size *= per_step_;
-        sharding.split_batches = sharding.even_batches = sharding.short_end = true;
-        shards_.emplace(sharding, [this] { return dispatched(); });
-      } else {
-        shards_.emplace(sharding, [this] { return read(); });
-      }
-      advance();
-    }
-
-    /// The next batch to be used; none at the end.
-    bool take() {
-      if (!ahead_) return false;
-      current_ = std::move(ahead_);
-      advance();
-      return true;
-    }
-    Batch& current() { return *current_; }
-
-   private:
-    std::optional<Batch> read() {
-      if (*at_ == *end_) return std::nullopt;
-      auto batch = std::move(**at_);
-      ++*at_;
-      return batch;
-    }
-
-    /// What rank 0 reads for one step of all ranks.
-    std::optional<Batch> dispatched() {
-      std::vector<Batch> read_now;
-      for (int64_t i = 0; at_ && i < per_step_; ++i) {
-        auto batch = read();
-        if (!batch) break;
-        read_now.push_back(std::move(*batch));
-      }
-      auto rows = torch::zeros({1}, torch::kInt64);
-      Batch whole;
-      if (!read_now.empty()) {
-        whole = Rows::join(read_now);
-        rows.fill_(Rows::count(whole));
-      }
-      core_.axis().broadcast(rows, 0).wait();
-      const auto count = rows.item<int64_t>();
-      if (count == 0) return std::nullopt;
-      Rows::resize(whole, count);
-      std::vector<torch::Tensor*> tensors;
-      Rows::for_each_tensor(whole, [&](torch::Tensor& tensor) { tensors.push_back(&tensor); });
-      core_.broadcast(tensors);
-      return whole;
-    }
-
-    void advance() {
-      ahead_ = shards_->next();
-      if (!ahead_) {
-        state_->at_end = true, state_->remainder = shards_->remainder();
-        return;
-      }
-      Rows::for_each_tensor(
-          *ahead_, [&](torch::Tensor& tensor) { tensor = tensor.to(core_.mesh().device()); });
-    }
-
-    AcceleratorCore& core_;
-    std::shared_ptr<LoaderPass> state_;
-    std::optional<torch::data::Iterator<Batch>> at_, end_;
-    int64_t per_step_ = 1;
-    std::optional<train::BatchShards<Batch>> shards_;
-    std::optional<Batch> ahead_, current_;
-  };
-
-  class Iterator {
-   public:
-    explicit Iterator(std::shared_ptr<Pass> pass) : pass_(std::move(pass)) { ++*this; }
-    Batch& operator*() const { return pass_->current(); }
-    Iterator& operator++() {
-      if (!pass_->take()) pass_.reset();
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return pass_ == nullptr; }
-
-   private:
-    std::shared_ptr<Pass> pass_;
-  };
-
-  Iterator begin() {
-    auto pass = std::make_shared<Pass>(*core_, *base_);
-    for (; skip_ > 0; --skip_) pass->take();
-    return Iterator(std::move(pass));
-  }
-  std::default_sentinel_t end() const { return {}; }
-
-  void skip(int64_t num_batches) { skip_ = num_batches; }
-
- private:
-  std::shared_ptr<AcceleratorCore> core_;
-  Loader* base_;
-  int64_t skip_ = 0;
+  std::shared_ptr<int64_t> steps_ = std::make_shared<int64_t>(0);
 };
 
 // ---- scopes ------------------------------------------------------------------------------------
@@ -311,6 +223,52 @@ class PreparedLoader {
 class [[maybe_unused]] AccumulationScope {
  public:
   explicit AccumulationScope(AcceleratorCore& core) { core.begin_micro_batch(); }
+};
+
+/// Local SGD: inside of it each process updates its models with its own gradients; parameters are
+/// averaged every `local_sgd_steps` calls of step() and at the end. Under DDP; alone it does
+/// nothing. ValueError: another placement.
+class LocalSGD {
+ public:
+  template <typename Accelerator, typename Model>
+  LocalSGD(const Accelerator& accelerator, const Model& /*model*/, int64_t local_sgd_steps,
+           bool enabled = true)
+      : core_(accelerator.core()),
+        every_(local_sgd_steps),
+        enabled_(enabled && core_.axis().size() > 1) {
+    if (enabled_) core_.set_local(true);
+  }
+  ~LocalSGD() noexcept(false) {
+    if (!enabled_) return;
+    core_.set_local(false);
+    if (std::uncaught_exceptions() == 0) core_.average_parameters();
+  }
+  LocalSGD(const LocalSGD&) = delete;
+  LocalSGD& operator=(const LocalSGD&) = delete;
+
+  void step() {
+    if (enabled_ && ++num_steps_ % every_ == 0) core_.average_parameters();
+  }
+
+ private:
+  AcceleratorCore& core_;
+  int64_t every_, num_steps_ = 0;
+  bool enabled_;
+};
+
+/// Inside of it processes may have different numbers of batches: those that are through take part
+/// in the others' reductions when it ends.
+class JoinScope {
+ public:
+  explicit JoinScope(AcceleratorCore& core) : core_(core) { core.begin_join(); }
+  ~JoinScope() noexcept(false) {
+    if (std::uncaught_exceptions() == 0) core_.end_join();
+  }
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
+
+ private:
+  AcceleratorCore& core_;
 };
 
 /// Backwards in it only accumulate.

@@ -25,17 +25,26 @@ namespace train {
 
 std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers) {
   const auto leaves = saved.model->parameters();
-  std::unordered_map<const void*, const torch::optim::OptimizerParamGroup*> group_of;
-  if (saved.optimizer != nullptr) {
-    for (const auto& group : saved.optimizer->param_groups()) {
-      for (const auto& leaf : group.params()) group_of[leaf.unsafeGetTensorImpl()] = &group;
+  struct Place {
+    torch::optim::Optimizer* optimizer = nullptr;
+    const torch::optim::OptimizerParamGroup* group = nullptr;
+  };
+  std::unordered_map<const void*, Place> place_of;
+  for (auto* optimizer : saved.optimizers) {
+    for (const auto& group : optimizer->param_groups()) {
+      for (const auto& leaf : group.params()) {
+        place_of[leaf.unsafeGetTensorImpl()] = {optimizer, &group};
+      }
     }
   }
   const auto states = [&](size_t part, const DataParallel::Part&) {
     const auto& leaf = leaves[part];
-    const auto group = group_of.find(leaf.unsafeGetTensorImpl());
-    if (group == group_of.end()) return std::vector<std::pair<std::string, torch::Tensor>>();
-    return torch_states(*saved.optimizer, *group->second, leaf, all_states && leaf.requires_grad());
+    const auto found = place_of.find(leaf.unsafeGetTensorImpl());
+    if (found == place_of.end() || !knows_states(*found->second.optimizer)) {
+      return std::vector<std::pair<std::string, torch::Tensor>>();
+    }
+    const auto [optimizer, group] = found->second;
+    return torch_states(*optimizer, *group, leaf, all_states && leaf.requires_grad());
   };
   auto held = held_parts(*saved.model, states, saved.named);
   if (!buffers) return held;
@@ -183,7 +192,7 @@ void save_state(const fs::path& directory, const DataParallel& model,
   TORCH_CHECK_VALUE(step >= 0, "save_state: expected a step of at least 0, got ", step);
   check_sharded("save_state", model);
   const auto& axis = saving_axis(mesh);
-  const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
+  const train::SavedModel saved{.model = &model, .optimizers = {&optimizer}};
   const auto held = train::held_parts(saved, /*all_states=*/true, /*buffers=*/axis.rank() == 0);
   check_place(directory, step, held, axis);
   checkpoint::Saver saver(axis, held,
@@ -203,7 +212,7 @@ int64_t load_state(const fs::path& directory, DataParallel& model,
                    torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh) {
   check_optimizer(model, optimizer);
   check_sharded("load_state", model);
-  const train::SavedModel saved{.model = &model, .optimizer = &optimizer};
+  const train::SavedModel saved{.model = &model, .optimizers = {&optimizer}};
   int64_t step = 0;
   checkpoint::agree(saving_axis(mesh), [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));

@@ -18,8 +18,8 @@
 namespace tessera {
 
 /// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers
-/// (rank 0's), and what `optimizer` keeps (Adam, AdamW or SGD over model.parameters(), in any
-/// groups), counts and learning rates. Appears when it is complete; `tessera checkpoint` reads it.
+/// (rank 0's), and what `optimizer` keeps (Adam, AdamW, SGD, RMSprop or Adagrad over
+/// model.parameters(), in any groups), counts and learning rates. Appears when it is complete; `tessera checkpoint` reads it.
 /// Replaces one of that step, if it is of the same tensors. Collective: the same folder and step on
 /// all ranks. ValueError: another optimizer, one over other tensors, an unsharded model, ranks that
 /// differ. UserError: another run writes there, or another model's stands there. SystemError: no
@@ -35,14 +35,14 @@ int64_t load_state(const std::filesystem::path& directory, parallel::DataParalle
 
 namespace train {
 
-/// A model and the optimizer over its parameters(), if it has one, as they are saved.
+/// A model and the optimizers over its parameters(), if it has some, as they are saved.
 struct SavedModel {
   const parallel::DataParallel* model = nullptr;
-  torch::optim::Optimizer* optimizer = nullptr;
+  std::vector<torch::optim::Optimizer*> optimizers = {};            ///< over parts of it
   std::function<std::string(std::string)> named = std::identity{};  ///< of the model's names
 };
 
-/// What this rank holds of it. `all_states`: of the optimizer, those not used yet included.
+/// What this rank holds of it. `all_states`: of the optimizers, those not used yet included.
 /// `buffers`: with the model's buffers.
 std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers);
 

@@ -57,14 +57,14 @@ train::Run run_of(const Layout& layout, bool tied, const mesh::DeviceMesh& mesh)
   job.model.num_layers = 4;  // stages of a V take one each
   if (layout.pp > 1) job.train.micro_batch = 1;
   job.parallel = {.num_ranks = layout.shape().num_ranks(),
-                  .placement = layout.placement,
+                  .placement = *value_named<parallel::Placement>(layout.placement),
                   .dp_replicate = layout.dp_replicate,
                   .dp_shard = layout.dp_shard,
                   .tp = layout.tp,
                   .pp = layout.pp,
                   .pipeline_schedule = layout.schedule,
-                  .units = layout.units,
-                  .min_num_params = layout.units == parallel::Units::size ? 9000 : 1'000'000,
+                  .units = *value_named<parallel::Units>(layout.units),
+                  .min_num_params = layout.units == "size" ? 9000 : 1'000'000,
                   .offload_params = layout.offload};
   return train::assemble(job, mesh);
 }

@@ -64,8 +64,7 @@ void write_plain_job(const fs::path& config_yaml, const fs::path& run_dir, const
   for (const auto& section : config::sections()) {
     for (const auto& field : section.fields) {
       if (tried().at(field.key).role == Role::layout) continue;
-      std::visit([&](auto* value) { *value = *std::get<decltype(value)>(field.slot(ran)); },
-                 field.slot(plain));
+      config::copy_field(field, ran, plain);
     }
   }
   plain.train.run_dir = run_dir.string();
