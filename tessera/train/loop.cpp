@@ -27,6 +27,7 @@
 #include "tessera/report/svg.h"
 #include "tessera/train/account.h"
 #include "tessera/train/checkpointing.h"
+#include "tessera/train/engine_options.h"
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/step.h"
