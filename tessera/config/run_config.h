@@ -92,6 +92,7 @@ struct ParallelSection {
   double offload_fraction = 1;
   bool sync_module_states = false;
   std::string backend = "auto";  ///< auto (nccl on GPUs, else gloo), gloo, nccl
+  std::string interface;         ///< of the network, over several machines; empty: by the way
   double timeout_seconds = 600;  ///< deadline of every collective
   int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
 
