@@ -1,6 +1,7 @@
 #include "tessera/base/file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/random.h"
 
 namespace tessera {
 namespace {
@@ -21,48 +23,68 @@ const char* kind_of(mode_t mode) {
   return S_ISSOCK(mode) ? "a socket" : "a device";
 }
 
-}  // namespace
-
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // O_NONBLOCK: a named pipe would wait for somebody who writes.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) user_error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
+/// What is known of an open file. Closes it and throws UserError if it is no regular one.
+struct stat regular_status(const std::filesystem::path& path, int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(fd);
     user_error("{}: expected a regular file, got {}", path.string(), kind_of(status.st_mode));
   }
+  return status;
+}
+
+/// "PATH.<16 hex digits>.partial": nobody else, in whatever container or on whatever machine, draws
+/// the same.
+std::filesystem::path temporary_name(std::filesystem::path path) {
+  return path += fmt::format(".{}.partial", random_hex(8));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  // O_NONBLOCK: a named pipe would wait for somebody who writes.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) {
+    const auto line = fmt::format("{}: cannot be opened: {}", path.string(), std::strerror(errno));
+    if (errno == ENOENT) throw MissingFile(line);
+    throw UserError(line);
+  }
+  const auto status = regular_status(path, fd);
   size_ = static_cast<size_t>(status.st_size);
   if (size_ > 0) {
     void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
     ::close(fd);
     if (address == MAP_FAILED) system_error(path.string() + ": cannot be mapped");
     data_ = static_cast<const std::byte*>(address);
+    watched_ = mapped_files::add(path_, data_, size_);
   } else {
     ::close(fd);
   }
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  mapped_files::remove(watched_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      watched_(std::exchange(other.watched_, nullptr)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(watched_, other.watched_);
   return *this;
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
-  temporary_ = path_;
-  temporary_ += fmt::format(".{}.partial", ::gettid());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  temporary_ = temporary_name(path_);
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd_ < 0) system_error(path_.string() + ": cannot be written");
 }
 
@@ -90,6 +112,61 @@ void AtomicFile::commit() {
     errno = error;
     system_error(path_.string() + ": cannot be renamed into place");
   }
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw SystemError(fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
+}
+
+std::filesystem::path make_temporary_folder(const std::filesystem::path& path) {
+  auto name = temporary_name(path);
+  if (::mkdir(name.c_str(), 0777) != 0) system_error(path.string() + ": cannot be made");
+  return name;
+}
+
+bool is_there(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  system_error(path.string() + ": cannot be looked at");
+}
+
+void flush_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 || ::fsync(fd) != 0) {
+    const int error = errno;
+    if (fd >= 0) ::close(fd);
+    errno = error;
+    system_error(folder.string() + ": cannot be flushed");
+  }
+  ::close(fd);
+}
+
+bool rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS) {  // a file system that knows no such rename
+    if (is_there(to)) return false;
+    if (::rename(from.c_str(), to.c_str()) == 0) return true;
+  }
+  if (errno == EEXIST) return false;
+  system_error(fmt::format("{}: cannot be renamed to {}", from.string(), to.string()));
+}
+
+int open_to_append(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0644);
+  const int error = errno;
+  struct stat status {};
+  const bool known = fd >= 0 ? ::fstat(fd, &status) == 0 : ::stat(path.c_str(), &status) == 0;
+  if (known && S_ISFIFO(status.st_mode)) {
+    if (fd >= 0) ::close(fd);
+    user_error("{}: expected a regular file, got {}", path.string(), kind_of(status.st_mode));
+  }
+  errno = error;
+  if (fd < 0) system_error(path.string() + ": cannot be written");
+  return fd;
 }
 
 void write_file(const std::filesystem::path& path, std::string_view content) {

@@ -77,4 +77,23 @@ std::string sha256(std::string_view bytes) {
   return digits;
 }
 
+std::string hmac_sha256(std::string_view key, std::string_view text) {
+  const auto bytes_of = [](const std::string& digits) {
+    std::string bytes;
+    for (size_t i = 0; i + 1 < digits.size(); i += 2) {
+      bytes.push_back(static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16)));
+    }
+    return bytes;
+  };
+  std::string padded = key.size() > kBlock ? bytes_of(sha256(key)) : std::string(key);
+  padded.resize(kBlock);
+  const auto with = [&](char mask) {
+    auto mixed = padded;
+    for (char& c : mixed) c = static_cast<char>(c ^ mask);
+    return mixed;
+  };
+  constexpr char kInner = 0x36, kOuter = 0x5c;
+  return sha256(with(kOuter) + bytes_of(sha256(with(kInner) + std::string(text))));
+}
+
 }  // namespace tessera

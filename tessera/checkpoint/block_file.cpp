@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/damage.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -85,19 +86,20 @@ File open_checked(const fs::path& folder, const IndexedFile& file) {
   const auto path = folder / file.name;
   File opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (opened.fd() < 0) {
-    user_error("{}: {}", path.string(),
-               errno == ELOOP    ? "a symbolic link; expected a file of the checkpoint"
-               : errno == ENOENT ? "missing from the checkpoint"
-                                 : std::strerror(errno));
+    if (errno == ENOENT) damaged("{}: missing from the checkpoint", path.string());
+    if (errno == ELOOP) {
+      damaged("{}: a symbolic link; expected a file of the checkpoint", path.string());
+    }
+    opened.fail("cannot be opened");
   }
   struct stat status {};
   if (::fstat(opened.fd(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    user_error("{}: expected a regular file", path.string());
+    damaged("{}: expected a regular file", path.string());
   }
   if (status.st_size != file.num_bytes) {
-    user_error("{}: {}: expected {} bytes, got {}", path.string(),
-               status.st_size < file.num_bytes ? "truncated" : "too long", file.num_bytes,
-               status.st_size);
+    damaged("{}: {}: expected {} bytes, got {}", path.string(),
+            status.st_size < file.num_bytes ? "truncated" : "too long", file.num_bytes,
+            status.st_size);
   }
   return opened;
 }
@@ -110,8 +112,8 @@ void check_blocks(const fs::path& path, const IndexedFile& file, int64_t offset,
   for (size_t i = 0; i < found.size(); ++i) {
     if (found[i] == file.checksums[first + i]) continue;
     const int64_t begin = static_cast<int64_t>(first + i) * kBlockBytes;
-    user_error("{}: damaged: bytes {} to {} have another checksum than when they were written",
-               path.string(), begin, std::min(begin + kBlockBytes, file.num_bytes) - 1);
+    damaged("{}: damaged: bytes {} to {} have another checksum than when they were written",
+            path.string(), begin, std::min(begin + kBlockBytes, file.num_bytes) - 1);
   }
 }
 
@@ -196,7 +198,7 @@ void read_parts(const fs::path& folder, const IndexedFile& file, std::span<const
     // Direct reading wants whole pages, beyond the end, too.
     const auto room = buffer.bytes().first(static_cast<size_t>(whole_pages(end - begin)));
     if (static_cast<int64_t>(opened.read_some(room, begin)) < end - begin) {
-      user_error("{}: truncated while it was read", path.string());
+      damaged("{}: truncated while it was read", path.string());
     }
   };
   std::deque<std::future<void>> reading;  // of the parts that follow

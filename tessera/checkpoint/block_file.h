@@ -55,14 +55,14 @@ struct BlockRange {
 };
 
 /// Reads `wanted` (in order, apart) of `folder`'s `file`, checks each block, and calls use(offset,
-/// bytes) for parts of at most kPartBytes, in order; meanwhile the next seven are read. UserError,
-/// one line: missing, a link, of another size, a block with another checksum. SystemError: the
-/// disk.
+/// bytes) for parts of at most kPartBytes, in order; meanwhile the next seven are read.
+/// DamagedCheckpoint, one line: missing, a link, of another size, a block with another checksum.
+/// SystemError: the disk, no right to read.
 void read_parts(const std::filesystem::path& folder, const IndexedFile& file,
                 std::span<const BlockRange> wanted,
                 const std::function<void(int64_t offset, std::span<const std::byte> bytes)>& use);
 
-/// Does `folder` hold `file`, as a plain file of its size? UserError otherwise.
+/// Does `folder` hold `file`, as a plain file of its size? Throws as read_parts otherwise.
 void check_size(const std::filesystem::path& folder, const IndexedFile& file);
 
 }  // namespace tessera::checkpoint

@@ -111,14 +111,15 @@ std::vector<BlockRange> blocks_of(std::span<const Segment> segments, int64_t fil
 Checkpoint::Checkpoint(const std::filesystem::path& folder)
     : TensorSource(folder), marker_(read_marker(folder)) {
   const auto path = folder / kIndexFile;
+  if (!is_there(path)) damaged("{}: cannot be opened: it is missing", path.string());
   const auto text = read_file(path);
   if (checksum(text) != marker_.index_checksum) {
-    user_error("{}: damaged: expected the checksum in {}", path.string(), kMarkerFile);
+    damaged("{}: damaged: expected the checksum in {}", path.string(), kMarkerFile);
   }
   index_ = parse_index(path, text);
   if (index_.step != marker_.step) {
-    user_error("{}: damaged: expected step {} as in {}, got {}", (folder / kMarkerFile).string(),
-               index_.step, kIndexFile, marker_.step);
+    damaged("{}: damaged: expected step {} as in {}, got {}", (folder / kMarkerFile).string(),
+            index_.step, kIndexFile, marker_.step);
   }
   for (const auto& file : index_.files) check_size(folder, file);
   for (const auto& [name, tensor] : index_.tensors) tensors_.emplace(name, tensor.info);

@@ -28,8 +28,9 @@ inline std::string_view optimizer_state(std::string_view name) {
 
 class Checkpoint : public TensorSource {
  public:
-  /// UserError, one line: not complete, an index that is not the one it was completed with or that
-  /// is broken, files missing or of another size.
+  /// DamagedCheckpoint, one line: not complete, an index that is not the one it was completed with,
+  /// files missing or of another size. UserError: an index of another version, or that breaks a
+  /// rule. SystemError: no right to read, the disk.
   explicit Checkpoint(const std::filesystem::path& folder);
 
   const Index& index() const { return index_; }

@@ -3,18 +3,21 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
+#include <limits>
 #include <string_view>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/checkpoint/strict_json.h"
+#include "tessera/base/strict_json.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -37,18 +40,6 @@ std::optional<int64_t> step_of(std::string_view name) {
 
 fs::path with_suffix(fs::path path, std::string_view suffix) { return path += suffix; }
 
-/// Flushes the list of what is in a folder to disk.
-void flush_folder(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0 || ::fsync(fd) != 0) {
-    const int error = errno;
-    if (fd >= 0) ::close(fd);
-    errno = error;
-    system_error(folder.string() + ": cannot be flushed");
-  }
-  ::close(fd);
-}
-
 void rename_flushed(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
     system_error(fmt::format("{}: cannot be renamed to {}", from.string(), to.string()));
@@ -56,12 +47,36 @@ void rename_flushed(const fs::path& from, const fs::path& to) {
   flush_folder(to.parent_path());
 }
 
+/// Of a link the link alone: what it leads to is not ours.
 void remove_folder(const fs::path& path) {
   std::error_code error;
-  fs::remove(path / kMarkerFile, error);  // first: half-removed, it is not complete
-  if (!error) fs::remove_all(path, error);
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    fs::remove(path, error);
+  } else {
+    fs::remove(path / kMarkerFile, error);  // first: half-removed, it is not complete
+    if (!error || error == std::errc::not_a_directory) fs::remove_all(path, error);
+  }
   if (error) {
     throw SystemError(fmt::format("{}: cannot be removed: {}", path.string(), error.message()));
+  }
+}
+
+std::string marker_text(const Marker& marker, const nlohmann::json* validation_loss) {
+  nlohmann::json json{{"format", "tessera-checkpoint"},
+                      {"version", kFormatVersion},
+                      {"step", marker.step},
+                      {"index_checksum", to_hex(marker.index_checksum)}};
+  if (validation_loss != nullptr) json["validation_loss"] = *validation_loss;
+  json["checksum"] = to_hex(checksum(json.dump()));
+  return json.dump() + "\n";
+}
+
+/// The JSON of a marker, which may be anything.
+nlohmann::json marker_json(const fs::path& path, const std::string& text) {
+  try {
+    return parse_strict_json(path, text);
+  } catch (const UserError& error) {
+    throw DamagedCheckpoint(error.what());
   }
 }
 
@@ -70,7 +85,7 @@ void publish(const fs::path& partial) {
   auto name = partial.string();
   name.resize(name.size() - kPartial.size());
   const fs::path final_path(name);
-  if (fs::exists(fs::symlink_status(final_path))) {
+  if (is_there(final_path)) {
     const auto old = with_suffix(final_path, kDeleting);
     remove_folder(old);
     rename_flushed(final_path, old);
@@ -84,40 +99,42 @@ void publish(const fs::path& partial) {
 }  // namespace
 
 std::string format_marker(const Marker& marker) {
-  nlohmann::json json{{"format", "tessera-checkpoint"},
-                      {"version", kFormatVersion},
-                      {"step", marker.step},
-                      {"index_checksum", to_hex(marker.index_checksum)}};
-  if (marker.validation_loss) json["validation_loss"] = *marker.validation_loss;
-  json["checksum"] = to_hex(checksum(json.dump()));
-  return json.dump() + "\n";
+  nlohmann::json loss;
+  if (marker.validation_loss) loss = *marker.validation_loss;
+  const bool finite = marker.validation_loss && std::isfinite(*marker.validation_loss);
+  return marker_text(marker, finite ? &loss : nullptr);
 }
 
 Marker read_marker(const fs::path& checkpoint) {
   const auto path = checkpoint / kMarkerFile;
-  if (!fs::exists(path)) {
-    user_error("{}: not complete: expected {} in it, found none", checkpoint.string(), kMarkerFile);
+  if (!is_there(path)) {
+    damaged("{}: not complete: expected {} in it, found none", checkpoint.string(), kMarkerFile);
   }
   const auto text = read_file(path);
-  const auto json = parse_strict_json(path, text);
+  const auto json = marker_json(path, text);
   Marker marker;
   std::vector<Checksum> checksum;
-  const auto is_step = [&](const char* key) {
-    return json.contains(key) && json[key].is_number_unsigned();
+  const auto is_number = [&](const char* key) {
+    return json.contains(key) && json[key].is_number_unsigned() &&
+           json[key] <= std::numeric_limits<int64_t>::max();
   };
-  if (!json.is_object() || !is_step("step") || !json.contains("index_checksum") ||
+  if (is_number("version") && json["version"] > kFormatVersion) {
+    user_error("{}: version: expected {}, got {}; read it with the Tessera that wrote it",
+               path.string(), kFormatVersion, json["version"].get<int64_t>());
+  }
+  if (!json.is_object() || !is_number("step") || !json.contains("index_checksum") ||
       !json["index_checksum"].is_string() ||
       !from_hex(json["index_checksum"].get_ref<const std::string&>(), checksum) ||
       checksum.size() != 1) {
-    user_error("{}: expected an object with step and index_checksum", path.string());
+    damaged("{}: expected an object with step and index_checksum", path.string());
   }
   marker.step = json["step"].get<int64_t>();
   marker.index_checksum = checksum[0];
-  if (json.contains("validation_loss") && json["validation_loss"].is_number()) {
-    marker.validation_loss = json["validation_loss"].get<double>();
-  }
-  if (text != format_marker(marker)) {
-    user_error("{}: damaged: its text is not the one that was written", path.string());
+  const auto loss = json.find("validation_loss");
+  if (loss != json.end() && loss->is_number()) marker.validation_loss = loss->get<double>();
+  // A loss that was no number was once written as null.
+  if (text != marker_text(marker, loss == json.end() ? nullptr : &*loss)) {
+    damaged("{}: damaged: its text is not the one that was written", path.string());
   }
   return marker;
 }
@@ -133,14 +150,20 @@ std::vector<StepFolder> step_folders(const fs::path& directory) {
   return found;
 }
 
+void check_name(const fs::path& checkpoint, int64_t step) {
+  const auto absolute = fs::absolute(checkpoint).lexically_normal();
+  const auto name =
+      absolute.has_filename() ? absolute.filename() : absolute.parent_path().filename();
+  const auto named = step_of(name.string());
+  if (!named || *named == step) return;
+  user_error("{}: named for step {}, but it is a checkpoint of step {}; rename it to {}",
+             checkpoint.string(), *named, step, step_path("", step).string());
+}
+
 fs::path begin_checkpoint(const fs::path& directory, int64_t step) {
   auto partial = with_suffix(step_path(directory, step), kPartial);
   remove_folder(partial);
-  std::error_code error;
-  fs::create_directory(partial, error);
-  if (error) {
-    throw SystemError(fmt::format("{}: cannot be made: {}", partial.string(), error.message()));
-  }
+  if (::mkdir(partial.c_str(), 0777) != 0) system_error(partial.string() + ": cannot be made");
   return partial;
 }
 
@@ -148,6 +171,7 @@ void discard_checkpoint(const fs::path& partial) { remove_folder(partial); }
 
 void complete(const fs::path& folder, const Index& index, std::optional<double> validation_loss) {
   const auto text = format_index(index);
+  parse_index(folder / kIndexFile, text);
   write_file(folder / kIndexFile, text);
   flush_folder(folder);
   const Marker marker{
@@ -170,6 +194,16 @@ void remove_checkpoint(const fs::path& checkpoint) {
   remove_folder(deleting);
 }
 
+fs::path set_aside(const fs::path& checkpoint) {
+  for (int number = 1;; ++number) {
+    const auto aside =
+        with_suffix(checkpoint, number == 1 ? ".damaged" : fmt::format(".damaged.{}", number));
+    if (!rename_new(checkpoint, aside)) continue;
+    flush_folder(checkpoint.parent_path());
+    return aside;
+  }
+}
+
 std::vector<fs::path> unfinished(const fs::path& directory) {
   std::vector<fs::path> found;
   if (!fs::is_directory(directory)) return found;
@@ -184,7 +218,8 @@ std::vector<fs::path> unfinished(const fs::path& directory) {
 
 void clean_up(const fs::path& directory) {
   for (const auto& path : unfinished(directory)) {
-    if (path.extension() == kPartial && fs::exists(path / kMarkerFile)) {
+    const bool linked = fs::is_symlink(fs::symlink_status(path));
+    if (path.extension() == kPartial && !linked && is_there(path / kMarkerFile)) {
       publish(path);
     } else {
       remove_folder(path);
@@ -214,11 +249,10 @@ std::set<int64_t> superseded(const std::vector<Marker>& checkpoints, const Reten
   return result;
 }
 
-FolderLock::FolderLock(const fs::path& directory) : FolderLock() {
-  std::error_code ignored;
-  fs::create_directories(directory, ignored);  // if it fails, so does open
-  const auto path = directory / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+FolderLock::FolderLock(const fs::path& directory, const char* name) : FolderLock() {
+  make_folder(directory);
+  const auto path = directory / name;
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
   if (fd_ < 0) system_error(path.string() + ": cannot be written");
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) system_error(path.string() + ": cannot be locked");

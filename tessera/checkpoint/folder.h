@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/damage.h"
 #include "tessera/checkpoint/index.h"
 
 namespace tessera::checkpoint {
@@ -28,17 +29,19 @@ inline constexpr const char* kMarkerFile = "complete.json";
 /// What complete.json says.
 struct Marker {
   int64_t step = 0;
-  Checksum index_checksum = 0;  ///< of the whole index.json
-  std::optional<double> validation_loss;
+  Checksum index_checksum = 0;            ///< of the whole index.json
+  std::optional<double> validation_loss;  ///< finite
 
   bool operator==(const Marker&) const = default;
 };
 
 /// {"checksum": of the same text without this key, "format": "tessera-checkpoint",
 ///  "index_checksum": "<16 hex digits>", "step": .., "validation_loss": .., "version": 1}
+/// A loss that is no number is left out.
 std::string format_marker(const Marker& marker);
 
-/// UserError: missing ("not complete"), or not to the byte what format_marker writes.
+/// DamagedCheckpoint: missing ("not complete"), or not to the byte what format_marker writes.
+/// UserError: of another version. SystemError: the disk.
 Marker read_marker(const std::filesystem::path& checkpoint);
 
 struct StepFolder {
@@ -46,8 +49,12 @@ struct StepFolder {
   std::filesystem::path path;
 };
 
-/// Folders named step_N, by step, complete or not; none if `directory` does not exist.
+/// Folders named step_N, and links to folders, by step, complete or not; none if `directory` does
+/// not exist.
 std::vector<StepFolder> step_folders(const std::filesystem::path& directory);
+
+/// UserError if the folder's name says another step than its checkpoint is of.
+void check_name(const std::filesystem::path& checkpoint, int64_t step);
 
 /// An empty folder for a checkpoint to be written: step_N.partial. What a killed run left of it is
 /// removed. SystemError: read-only, no space.
@@ -57,7 +64,7 @@ std::filesystem::path begin_checkpoint(const std::filesystem::path& directory, i
 void discard_checkpoint(const std::filesystem::path& partial);
 
 /// Writes index and marker into a folder in which all of index.files stand flushed: it is complete
-/// then.
+/// then. What cannot be read back is not written: UserError.
 void complete(const std::filesystem::path& folder, const Index& index,
               std::optional<double> validation_loss);
 
@@ -67,8 +74,13 @@ void complete(const std::filesystem::path& folder, const Index& index,
 std::filesystem::path finish_checkpoint(const std::filesystem::path& partial, const Index& index,
                                         std::optional<double> validation_loss);
 
-/// Removes it in two steps, so that a half-removed one is never taken for a checkpoint.
+/// Removes it in two steps, so that a half-removed one is never taken for a checkpoint. Of a link
+/// the link alone.
 void remove_checkpoint(const std::filesystem::path& checkpoint);
+
+/// Gives a damaged checkpoint the name ".damaged", or ".damaged.2" and so on: whatever was set
+/// aside before stays. Returns the name.
+std::filesystem::path set_aside(const std::filesystem::path& checkpoint);
 
 /// Folders step_N.partial and step_N.deleting: of a run that is under way or was killed.
 std::vector<std::filesystem::path> unfinished(const std::filesystem::path& directory);
@@ -92,9 +104,9 @@ std::set<int64_t> superseded(const std::vector<Marker>& checkpoints, const Reten
 /// The right to write into a folder; whoever is killed loses it. Move-only.
 class FolderLock {
  public:
-  /// Makes the folder. UserError names host and process of the run that holds it; SystemError if
-  /// it cannot be written.
-  explicit FolderLock(const std::filesystem::path& directory);
+  /// Makes the folder, and in it the file `name`. UserError names host and process of the run that
+  /// holds it; SystemError if it cannot be written.
+  explicit FolderLock(const std::filesystem::path& directory, const char* name = "lock");
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;

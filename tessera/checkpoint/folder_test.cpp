@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 
 #include "tessera/base/file.h"
 #include "tessera/data/testing.h"
@@ -232,6 +233,98 @@ TEST(CheckpointFolder, ALockThatCannotBeIsAFailure) {
   fs::create_symlink("file", folder.path() / "lock");
   EXPECT_THROW(FolderLock(folder.path()), SystemError);
   EXPECT_THROW(begin_checkpoint(folder.path() / "file", 1), SystemError);
+}
+
+/// A checkpoint of step 5 outside of the folder, to which `name` in the folder is a link.
+fs::path linked(const TemporaryFolder& archive, const fs::path& directory, const char* name) {
+  const auto kept = save(archive.path(), 5);
+  fs::create_directories(directory);
+  fs::create_directory_symlink(kept, directory / name);
+  return kept;
+}
+
+TEST(CheckpointFolder, OfALinkTheLinkAloneIsRemoved) {
+  for (const char* name : {"step_00000005", "step_00000005.partial", "step_00000005.deleting"}) {
+    const TemporaryFolder archive, folder;
+    const auto kept = linked(archive, folder.path(), name);
+    if (std::string_view(name) == "step_00000005") {
+      EXPECT_THAT(steps_in(folder.path()), ElementsAre(5));
+      remove_checkpoint(folder.path() / name);
+    } else {
+      clean_up(folder.path());
+    }
+    EXPECT_THAT(names_in(folder.path()), IsEmpty()) << name;
+    EXPECT_EQ(read_marker(kept).step, 5) << name;
+  }
+}
+
+TEST(CheckpointFolder, ANewOneTakesTheNameOfALinkAndNotItsPlace) {
+  const TemporaryFolder archive, folder;
+  const auto kept = linked(archive, folder.path(), "step_00000005");
+  const auto before = read_file(kept / kMarkerFile);
+  save(folder.path(), 5, 1.5);
+  EXPECT_EQ(read_file(kept / kMarkerFile), before);
+  EXPECT_EQ(read_marker(folder.path() / "step_00000005").validation_loss, 1.5);
+}
+
+TEST(CheckpointFolder, ALossThatIsNoNumberIsLeftOut) {
+  const TemporaryFolder folder;
+  for (const double loss : {std::nan(""), static_cast<double>(INFINITY)}) {
+    const auto path = save(folder.path(), 5, loss);
+    EXPECT_EQ(read_marker(path).validation_loss, std::nullopt);
+  }
+  // As it was once written.
+  const auto path = folder.path() / "step_00000005";
+  auto marker = nlohmann::json::parse(read_file(path / kMarkerFile));
+  marker.erase("checksum");
+  marker["validation_loss"] = nullptr;
+  marker["checksum"] = to_hex(checksum(marker.dump()));
+  write_file(path / kMarkerFile, marker.dump() + "\n");
+  EXPECT_EQ(read_marker(path).step, 5);
+}
+
+TEST(CheckpointFolder, AMarkerOfALaterVersionIsNoDamage) {
+  const TemporaryFolder folder;
+  const auto path = save(folder.path(), 5);
+  auto marker = nlohmann::json::parse(read_file(path / kMarkerFile));
+  marker["version"] = 7;
+  write_file(path / kMarkerFile, marker.dump());
+  try {
+    read_marker(path);
+    ADD_FAILURE() << "accepted";
+  } catch (const DamagedCheckpoint& error) {
+    ADD_FAILURE() << error.what();
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), EndsWith("version: expected 1, got 7; read it with the Tessera that "
+                                       "wrote it"));
+  }
+}
+
+TEST(CheckpointFolder, WhatIsSetAsideStays) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(set_aside(save(folder.path(), 5, 1.0)).filename(), "step_00000005.damaged");
+  EXPECT_EQ(set_aside(save(folder.path(), 5, 2.0)).filename(), "step_00000005.damaged.2");
+  EXPECT_EQ(set_aside(save(folder.path(), 5, 3.0)).filename(), "step_00000005.damaged.3");
+  EXPECT_EQ(read_marker(folder.path() / "step_00000005.damaged").validation_loss, 1.0);
+  EXPECT_THAT(steps_in(folder.path()), IsEmpty());
+}
+
+TEST(CheckpointFolder, ANameThatSaysAnotherStepIsRefused) {
+  EXPECT_THAT(refusal([] { check_name("run/checkpoints/step_00000009/", 5); }),
+              EndsWith("step_00000009/: named for step 9, but it is a checkpoint of step 5; rename "
+                       "it to step_00000005"));
+  EXPECT_EQ(refusal([] { check_name("run/checkpoints/step_00000005", 5); }), "(accepted)");
+  EXPECT_EQ(refusal([] { check_name("best", 5); }), "(accepted)");
+}
+
+TEST(CheckpointFolder, WhatCannotBeReadAgainIsNotCompleted) {
+  const TemporaryFolder folder;
+  nlohmann::json deep = 1;
+  for (int i = 0; i < 70; ++i) deep = {{"a", deep}};
+  const auto partial = begin_checkpoint(folder.path(), 5);
+  EXPECT_THAT(refusal([&] { finish_checkpoint(partial, {.step = 5, .model = deep}, {}); }),
+              EndsWith("nested too deep"));
+  EXPECT_THAT(steps_in(folder.path()), IsEmpty());
 }
 
 }  // namespace

@@ -8,7 +8,8 @@
 #include <tuple>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/strict_json.h"
+#include "tessera/base/strict_json.h"
+#include "tessera/checkpoint/index_schema.h"
 #include "tessera/checkpoint/tiling.h"
 
 namespace tessera::checkpoint {
@@ -225,6 +226,7 @@ Index parse_index(const std::filesystem::path& path, std::string_view text) {
     index.tensors.emplace(name, parse_tensor(place, version, index.files));
   }
   check_apart(path, index);
+  check_schema(path, index);
   return index;
 }
 

@@ -55,7 +55,7 @@ struct Index {
   std::vector<IndexedFile> files;
   std::map<std::string, IndexedTensor, std::less<>> tensors;
   nlohmann::json layout;  ///< ranks, mesh and placement under which it was written: to tell people
-  nlohmann::json state;   ///< what a run needs beside tensors (train/checkpointing.h)
+  nlohmann::json state;   ///< what a run needs beside tensors (train/resume.h)
   nlohmann::json model;   ///< config.json of the model, as Hugging Face writes it; null: unknown
   std::string config;     ///< the job file, resolved
 
@@ -74,7 +74,8 @@ std::string format_index(const Index& index);
 /// UserError with `path`, one line, at the first rule that `text` breaks: JSON without repeated
 /// keys; known format and version; names of files that stay in the folder, each once, with a
 /// checksum for each block; known dtypes, shapes without overflow; ranges that tile their tensor,
-/// in order, and lie in their file without sharing bytes. Cost: n log n of the text's. Memory: a
+/// in order, and lie in their file without sharing bytes; step, layout, state and model as
+/// index_schema.h says. Cost: n log n of the text's. Memory: a
 /// small multiple of it.
 Index parse_index(const std::filesystem::path& path, std::string_view text);
 

@@ -12,6 +12,17 @@
 #include "tessera/checkpoint/tensors.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+/// "a, b, c and 4 more".
+std::string some(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  const auto shown = std::min(names.size(), kShown);
+  const auto text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
+  return names.size() > shown ? fmt::format("{} and {} more", text, names.size() - shown) : text;
+}
+
+}  // namespace
 
 Part make_part(std::string name, std::vector<int64_t> shape, int64_t begin,
                const torch::Tensor& values, const Stripe& stripe) {
@@ -49,14 +60,19 @@ std::vector<Part> own_share(const std::vector<Part>& held) {
   return own;
 }
 
-void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool strict) {
+std::vector<std::string> check_expected(const Checkpoint& checkpoint, const Expected& expected,
+                                        bool strict) {
   const auto where = checkpoint.path().string();
   std::set<std::string_view> names;
+  std::vector<std::string> missing, others;
   for (const auto& [name, shape] : expected) {
     names.insert(name);
     if (std::ranges::count(shape, 0) > 0) continue;  // nobody holds nothing
     if (!checkpoint.contains(name)) {
-      if (!strict) continue;
+      if (!strict) {
+        missing.push_back(name);
+        continue;
+      }
       user_error(
           "{}: of another model: expected a tensor '{}', found none; set strict "
           "to false to go on without",
@@ -68,14 +84,21 @@ void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool
                  fmt::join(shape, ", "), fmt::join(found, ", "));
     }
   }
-  if (!strict) return;
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (names.contains(name)) continue;
+    if (!strict) {
+      others.push_back(name);
+      continue;
+    }
     user_error(
         "{}: of another model or optimizer: expected no tensor '{}'; set strict "
         "to false to leave it out",
         where, name);
   }
+  std::vector<std::string> notes;
+  if (!missing.empty()) notes.push_back(where + ": lacks, so it stays as it was: " + some(missing));
+  if (!others.empty()) notes.push_back(where + ": holds, and it was left out: " + some(others));
+  return notes;
 }
 
 void load_parts(const Checkpoint& checkpoint, std::span<const Part> parts) {

@@ -34,8 +34,9 @@ using Expected = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
 /// UserError, one line, if `checkpoint` is another model's: the first expected tensor (in order)
 /// whose shape differs or, if strict, that is missing; then, if strict, the first it has beside
-/// them.
-void check_expected(const Checkpoint& checkpoint, const Expected& expected, bool strict);
+/// them. Else a line that names those that are missing, and one those that are left out.
+std::vector<std::string> check_expected(const Checkpoint& checkpoint, const Expected& expected,
+                                        bool strict);
 
 /// Fills the parts, converting dtypes. Those that the checkpoint lacks stay as they are. Reads the
 /// bytes of these parts alone (and their blocks to the end). UserError: damage.

@@ -1,11 +1,10 @@
 #include "tessera/checkpoint/pending_folder.h"
 
-#include <unistd.h>
-
 #include <system_error>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -13,12 +12,8 @@ namespace fs = std::filesystem;
 PendingFolder::PendingFolder(fs::path path) : path_(std::move(path)) {
   if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
   refuse_existing(path_);
-  pending_ = path_;
-  pending_ += fmt::format(".{}.partial", ::getpid());
-  std::error_code error;
-  fs::create_directories(pending_, error);
-  if (error)
-    throw SystemError(fmt::format("{}: cannot be made: {}", path_.string(), error.message()));
+  if (path_.has_parent_path()) make_folder(path_.parent_path());
+  pending_ = make_temporary_folder(path_);
 }
 
 PendingFolder::~PendingFolder() {
@@ -27,17 +22,12 @@ PendingFolder::~PendingFolder() {
 }
 
 void PendingFolder::commit() {
-  std::error_code error;
-  fs::rename(pending_, path_, error);
-  if (error) {
-    throw SystemError(
-        fmt::format("{}: cannot be renamed into place: {}", path_.string(), error.message()));
-  }
+  if (!rename_new(pending_, path_)) refuse_existing(path_);  // somebody was faster
+  flush_folder(path_.has_parent_path() ? path_.parent_path() : ".");
 }
 
 void refuse_existing(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::exists(fs::symlink_status(path, ignored))) return;
+  if (!is_there(path)) return;
   user_error("{}: exists; remove it or choose another name to write to", path.string());
 }
 

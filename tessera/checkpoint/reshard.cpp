@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/checkpoint/pending_folder.h"
 #include "tessera/checkpoint/training_source.h"
 #include "tessera/checkpoint/write_checkpoint.h"
@@ -17,7 +18,7 @@ void write_plain(const TrainingSource& training, const std::filesystem::path& pa
     user_error("{}: holds no parameters (an optimizer's state?); name the model's folder",
                training.tensors.path().string());
   }
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+  if (path.has_parent_path()) make_folder(path.parent_path());
   write_safetensors(training.tensors, {tensors.begin(), tensors.end()}, path,
                     {{"format", "pt"}, {"step", std::to_string(training.about.step)}});
 }

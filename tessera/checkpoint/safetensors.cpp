@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/strict_json.h"
+#include "tessera/base/strict_json.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;

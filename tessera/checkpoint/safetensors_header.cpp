@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/strict_json.h"
+#include "tessera/base/strict_json.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -5,12 +5,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/strict_json.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/dcp.h"
 #include "tessera/checkpoint/deepspeed.h"
 #include "tessera/checkpoint/llmc.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/hub/file_names.h"
 #include "tessera/models/spec.h"

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
@@ -85,17 +86,18 @@ int verify(const fs::path& path) {
   int exit_code = 0;
   for (const auto& each : paths) {
     try {
-      fmt::print("{}: {}\n", each.string(), verified(each));
+      fmt::print("{}: {}\n", printable(each.string()), verified(each));
     } catch (const UserError& error) {
       if (steps.empty()) throw;
-      fmt::print("{}\n", error.what());
+      fmt::print("{}\n", printable(error.what()));
       exit_code = kUserErrorExit;
     }
     std::fflush(stdout);
   }
   if (steps.empty()) return exit_code;
   for (const auto& each : unfinished(steps.front().path.parent_path())) {
-    fmt::print("{}: unfinished: of a save that is under way or was interrupted\n", each.string());
+    fmt::print("{}: unfinished: of a save that is under way or was interrupted\n",
+               printable(each.string()));
   }
   return exit_code;
 }
@@ -172,7 +174,7 @@ void run_reshard(const char* what, ReshardOptions& options) {
     options.progress = progress;
     reshard(options);
   });
-  fmt::print("wrote {}\n", options.destination.string());
+  fmt::print("wrote {}\n", printable(options.destination.string()));
 }
 
 void add_reshard(CLI::App& app, int& exit_code) {
@@ -233,7 +235,7 @@ void run_convert(ConvertArguments& arguments) {
     options.progress = progress;
     convert(options);
   });
-  fmt::print("wrote {}\n", options.destination.string());
+  fmt::print("wrote {}\n", printable(options.destination.string()));
 }
 
 void add_convert(CLI::App& app, int& exit_code) {

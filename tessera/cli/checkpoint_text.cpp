@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 
 namespace tessera::cli {
@@ -14,11 +15,11 @@ using nlohmann::ordered_json;
 
 /// {"a": 1, "b": "x"} as "a 1, b x".
 std::string plain(const ordered_json& value) {
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string()) return printable(value.get<std::string>());
   if (!value.is_object()) return value.dump();
   std::string text;
   for (const auto& [key, item] : value.items()) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key,
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", printable(key),
                         item.is_object() ? fmt::format("({})", plain(item)) : plain(item));
   }
   return text;
@@ -46,7 +47,7 @@ std::string ranges_text(const ordered_json& tensor) {
       text += fmt::format(" of {} in each {} from {}", found->at("run").get<int64_t>(),
                           found->at("stride").get<int64_t>(), found->at("offset").get<int64_t>());
     }
-    text += fmt::format(" in {} from byte {}", range["file"].get<std::string>(),
+    text += fmt::format(" in {} from byte {}", printable(range["file"].get<std::string>()),
                         range["offset"].get<int64_t>());
   }
   return text;
@@ -60,7 +61,7 @@ std::string model_text(const ordered_json& model) {
 std::string files_text(const ordered_json& files) {
   std::string text;
   for (const auto& file : files) {
-    text += fmt::format("  {}  {}\n", file["name"].get<std::string>(),
+    text += fmt::format("  {}  {}\n", printable(file["name"].get<std::string>()),
                         format_bytes(file["bytes"].get<int64_t>()));
   }
   return text;
@@ -71,7 +72,7 @@ std::string info_text(const checkpoint::TensorInfo& info) {
 }
 
 std::string difference_text(const checkpoint::TensorDifference& tensor) {
-  std::string text = tensor.name + ": ";
+  std::string text = printable(tensor.name) + ": ";
   if (tensor.a != tensor.b) text += info_text(tensor.a) + " and " + info_text(tensor.b);
   if (tensor.num_different > 0) {
     text += fmt::format("{}{} of {} elements differ", tensor.a != tensor.b ? ", " : "",
@@ -86,7 +87,7 @@ std::string difference_text(const checkpoint::TensorDifference& tensor) {
 
 std::string inspection_text(const ordered_json& about) {
   std::string text =
-      fmt::format("{}: {}\n", about["path"].get<std::string>(), about["format"].get<std::string>());
+      fmt::format("{}: {}\n", plain(about["path"]), about["format"].get<std::string>());
   if (about.contains("step")) text += line("step", about["step"].dump());
   if (about.contains("validation_loss"))
     text += line("validation loss", about["validation_loss"].dump());
@@ -105,7 +106,7 @@ std::string inspection_text(const ordered_json& about) {
   if (!about.contains("tensors")) return text;
   text += "tensors:\n";
   for (const auto& [name, tensor] : about["tensors"].items()) {
-    text += fmt::format("  {}: {}{}\n", name, tensor_text(tensor), ranges_text(tensor));
+    text += fmt::format("  {}: {}{}\n", printable(name), tensor_text(tensor), ranges_text(tensor));
   }
   return text;
 }
@@ -113,8 +114,10 @@ std::string inspection_text(const ordered_json& about) {
 std::string differences_text(const checkpoint::Differences& differences, const std::string& a,
                              const std::string& b) {
   std::string text;
-  for (const auto& name : differences.only_a) text += fmt::format("{}: only in {}\n", name, a);
-  for (const auto& name : differences.only_b) text += fmt::format("{}: only in {}\n", name, b);
+  for (const auto& name : differences.only_a)
+    text += fmt::format("{}: only in {}\n", printable(name), printable(a));
+  for (const auto& name : differences.only_b)
+    text += fmt::format("{}: only in {}\n", printable(name), printable(b));
   double largest = 0;
   for (const auto& tensor : differences.tensors) {
     text += difference_text(tensor) + "\n";

@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/machine.h"
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/accelerate/settings.h"
@@ -69,7 +70,7 @@ Json variables() {
     const std::string text = *variable;
     const auto end = std::min(text.find('='), text.size() - 1);
     const auto name = text.substr(0, end);
-    if (matters(name)) sorted[name] = shown_value(name, text.substr(end + 1));
+    if (matters(name)) sorted[printable(name)] = printable(shown_value(name, text.substr(end + 1)));
   }
   return sorted;
 }
@@ -89,20 +90,20 @@ std::string distribution() {
 
 Json configuration(const std::string& given) {
   const auto file = given.empty() ? config::accelerate::default_config_file() : fs::path(given);
-  Json result{{"file", file.string()}};
+  Json result{{"file", printable(file.string())}};
   std::error_code unreadable;  // another user's home
   if (given.empty() && !fs::exists(file, unreadable)) return result;
   try {
     Json shown_settings = Json::object();
     const auto settings = config::accelerate::read_settings(file);
     for (const auto& setting : settings.all()) {
-      shown_settings[setting.key] =
-          setting.is_null ? "null" : shown_value(setting.key, setting.value);
+      shown_settings[printable(setting.key)] =
+          setting.is_null ? "null" : printable(shown_value(setting.key, setting.value));
     }
     result["settings"] = shown_settings;
   } catch (const UserError& error) {
     if (!given.empty()) throw;
-    result["error"] = error.what();
+    result["error"] = printable(error.what());
   }
   return result;
 }

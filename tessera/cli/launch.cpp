@@ -11,6 +11,7 @@
 #include "tessera/base/nearest.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launch_options.h"
+#include "tessera/launch/process.h"
 
 namespace tessera::cli {
 namespace {
@@ -79,6 +80,13 @@ void take_own(const CLI::App& command, AccelerateRequest& request) {
   if (command.count("-n") > 0) request.processes_per_machine = command.get_option("-n")->as<int>();
 }
 
+/// Is it this program, which takes over the port that the launcher has bound?
+bool is_own_program(const std::vector<std::string>& command) {
+  std::error_code ignored;
+  return !command.empty() && std::filesystem::equivalent(launch::find_program(command.front()),
+                                                         "/proc/self/exe", ignored);
+}
+
 void check_machines(const CLI::App& command, const launch::LaunchOptions& options) {
   if (options.num_nodes == 1) return;
   for (const char* name : {"--master-addr", "--master-port", "--node-rank"}) {
@@ -106,6 +114,7 @@ int run_launch(const CLI::App& command, LaunchArguments& arguments) {
   if (!apply(arguments.accelerate, options)) check_machines(command, options);
   check_processes(options.num_processes);
   if (arguments.no_prefix) options.output = launch::OutputMode::plain;
+  options.pass_listen_socket = is_own_program(options.command);
   return launch::launch(options);
 }
 

@@ -4,7 +4,9 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
+#include "tessera/base/mapped_files.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/text.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
 
@@ -50,19 +52,21 @@ int main(int argc, char** argv) {
   app.footer(
       "tessera COMMAND --help says more.\nExample:\n  tessera train recipes/tiny_llama.yaml");
   try {
+    tessera::watch_mapped_files(tessera::WhenCut::end);
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::CallForVersion& version) {
     return app.exit(version);
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "tessera: %s; see tessera --help\n", describe(app, error).c_str());
+    std::fprintf(stderr, "tessera: %s; see tessera --help\n",
+                 tessera::printable(describe(app, error)).c_str());
     return tessera::kUserErrorExit;
   } catch (const tessera::UserError& error) {
-    std::fprintf(stderr, "tessera: %s\n", error.what());
+    std::fprintf(stderr, "tessera: %s\n", tessera::printable(error.what()).c_str());
     return tessera::kUserErrorExit;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "tessera: %s\n", error.what());
+    std::fprintf(stderr, "tessera: %s\n", tessera::printable(error.what()).c_str());
     return tessera::kFailureExit;
   }
   return exit_code;

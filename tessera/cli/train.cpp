@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launch_options.h"
@@ -89,7 +90,8 @@ std::string model_folder(const config::ModelSection& model) {
                                format_bytes(progress.done_bytes),
                                format_bytes(progress.total_bytes));
                   },
-              .on_notice = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }})
+              .on_notice =
+                  [](const std::string& line) { fmt::print(stderr, "{}\n", printable(line)); }})
       .string();
 }
 

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/mapped_files.h"
+#include "tessera/base/text.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/job_keys.h"
 #include "tessera/config/run_config.h"
@@ -40,7 +42,7 @@ int run_rank(const std::vector<std::string>& arguments) {
 
 int tell(const std::string& message, int exit_code) {
   std::fflush(stdout);
-  std::fprintf(stderr, "tessera: %s\n", message.c_str());
+  std::fprintf(stderr, "tessera: %s\n", printable(message, LineBreaks::kept).c_str());
   return exit_code;
 }
 
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   try {
     quieten_libtorch();
+    watch_mapped_files(WhenCut::note);
     return run_rank({argv + 1, argv + argc});
   } catch (const UserError& error) {
     return tell(config::with_job_keys(error.what()), kUserErrorExit);

@@ -24,8 +24,8 @@ c10::intrusive_ptr<c10d::Backend> bare_gloo(const Group& axis) {
     where.listen_fd = listener.fd;
   }
   where.master_port = std::stoi(axis.all_gather_bytes(std::to_string(listener.port))[0]);
-  return make_gloo(make_gloo_device(/*loopback=*/true), connect(where), axis.rank(), axis.size(),
-                   axis.timeout());
+  const auto store = connect(where);
+  return make_gloo(make_gloo_device(where, store), store, axis.rank(), axis.size(), axis.timeout());
 }
 
 class NativeTest : public RankTest {};

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -92,6 +94,24 @@ Answer follow(const MissingPeers& missing, int self, const std::map<int, Heard>&
   return answer;
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// On which hosts the ranks are, as far as they have said so: " (rank 1 is on b)".
+std::string hosts_of(const std::set<int>& ranks, const std::map<int, std::string>& hosts) {
+  std::string text;
+  for (const int rank : ranks) {
+    const auto found = hosts.find(rank);
+    text += fmt::format(
+        "{}rank {} {}", text.empty() ? " (" : ", ", rank,
+        found == hosts.end() ? "has never reached the store" : "is on " + found->second);
+  }
+  return text.empty() ? "" : text + ")";
+}
+
 std::string describe(const MissingPeers& missing, const Answer& answer, Milliseconds timeout) {
   if (answer.ranks.empty()) return missing.what();  // each waits for another
   const std::vector<int> ranks(answer.ranks.begin(), answer.ranks.end());
@@ -125,12 +145,14 @@ struct RollCall::Board {
   bool stopping = false;
   bool ended = false;  // the thread, of itself or because the store is gone
   int self = 0;
+  bool one_machine = true;
   Milliseconds patience = kPatience;
   std::map<int64_t, Wait> waits;
   int64_t num_waits = 0;  // ever begun
   std::optional<Word> given_up;
   std::set<int> wanted;  // ranks whose words somebody asks for
   std::map<int, Heard> heard;
+  std::map<int, std::string> hosts;  // of wanted ranks that have said so
   int64_t num_rounds = 0;
   int64_t beat = 0;
 
@@ -150,11 +172,14 @@ Word RollCall::Board::own_word() {
   return {.state = Word::State::waits, .beat = ++beat, .ranks = {ranks.begin(), ranks.end()}};
 }
 
+std::string host_key(int rank) { return fmt::format("host/{}", rank); }
+
 std::string did_not_come(const std::vector<int>& ranks) { return name_of(ranks) + " did not come"; }
 
 RollCall::RollCall(const c10::intrusive_ptr<c10d::Store>& store, const RollCallOptions& options)
     : options_(options), board_(std::make_shared<Board>()) {
   board_->self = options.rank;
+  board_->one_machine = options.one_machine;
   board_->patience = std::min(kPatience, options.timeout / 4);
   start_thread("roll call", [board = board_, store] { serve(board, store); }).detach();
 }
@@ -173,6 +198,7 @@ void RollCall::serve(const std::shared_ptr<Board>& board,
     std::string said = to_text({});
     lock.unlock();
     const auto store = shared_store->clone();  // nobody else's wait holds it up
+    if (!board->one_machine) store->set(host_key(board->self), host_name());
     lock.lock();
     while (!board->stopping) {
       const auto text = to_text(board->own_word());
@@ -180,9 +206,10 @@ void RollCall::serve(const std::shared_ptr<Board>& board,
       lock.unlock();
       if (text != said) store->set(key_of(board->self), text);
       said = text;
-      std::map<int, std::string> words;
+      std::map<int, std::string> words, hosts;
       for (const int rank : wanted) {
         words[rank] = store->check({key_of(rank)}) ? store->get_to_str(key_of(rank)) : to_text({});
+        if (store->check({host_key(rank)})) hosts[rank] = store->get_to_str(host_key(rank));
       }
       lock.lock();
       for (const auto& [rank, word] : words) {
@@ -191,6 +218,7 @@ void RollCall::serve(const std::shared_ptr<Board>& board,
         heard.last = word;
         ++heard.times;
       }
+      board->hosts.merge(hosts);
       ++board->num_rounds;
       board->changed.notify_all();
       board->changed.wait_for(lock, board->period());
@@ -225,7 +253,8 @@ std::string RollCall::explain(const MissingPeers& missing) {
   if (!answered && options_.server && options_.server != options_.rank) {
     answer = {.ranks = {*options_.server}, .late = late, .asked = {}};
   }
-  return describe(missing, answer, options_.timeout);
+  auto text = describe(missing, answer, options_.timeout);
+  return options_.one_machine ? text : text + hosts_of(answer.ranks, board.hosts);
 }
 
 void RollCall::watch(const ForWhom& for_whom, const std::function<void()>& body) {

@@ -34,10 +34,14 @@ class MissingPeers : public std::runtime_error {
 /// (launch/failure.cpp).
 std::string did_not_come(const std::vector<int>& ranks);
 
+/// Where in the store a rank says on which host it is.
+std::string host_key(int rank);
+
 struct RollCallOptions {
   int rank = 0;               ///< of this process, in the run
   std::optional<int> server;  ///< the rank that serves the store; none: the launcher does
   std::chrono::milliseconds timeout = std::chrono::seconds(600);  ///< of the run's operations
+  bool one_machine = true;  ///< else errors say on which host a rank is
 };
 
 /// Note [Roll call]. A rank that waits may wait for one that waits itself, on another axis, and

@@ -1,9 +1,7 @@
 #include "tessera/comm/store.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,50 +13,13 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/network.h"
 #include "tessera/comm/queue.h"
+#include "tessera/comm/secret.h"
 #include "tessera/comm/thread.h"
 
 namespace tessera::comm {
 namespace {
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-
-  sockaddr* generic() { return reinterpret_cast<sockaddr*>(&storage); }
-  sockaddr_in& v4() { return reinterpret_cast<sockaddr_in&>(storage); }
-  sockaddr_in6& v6() { return reinterpret_cast<sockaddr_in6&>(storage); }
-  bool is_v4() const { return storage.ss_family == AF_INET; }
-};
-
-Address resolve(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
-    user_error("master address '{}': {}; set --master-addr or MASTER_ADDR", host,
-               gai_strerror(error));
-  }
-  Address address;
-  address.length = found->ai_addrlen;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  freeaddrinfo(found);
-  return address;
-}
-
-bool is_loopback(Address& address) {
-  if (address.is_v4()) return (ntohl(address.v4().sin_addr.s_addr) >> 24) == 127;
-  return IN6_IS_ADDR_LOOPBACK(&address.v6().sin6_addr);
-}
-
-int port_of(int fd) {
-  Address address;
-  address.length = sizeof(address.storage);
-  if (getsockname(fd, address.generic(), &address.length) != 0) {
-    system_error("the listening socket handed to rank 0");
-  }
-  return ntohs(address.is_v4() ? address.v4().sin_port : address.v6().sin6_port);
-}
 
 void check(const Rendezvous& where) {
   if (where.world_size < 1) {
@@ -154,28 +115,18 @@ StorePtr make_store(const std::string& host, const c10d::TCPStoreOptions& option
 
 }  // namespace
 
-bool is_loopback(const std::string& host) {
-  Address address = resolve(host);
-  return is_loopback(address);
+bool on_loopback(const Rendezvous& where) {
+  return where.one_machine && Address::of(where.master_addr).is_loopback();
 }
 
-Listener listen_on(const std::string& host, int port) {
-  Address address = resolve(host);
-  if (!is_loopback(address)) {
-    if (address.is_v4()) {
-      address.v4().sin_addr.s_addr = htonl(INADDR_ANY);
-    } else {
-      address.v6().sin6_addr = in6addr_any;
-    }
-  }
-  (address.is_v4() ? address.v4().sin_port : address.v6().sin6_port) =
-      htons(static_cast<uint16_t>(port));
-  const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+Listener listen_on(const std::string& host, int port, bool one_machine) {
+  const auto address = store_address(host, one_machine);
+  const int fd = socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) system_error("socket");
   const int yes = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   constexpr int kBacklog = 4096;  // every rank of a large run may connect at once
-  if (bind(fd, address.generic(), address.length) != 0 || listen(fd, kBacklog) != 0) {
+  if (!address.bind(fd, port) || listen(fd, kBacklog) != 0) {
     const int error = errno;
     close(fd);
     user_error("port {} on {} is {}; set --master-port or MASTER_PORT", port, host,
@@ -198,15 +149,16 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
   options.timeout = where.timeout;
   if (where.rank == 0 && !where.served) {
     // The store of LibTorch listens on every address unless it is given a bound socket.
-    const Listener listener = where.listen_fd
-                                  ? Listener{*where.listen_fd, port_of(*where.listen_fd)}
-                                  : listen_on(where.master_addr, where.master_port);
+    const Listener listener =
+        where.listen_fd ? Listener{*where.listen_fd, port_of(*where.listen_fd)}
+                        : listen_on(where.master_addr, where.master_port, where.one_machine);
     options.isServer = true;
     options.port = static_cast<uint16_t>(listener.port);
     options.masterListenFd = listener.fd;
   }
+  StorePtr store;
   try {
-    return make_store(where.master_addr, options);
+    store = make_store(where.master_addr, options);
   } catch (const c10::Error& error) {
     const std::string reason = error.what_without_backtrace();
     throw c10::DistError(
@@ -215,6 +167,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& where) {
                     reason.substr(0, reason.find('\n'))),
         nullptr);
   }
+  return of_this_run(store, where);
 }
 
 namespace {

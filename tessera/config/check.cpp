@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
@@ -39,6 +40,27 @@ class Place {
 
 bool is_default(const Field& field, const RunConfig& config) {
   return yaml_value(field, config) == yaml_value(field, RunConfig{});
+}
+
+/// A job file and what is saved of it are UTF-8, so its texts must be.
+void check_texts(const RunConfig& config, const Place& place) {
+  auto copy = config;  // slots are for writing, too
+  for (const auto& section : sections()) {
+    for (const auto& field : section.fields) {
+      const auto slot = field.slot(copy);
+      std::vector<std::string> texts;
+      if (const auto* text = std::get_if<std::string*>(&slot)) texts = {**text};
+      if (const auto* list = std::get_if<std::vector<std::string>*>(&slot)) texts = **list;
+      for (const auto& text : texts) {
+        if (is_utf8(text)) continue;
+        place.error(field.key, "expected text in UTF-8, got '{}'; rename the file or folder",
+                    printable(text));
+      }
+    }
+  }
+  if (config.train.run_dir.empty()) {
+    place.error("train.run_dir", "expected a folder, got ''; set one, as runs/first");
+  }
 }
 
 void check_model(const RunConfig& config, const Place& place) {
@@ -295,6 +317,7 @@ void check(const RunConfig& config, const Origins& origins) {
         "data.train",
         "expected at least one file or folder, got none; set data.train, or --data.train=PATH");
   }
+  check_texts(config, place);
   check_model(config, place);
   check_ranks(config, place);
   check_schedule(config, place);

@@ -286,8 +286,13 @@ Section parallel_section() {
       .add("sync_module_states", &S::sync_module_states,
            "rank 0 reads pretrained weights, the others receive their slices", {kPretrained})
       .add("backend", &S::backend, "of the collectives; auto: nccl on GPUs, else gloo", kAlways)
-      .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
-           {.range = above(0), .aliases = {"timeout", "timeout_s"}})
+      .add("interface", &S::interface,
+           "network interface of Gloo on several machines, as eth0; empty: GLOO_SOCKET_IFNAME if "
+           "set, else the one by which the master address is reached",
+           kAlways, {.aliases = {"gloo_socket_ifname", "socket_ifname"}})
+      .add(
+          "timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
+          {.range = {.low = 0, .high = 1e7, .low_open = true}, .aliases = {"timeout", "timeout_s"}})
       .add("threads_per_rank", &S::threads_per_rank,
            "0: OMP_NUM_THREADS if set, else cores / ranks", kAlways,
            {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})

@@ -98,6 +98,7 @@ struct ParallelSection {
   double offload_fraction = 1;
   bool sync_module_states = false;
   comm::BackendChoice backend = comm::BackendChoice::automatic;
+  std::string interface;         ///< of the network, over several machines; empty: by the way
   double timeout_seconds = 600;  ///< deadline of every collective
   int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
 

@@ -57,6 +57,7 @@ class Loader {
   /// Step `step` begins with the sample at the global index `sample`: after a run with another B.
   void go_on(int64_t step, int64_t sample) { first_ = sample - step * options_.global_batch; }
 
+  const Dataset& dataset() const { return dataset_; }
   RowRange rows() const;        ///< of this rank, in every step
   int64_t num_batches() const;  ///< steps that see every sample once, the last one perhaps not full
 

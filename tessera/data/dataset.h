@@ -32,6 +32,7 @@ class Dataset {
   int64_t size() const { return stretches_.count * stretches_.num_samples; }  ///< samples
   int64_t seq_len() const { return seq_len_; }
   int64_t num_tokens() const { return source_->size(); }  ///< of the whole source
+  const TokenSource& source() const { return *source_; }
 
   /// The seq_len + 1 tokens of a sample: inputs, and one more. UserError at a token beyond the
   /// vocabulary.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/sha256.h"
 #include "tessera/data/text_files.h"
 
 namespace tessera::data {
@@ -204,6 +205,21 @@ void TokenSource::read(int64_t begin, std::span<int64_t> out) const {
   if (vocab_size_ == 0) return;
   const int64_t outside = first_outside(out.data(), count, static_cast<uint64_t>(vocab_size_));
   if (outside < count) refuse(begin + outside);
+}
+
+std::string TokenSource::sample_digest() const {
+  constexpr int64_t kBlocks = 16, kBytes = 4096;
+  std::string sampled;
+  for (int64_t i = 0; i < kBlocks; ++i) {
+    const int64_t token = size_ / kBlocks * i + size_ % kBlocks * i / kBlocks;
+    if (size_ == 0) break;
+    const auto& segment = segments_[segment_at(token)];
+    const int64_t begin = (token - segment.begin) * token_bytes(segment.type);
+    const int64_t end = std::min(begin + kBytes, segment.num_tokens * token_bytes(segment.type));
+    sampled.append(reinterpret_cast<const char*>(segment.data + begin),
+                   static_cast<size_t>(end - begin));
+  }
+  return sha256(sampled);
 }
 
 void TokenSource::check_vocabulary(int64_t vocab_size, int64_t scan_bytes) {

@@ -38,6 +38,10 @@ class TokenSource {
   /// std::out_of_range. After check_vocabulary(), UserError at the first token beyond it.
   void read(int64_t begin, std::span<int64_t> out) const;
 
+  /// The SHA-256 of up to 16 blocks of 4 KiB at equal distances over all of the bytes: another
+  /// content of a file most likely has another. Reads no more than these.
+  std::string sample_digest() const;
+
   /// Refuses tokens outside [0, vocab_size) from now on: scans the first `scan_bytes` now (about 4
   /// GB/s once in memory) and checks every later read. UserError names file, byte offset, token and
   /// vocabulary.

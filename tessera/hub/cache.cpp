@@ -84,12 +84,4 @@ std::string cached_hint(const fs::path& root, const ModelName& name) {
   return did_you_mean(name.revision, Cache(root, name).revisions());
 }
 
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    throw SystemError(fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
-  }
-}
-
 }  // namespace tessera::hub

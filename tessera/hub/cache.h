@@ -49,7 +49,4 @@ std::vector<std::string> cached_models(const std::filesystem::path& root);
 /// "" if nothing is near.
 std::string cached_hint(const std::filesystem::path& root, const ModelName& name);
 
-/// Makes a folder and those above it; SystemError if that is impossible.
-void make_folder(const std::filesystem::path& folder);
-
 }  // namespace tessera::hub

@@ -10,13 +10,18 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/sha1.h"
 #include "tessera/base/sha256.h"
+#include "tessera/base/units.h"
 #include "tessera/hub/file_lock.h"
 #include "tessera/hub/retries.h"
 
 namespace tessera::hub {
 namespace fs = std::filesystem;
 namespace {
+
+/// No file whose size the Hub does not tell is nearly as large.
+constexpr int64_t kMostWithoutSize = int64_t{64} << 20;
 
 fs::path partial_path(const Cache& cache, const std::string& etag) {
   return cache.blob(etag + ".incomplete");
@@ -27,7 +32,7 @@ fs::path partial_path(const Cache& cache, const std::string& etag) {
 class PartialBlob {
  public:
   explicit PartialBlob(fs::path path) : path_(std::move(path)) {
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd_ < 0) system_error(path_.string() + ": cannot be written");
   }
   ~PartialBlob() { ::close(fd_); }
@@ -134,6 +139,11 @@ class Download {
       user_error("{}: the server sends more than the {} bytes that it announced; check HF_ENDPOINT",
                  file_.name, file_.size);
     }
+    if (file_.size < 0 && end > kMostWithoutSize) {
+      partial_.clear();
+      user_error("{}: the server tells no size for it and sends more than {}; check HF_ENDPOINT",
+                 file_.name, format_bytes(kMostWithoutSize));
+    }
     partial_.write_at(at, bytes);
     if (end > furthest_) retries_.after_success();
     furthest_ = std::max(furthest_, end);
@@ -150,15 +160,27 @@ class Download {
   bool has_ended_ = false;  ///< of a file whose size nobody told
 };
 
-/// The Hub names large files by their SHA-256, small ones by a Git hash, which is not checked.
+/// The Hub names large files by their SHA-256, small ones as Git does.
+enum class Naming { sha256, git, unknown };
+
+Naming naming_of(const std::string& etag) {
+  const bool digits = std::ranges::all_of(
+      etag, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  constexpr size_t kSha256Digits = 64, kGitDigits = 40;
+  if (digits && etag.size() == kSha256Digits) return Naming::sha256;
+  return digits && etag.size() == kGitDigits ? Naming::git : Naming::unknown;
+}
+
 void check_content(const RemoteFile& file, const fs::path& path) {
-  constexpr size_t kSha256Digits = 64;
-  if (file.etag.size() != kSha256Digits) return;
-  const auto found = sha256(MappedFile(path).text());
+  const auto naming = naming_of(file.etag);
+  if (naming == Naming::unknown) return;
+  const MappedFile content(path);
+  const auto found =
+      naming == Naming::sha256 ? sha256(content.text()) : git_blob_name(content.text());
   if (found == file.etag) return;
   fs::remove(path);
-  user_error("{}: expected content with SHA-256 {}, got {}; it is deleted: run again", file.name,
-             file.etag, found);
+  user_error("{}: expected content with {} {}, got {}; it is deleted: run again", file.name,
+             naming == Naming::sha256 ? "SHA-256" : "Git's name", file.etag, found);
 }
 
 }  // namespace
@@ -167,6 +189,12 @@ void download_blob(Remote& remote, const Cache& cache, const std::string& commit
                    const RemoteFile& file, const Settings& settings, const OnBytes& on_bytes) {
   const auto blob = cache.blob(file.etag), partial = partial_path(cache, file.etag);
   if (fs::exists(blob)) return;
+  if (file.size < 0 && naming_of(file.etag) == Naming::unknown) {
+    user_error(
+        "{}: the server tells neither its size nor its hash, so that a cut file would pass for "
+        "whole; check HF_ENDPOINT",
+        file.name);
+  }
   make_folder(blob.parent_path());
   make_folder(cache.lock(file.etag).parent_path());
   const FileLock lock(cache.lock(file.etag), partial, settings);

@@ -13,10 +13,11 @@ namespace tessera::hub {
 /// Bytes of a file that have arrived. May throw to stop.
 using OnBytes = std::function<void(int64_t)>;
 
-/// The blob of `file`, unless it is there: what an earlier attempt left is continued, the size and,
-/// of large files, the SHA-256 are checked, and only then does the blob get its name. Others who
-/// want the same wait. Throws as Remote does; UserError: other content than announced; SystemError:
-/// disk full.
+/// The blob of `file`, unless it is there: what an earlier attempt left is continued, the size and
+/// the hash by which the Hub names it (SHA-256 or Git's) are checked, and only then does the blob
+/// get its name. Others who want the same wait. Throws as Remote does; UserError: other content than
+/// announced, more than 64 MiB of a file without a size, or neither size nor hash; SystemError: disk
+/// full.
 void download_blob(Remote& remote, const Cache& cache, const std::string& commit,
                    const RemoteFile& file, const Settings& settings, const OnBytes& on_bytes);
 

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
+#include "tessera/base/shown_urls.h"
 #include "tessera/hub/libcurl.h"
 
 namespace tessera::hub {
@@ -103,7 +104,8 @@ int64_t Response::number(const std::string& name) const {
 
 Http::Http(const Settings& settings) : settings_(settings), origin_(origin_of(settings.endpoint)) {
   if (!settings.endpoint.starts_with("http://") && !settings.endpoint.starts_with("https://")) {
-    user_error("HF_ENDPOINT: expected http://host or https://host, got '{}'", settings.endpoint);
+    user_error("HF_ENDPOINT: expected http://host or https://host, got '{}'",
+               shown_urls(settings.endpoint));
   }
   curl_ = libcurl().easy_init();
   if (curl_ == nullptr) throw SystemError("libcurl cannot be started");
@@ -170,7 +172,8 @@ Response Http::send(const Request& request, const BodySink& sink) {
     }
     next.url = target;
   }
-  user_error("{}: more than {} redirections; check HF_ENDPOINT", request.url, kMaxRedirections);
+  user_error("{}: more than {} redirections; check HF_ENDPOINT", shown_urls(request.url),
+             kMaxRedirections);
 }
 
 std::string url_encoded(std::string_view text) {

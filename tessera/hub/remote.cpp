@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/shown_urls.h"
 #include "tessera/hub/cache.h"
 
 namespace tessera::hub {
@@ -31,7 +32,9 @@ RemoteFiles Remote::list() {
   const auto url = fmt::format("{}/api/models/{}/revision/{}", settings_.endpoint, name_.repository,
                                url_encoded(name_.revision));
   send({.url = url}, [&](const Response&, std::string_view part) {
-    if (text.size() + part.size() > kMaxListBytes) user_error("{}: an endless answer", url);
+    if (text.size() + part.size() > kMaxListBytes) {
+      user_error("{}: an endless answer", shown_urls(url));
+    }
     text += part;
   });
   const auto root = nlohmann::json::parse(text, nullptr, false);
@@ -41,7 +44,7 @@ RemoteFiles Remote::list() {
   if (!is_commit(files.commit) || !root.contains("siblings") || !root["siblings"].is_array()) {
     user_error(
         "{}: expected the Hub's description of a model, got something else; check HF_ENDPOINT",
-        url);
+        shown_urls(url));
   }
   for (const auto& file : root["siblings"]) {
     if (!file.is_object() || !file.contains("rfilename") || !file["rfilename"].is_string())
@@ -71,7 +74,8 @@ Response Remote::send(const Request& request, const BodySink& sink) {
   auto response = http_.send(request, sink);
   if (response.status < 400 || response.status == 416) return response;
   if (!http_.is_endpoint(response.url)) {  // a signed address that is no longer valid: ask again
-    throw Unreachable(fmt::format("{}: answers with status {}", response.url, response.status));
+    throw Unreachable(
+        fmt::format("{}: answers with status {}", shown_urls(response.url), response.status));
   }
   refuse(response);
 }
@@ -83,7 +87,7 @@ std::string Remote::file_url(const std::string& commit, const std::string& file)
 
 void Remote::refuse(const Response& response) const {
   const auto& model = name_.repository;
-  const auto& endpoint = settings_.endpoint;
+  const auto endpoint = shown_urls(settings_.endpoint);
   const auto code = response.header("x-error-code");
   const auto hint = cached_hint(settings_.cache, name_);
   const bool has_token = !settings_.token.empty();
@@ -96,7 +100,7 @@ void Remote::refuse(const Response& response) const {
   }
   if (code == "EntryNotFound") {
     user_error("{}: {} lists a file that it does not have ({})", name_.text(), endpoint,
-               response.url);
+               shown_urls(response.url));
   }
   if (response.status == 404 || code == "RepoNotFound") {
     user_error("{}: no such folder, and no such model at {}{}{}", model, endpoint,

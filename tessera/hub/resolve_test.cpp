@@ -231,6 +231,49 @@ TEST_F(Resolve, OtherContentThanAnnouncedIsRefused) {
   EXPECT_EQ(read_file(snapshot() / "model.safetensors"), kWeights);
 }
 
+TEST_F(Resolve, AFileWithoutASizeIsCheckedAndLimited) {
+  TestHub hub(model_of_one_file());
+  hub.tells_sizes = false;
+  hub.small_breaks_after = 1;
+  EXPECT_THAT(refused("org/model", options(hub)), HasSubstr(": expected content with Git's name "));
+  EXPECT_FALSE(fs::exists(snapshot() / "config.json"));
+  hub.small_breaks_after = -1;
+  resolve("org/model", options(hub));
+  EXPECT_TRUE(fs::exists(snapshot() / "config.json"));
+}
+
+TEST_F(Resolve, AFileWithoutASizeThatDoesNotEndIsCutOff) {
+  TestHub hub({{"config.json", {std::string((64 << 20) + 1, ' ')}},
+               {"model.safetensors", {kWeights, true}}});
+  hub.tells_sizes = false;
+  EXPECT_THAT(refused("org/model", options(hub)),
+              HasSubstr("no size for it and sends more than 64"));
+  EXPECT_FALSE(fs::exists(snapshot() / "config.json"));
+}
+
+TEST_F(Resolve, AFileWithoutSizeAndHashIsRefused) {
+  TestHub hub(model_of_one_file());
+  hub.tells_sizes = false;
+  hub.etag = "some-words";
+  EXPECT_THAT(refused("org/model", options(hub)), HasSubstr("tells neither its size nor its hash"));
+}
+
+TEST_F(Resolve, NoErrorShowsAPassword) {
+  TestHub hub(model_of_one_file());
+  const auto with_user = [&](const char* error_code) {
+    hub.error_code = error_code;
+    auto secret = options(hub);
+    secret.settings.endpoint.insert(std::string_view("http://").size(), "me:pass@");
+    const auto line = refused("org/model", secret);
+    EXPECT_EQ(line.find("pass"), std::string::npos) << line;
+    return line;
+  };
+  for (const char* code : {"RepoNotFound", "RevisionNotFound", "GatedRepo", "Other"})
+    with_user(code);
+  EXPECT_THAT(refused("org/model", {.settings = {.cache = cache_, .endpoint = "ftp://me:pass@h"}}),
+              HasSubstr("got 'ftp://(hidden)@h'"));
+}
+
 TEST_F(Resolve, AnOverloadedHubIsAskedAgain) {
   TestHub hub(model_of_one_file());
   hub.unavailable = 2;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/units.h"
 #include "tessera/hub/cache.h"
 #include "tessera/hub/download.h"

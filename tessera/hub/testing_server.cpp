@@ -17,6 +17,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
+#include "tessera/base/sha1.h"
 #include "tessera/base/sha256.h"
 
 namespace tessera::hub::testing {
@@ -48,7 +49,7 @@ void send_all(int fd, std::string_view bytes) {
 }
 
 std::string etag_of(const HubFile& file) {
-  return file.is_large ? sha256(file.content) : sha256(file.content).substr(0, 40);
+  return file.is_large ? sha256(file.content) : git_blob_name(file.content);
 }
 
 }  // namespace
@@ -104,7 +105,7 @@ void HttpServer::answer(int fd) {
   const auto reply = handler_(request);
   std::string head = fmt::format("HTTP/1.1 {} x\r\nConnection: close\r\n", reply.status);
   for (const auto& [name, value] : reply.headers) head += fmt::format("{}: {}\r\n", name, value);
-  if (!reply.headers.contains("Content-Length")) {
+  if (reply.tells_size && !reply.headers.contains("Content-Length")) {
     head += fmt::format("Content-Length: {}\r\n", reply.body.size());
   }
   send_all(fd, head + "\r\n");
@@ -170,7 +171,7 @@ Reply TestHub::describe(const ServerRequest& request, const std::string& name) {
   const auto& file = found->second;
   if (!file.is_large) {
     auto reply = content(request, name);
-    reply.headers["ETag"] = "\"" + etag_of(file) + "\"";
+    reply.headers["ETag"] = "\"" + (etag.empty() ? etag_of(file) : etag) + "\"";
     reply.headers["X-Repo-Commit"] = kCommit;
     return reply;
   }
@@ -184,6 +185,10 @@ Reply TestHub::describe(const ServerRequest& request, const std::string& name) {
 Reply TestHub::content(const ServerRequest& request, const std::string& name) {
   const auto& file = files_.at(name);
   Reply reply{.body = served_instead.contains(name) ? served_instead.at(name) : file.content};
+  reply.tells_size = tells_sizes;
+  if (!tells_sizes && request.method == "GET" && small_breaks_after >= 0) {
+    reply.breaks_after = small_breaks_after;
+  }
   const auto range = request.header("range");
   if (knows_ranges && !range.empty()) {
     const auto size = reply.body.size();

@@ -27,6 +27,7 @@ struct Reply {
   std::string body;
   int64_t breaks_after = -1;  ///< bytes of the body after which the connection is closed; -1: none
   bool stalls = false;        ///< where it would break, nothing comes for a while
+  bool tells_size = true;     ///< Content-Length
 };
 
 /// Answers one request per connection with what `handler` says.
@@ -77,6 +78,9 @@ class TestHub {
   int64_t breaks_after = 0;
   bool stalls = false;
   bool knows_ranges = true;
+  bool tells_sizes = true;          ///< of contents
+  int64_t small_breaks_after = -1;  ///< bytes of small files without a size; -1: all come
+  std::string etag;                 ///< of small files, in place of Git's name
   std::map<std::string, std::string> served_instead;  ///< contents that are not what is announced
 
  private:

@@ -1,5 +1,6 @@
 #include "tessera/launch/failure.h"
 
+#include <fmt/ranges.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -88,6 +89,17 @@ std::string line_end(const AttemptEnd& attempt, OutputMode output) {
   return open ? "\n" : "";
 }
 
+/// The ranks of other machines that the one that failed says it waited for in vain: "rank 1 of
+/// another machine"; "" if there are none.
+std::string missed_elsewhere(const RankEnd& cause, const AttemptEnd& attempt) {
+  std::set<int> missed;
+  for (const auto& line : cause.last_lines) missed.merge(missing_ranks(line));
+  for (const auto& rank : attempt.ranks) missed.erase(rank.rank);
+  if (missed.empty()) return "";
+  return fmt::format("rank{} {} of another machine", missed.size() == 1 ? "" : "s",
+                     fmt::join(missed, ", "));
+}
+
 }  // namespace
 
 bool RankEnd::preempted() const {
@@ -149,7 +161,12 @@ void report_failure(const RankEnd& cause, const AttemptEnd& attempt, OutputMode 
   const auto* first = rank_0(attempt);
   const bool colours = ::isatty(2) == 1 && std::getenv("NO_COLOR") == nullptr && !users_error;
   std::string text = line_end(attempt, output);
-  if (!users_error) text += fmt::format("tessera launch: {}\n", describe(cause));
+  const auto elsewhere = missed_elsewhere(cause, attempt);
+  if (!users_error && !elsewhere.empty()) {
+    text += fmt::format("tessera launch: {} did not come: {}\n", elsewhere, describe(cause));
+  } else if (!users_error) {
+    text += fmt::format("tessera launch: {}\n", describe(cause));
+  }
   auto lines = cause.last_lines;
   if (!cause.missed.empty()) lines.push_front(cause.missed);
   for (const auto& line : lines) {

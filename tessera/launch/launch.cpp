@@ -1,18 +1,21 @@
 #include "tessera/launch/launch.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/random.h"
 #include "tessera/launch/failure.h"
+#include "tessera/launch/rank_environment.h"
 #include "tessera/launch/socket.h"
 #include "tessera/launch/supervisor.h"
 
@@ -69,8 +72,7 @@ struct Rendezvous {
 };
 
 BoundSocket bind_master_port(const LaunchOptions& options, bool any_address) {
-  if (options.num_nodes > 1 || !options.other_port_if_busy)
-    return bind_port(options.master_port, any_address);
+  if (!options.other_port_if_busy) return bind_port(options.master_port, any_address);
   if (auto bound = try_bind_port(options.master_port, any_address)) return std::move(*bound);
   BoundSocket other = bind_port(0, any_address);
   write_all(2, fmt::format("tessera launch: port {} is in use: taking {}, which is free\n",
@@ -81,14 +83,39 @@ BoundSocket bind_master_port(const LaunchOptions& options, bool any_address) {
 Rendezvous make_rendezvous(const LaunchOptions& options) {
   if (options.node_rank > 0) return {.port = options.master_port};
   const bool loopback = options.num_nodes == 1 && is_loopback(options.master_addr);
-  BoundSocket bound = bind_master_port(options, !loopback);
-  if (!loopback || !options.pass_listen_socket)
-    return {.port = bound.port};  // free again for the program
+  BoundSocket bound = options.num_nodes > 1
+                          ? bind_port_of(store_address(options.master_addr, /*one_machine=*/false),
+                                         options.master_port)
+                          : bind_master_port(options, !loopback);
+  const bool passed = options.pass_listen_socket && (loopback || options.num_nodes > 1);
+  if (!passed) return {.port = bound.port};  // free again for the program
   if (::listen(bound.fd.get(), SOMAXCONN) != 0) {
     user_error("launch: master port {} cannot be used: {}; choose another one or none", bound.port,
                std::strerror(errno));
   }
   return {.port = bound.port, .listening = std::move(bound.fd)};
+}
+
+/// An empty file that is ours until we end: another launch into the same folder is refused, and
+/// what this one has written stays. A named pipe would wait for somebody who reads.
+FileDescriptor open_log(const std::string& path) {
+  FileDescriptor log(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666));
+  struct stat status {};
+  const bool known = log.is_open() ? ::fstat(log.get(), &status) == 0
+                                   : errno == ENXIO && ::stat(path.c_str(), &status) == 0;
+  if (known && !S_ISREG(status.st_mode))
+    user_error("launch: '{}' is no regular file; remove it or choose another log folder", path);
+  if (!log.is_open()) user_error("launch: '{}' cannot be written: {}", path, std::strerror(errno));
+  if (::flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    user_error(
+        "launch: '{}': another launch writes there; wait for its end, or choose another log "
+        "folder",
+        path);
+  }
+  if (::ftruncate(log.get(), 0) != 0)
+    user_error("launch: '{}' cannot be emptied: {}", path, std::strerror(errno));
+  return log;
 }
 
 class Launch {
@@ -97,8 +124,7 @@ class Launch {
       : options_(options),
         program_(find_program(options.command.front())),
         variables_(own_environment()),
-        run_id_(fmt::format("tessera-{}-{:08x}{:08x}", ::getpid(), std::random_device{}(),
-                            std::random_device{}())) {
+        run_id_(fmt::format("tessera-{}-{}", ::getpid(), random_hex(8))) {
     for (const auto& [name, value] : options.environment) variables_[name] = value;
     for (const char* of_outer_launch : {"TESSERA_LISTEN_FD", "TESSERA_PROGRESS_FD"})
       variables_.erase(of_outer_launch);
@@ -110,12 +136,14 @@ class Launch {
               "tessera launch: OMP_NUM_THREADS is not set: using 1 for each of the {} processes\n",
               options.num_processes));
     }
+    give_secret();
     open_logs();
   }
 
   int run();
 
  private:
+  void give_secret();
   void open_logs();
   std::vector<RankStart> starts(Rendezvous rendezvous, int attempt,
                                 const ProgressBoard& progress) const;
@@ -128,6 +156,21 @@ class Launch {
   std::vector<FileDescriptor> logs_;  // by local rank; empty without log_dir
 };
 
+/// On one machine every run has a secret of its own, which only its ranks' environment holds. Over
+/// several it is the user's to give.
+void Launch::give_secret() {
+  if (variables_.contains(kRunSecretVariable) || variables_.contains(kRunSecretFileVariable))
+    return;
+  if (options_.num_nodes == 1) {
+    variables_[kRunSecretVariable] = random_hex(32);
+  } else if (options_.node_rank == 0) {
+    write_all(2,
+              fmt::format("tessera launch: no run secret: whoever reaches port {} can disturb the "
+                          "run; set {} to a file with the same secret on every machine\n",
+                          options_.master_port, kRunSecretFileVariable));
+  }
+}
+
 void Launch::open_logs() {
   if (options_.log_dir.empty()) return;
   std::error_code error;
@@ -137,10 +180,7 @@ void Launch::open_logs() {
   for (int local_rank = 0; local_rank < options_.num_processes; ++local_rank) {
     const std::string path =
         fmt::format("{}/rank_{}.log", options_.log_dir, first_rank() + local_rank);
-    logs_.emplace_back(
-        ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
-    if (!logs_.back().is_open())
-      user_error("launch: '{}' cannot be written: {}", path, std::strerror(errno));
+    logs_.emplace_back(open_log(path));
   }
 }
 

@@ -29,9 +29,9 @@ struct LaunchOptions {
   std::string log_dir;  ///< when set, a rank's output also goes to log_dir/rank_N.log
   std::map<std::string, std::string> environment;  ///< added to this process's own
   std::string role = "default";                    ///< ROLE_NAME of the ranks
-  /// Binds the loopback socket of the rendezvous here and hands it, listening, to rank 0 as
-  /// TESSERA_LISTEN_FD, so that nobody can take the port meanwhile. Only for programs that use it
-  /// (rank_environment.h); one machine only.
+  /// Binds the socket of the rendezvous here (base/network.h says to what) and hands it, listening,
+  /// to rank 0 as TESSERA_LISTEN_FD, so that nobody can take the port meanwhile. Only for programs
+  /// that use it (rank_environment.h).
   bool pass_listen_socket = false;
   std::chrono::milliseconds grace{2000};  ///< from SIGTERM to SIGKILL once a rank failed
   std::chrono::milliseconds signal_grace{

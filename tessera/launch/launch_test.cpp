@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -472,6 +473,21 @@ TEST_F(LaunchTest, AnOutOfMemoryKillIsCalledThat) {
   EXPECT_EQ(outcome.exit_code, 128 + SIGKILL) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("was killed by SIGKILL (9): out of memory"));
   EXPECT_TRUE(eventually([&] { return ::rmdir(group.c_str()) == 0; }));
+}
+
+TEST_F(LaunchTest, ALogThatIsNoFileOrAnothersIsRefused) {
+  std::filesystem::create_directories(path("logs"));
+  const auto log = path("logs/rank_0.log");
+  ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
+  EXPECT_THAT(error_of({.command = {"true"}, .log_dir = path("logs")}),
+              HasSubstr("rank_0.log' is no regular file; remove it or choose another log folder"));
+  std::filesystem::remove(log);
+  write_file(log, "of a launch that is under way");
+  const FileDescriptor other(::open(log.c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
+  EXPECT_THAT(error_of({.command = {"true"}, .log_dir = path("logs")}),
+              HasSubstr("rank_0.log': another launch writes there; wait for its end"));
+  EXPECT_EQ(read_file(log), "of a launch that is under way");
 }
 
 }  // namespace

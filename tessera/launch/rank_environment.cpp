@@ -1,5 +1,6 @@
 #include "tessera/launch/rank_environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/launch/socket.h"
 
 namespace tessera::launch {
@@ -221,6 +223,27 @@ void check(const RankEnvironment& found) {
   }
 }
 
+/// UserError if it is too short to be one.
+std::string run_secret(const Variables& variables) {
+  auto secret = variables.text(kRunSecretVariable).value_or("");
+  std::string where = kRunSecretVariable;
+  if (const auto file = variables.text(kRunSecretFileVariable); file && secret.empty()) {
+    where = *file;
+    secret = read_file(*file);
+    secret.erase(std::min(secret.find_last_not_of(" \t\r\n") + 1, secret.size()));
+  } else if (secret.empty()) {
+    return "";
+  }
+  constexpr size_t kShortest = 16;
+  if (secret.size() < kShortest) {
+    user_error(
+        "{}: expected a secret of at least {} characters, got {}; openssl rand -hex 32 makes "
+        "one",
+        where, kShortest, secret.size());
+  }
+  return secret;
+}
+
 std::optional<RankEnvironment> find(const Variables& variables) {
   if (variables.has("RANK") || variables.has("WORLD_SIZE")) return from_torchrun(variables);
   // Before Slurm: under it, mpirun's ranks also see the variables of the step that started them.
@@ -234,7 +257,10 @@ std::optional<RankEnvironment> find(const Variables& variables) {
 
 std::optional<RankEnvironment> rank_environment(const GetVariable& get_variable) {
   auto found = find(Variables(get_variable));
-  if (found) check(*found);
+  if (found) {
+    check(*found);
+    found->secret = run_secret(Variables(get_variable));
+  }
   return found;
 }
 

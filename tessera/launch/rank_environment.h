@@ -16,9 +16,14 @@ struct RankEnvironment {
   int master_port = 0;
   std::optional<int> listen_fd;  ///< rank 0 only: a socket that listens there already
                                  ///< (LaunchOptions::pass_listen_socket)
-  bool agent_store = false;      ///< torchrun's agent serves a store there: no rank listens
-  std::string source;            ///< "torchrun", "Open MPI", "PMI" or "Slurm"
+  std::string secret;  ///< of the run: TESSERA_RUN_SECRET, or what TESSERA_RUN_SECRET_FILE names
+  bool agent_store = false;  ///< torchrun's agent serves a store there: no rank listens
+  std::string source;        ///< "torchrun", "Open MPI", "PMI" or "Slurm"
 };
+
+/// Variables that hold, or name a file that holds, the secret of a run (comm/secret.h).
+inline constexpr const char* kRunSecretVariable = "TESSERA_RUN_SECRET";
+inline constexpr const char* kRunSecretFileVariable = "TESSERA_RUN_SECRET_FILE";
 
 using GetVariable =
     std::function<const char*(const char* name)>;  ///< as std::getenv: nullptr when unset

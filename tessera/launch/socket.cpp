@@ -1,7 +1,5 @@
 #include "tessera/launch/socket.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -18,31 +16,35 @@ namespace {
       port, std::strerror(error));
 }
 
-}  // namespace
-
-std::optional<BoundSocket> try_bind_port(int port, bool any_address) {
-  BoundSocket result{FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), 0};
+std::optional<BoundSocket> try_bind(const Address& address, int port) {
+  BoundSocket result{FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)), 0};
   const int fd = result.fd.get();
   if (fd < 0) system_error("launch: cannot make a socket");
   const int yes = 1;  // a port whose last connections are still fading away is free
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(any_address ? INADDR_ANY : INADDR_LOOPBACK);
-  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+  if (!address.bind(fd, port)) {
     if (errno == EADDRINUSE) return std::nullopt;
     cannot_use(port, errno);
   }
-  socklen_t length = sizeof address;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
-    system_error("launch: getsockname");
-  result.port = ntohs(address.sin_port);
+  result.port = port_of(fd);
   return result;
+}
+
+}  // namespace
+
+std::optional<BoundSocket> try_bind_port(int port, bool any_address) {
+  const auto loopback = Address::of("127.0.0.1");
+  return try_bind(any_address ? loopback.any() : loopback, port);
 }
 
 BoundSocket bind_port(int port, bool any_address) {
   auto bound = try_bind_port(port, any_address);
+  if (!bound) cannot_use(port, EADDRINUSE);
+  return std::move(*bound);
+}
+
+BoundSocket bind_port_of(const Address& address, int port) {
+  auto bound = try_bind(address, port);
   if (!bound) cannot_use(port, EADDRINUSE);
   return std::move(*bound);
 }

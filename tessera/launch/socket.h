@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "tessera/base/network.h"
 #include "tessera/launch/file_descriptor.h"
 
 namespace tessera::launch {
@@ -15,6 +16,9 @@ struct BoundSocket {
 /// A TCP socket bound to `port` (0: a free one) of 127.0.0.1, or of every address when
 /// `any_address`; not listening yet. Throws UserError if the port is taken or not ours to use.
 BoundSocket bind_port(int port, bool any_address = false);
+
+/// The same on `address`.
+BoundSocket bind_port_of(const Address& address, int port);
 
 /// The same; nothing if the port is taken.
 std::optional<BoundSocket> try_bind_port(int port, bool any_address = false);

@@ -26,11 +26,12 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, const comm::Rendezvous& where,
       store_(std::move(store)),
       device_(device) {
   if (where.world_size > 1) {
-    sockets_ = comm::make_gloo_device(comm::is_loopback(where.master_addr));
+    sockets_ = comm::make_gloo_device(where_, store_);
     roll_call_ = std::make_shared<comm::RollCall>(
         store_, comm::RollCallOptions{.rank = where.rank,
                                       .server = where.served ? std::nullopt : std::optional(0),
-                                      .timeout = where.timeout});
+                                      .timeout = where.timeout,
+                                      .one_machine = where.one_machine});
   }
 }
 

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/quoted.h"
+#include "tessera/base/strict_json.h"
 
 namespace tessera::models {
 
@@ -21,9 +22,9 @@ std::string shortened(const Json& value) {
 Json read_json_object(const std::filesystem::path& path, const std::string& expected) {
   Json json;
   try {
-    json = Json::parse(read_file(path));
-  } catch (const Json::parse_error& error) {
-    user_error("{}: expected JSON; it stops being JSON at byte {}", path.string(), error.byte);
+    json = parse_strict_json(path, read_file(path));
+  } catch (const JsonSyntaxError& error) {
+    user_error("{}: expected JSON; it stops being JSON at byte {}", path.string(), error.byte());
   }
   if (!json.is_object())
     user_error("{}: expected a JSON object with {}, got {}", path.string(), expected,

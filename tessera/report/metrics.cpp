@@ -1,8 +1,8 @@
 #include "tessera/report/metrics.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -82,9 +82,9 @@ MetricsLog::MetricsLog(const SinkOptions& options) : path_(options.run_dir / kMe
     const std::string kept = kept_lines(path_, options.steps_done);
     if (kept.size() != std::filesystem::file_size(path_)) write_file(path_, kept);
   }
-  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC);
-  fd_ = ::open(path_.c_str(), flags, 0644);
-  if (fd_ < 0) system_error(path_.string() + ": cannot be written");
+  fd_ = open_to_append(path_);
+  if (!append && ::ftruncate(fd_, 0) != 0 && errno != EINVAL)  // a device has nothing to cut
+    system_error(path_.string() + ": cannot be written");
 }
 
 MetricsLog::~MetricsLog() {

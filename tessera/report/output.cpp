@@ -1,14 +1,13 @@
 #include "tessera/report/output.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::report {
 
@@ -29,10 +28,10 @@ bool write_all(int fd, std::string_view bytes) {
 }
 
 void append_to_file(const std::filesystem::path& path, std::string_view text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  const bool written = fd >= 0 && write_all(fd, text);
+  const int fd = open_to_append(path);
+  const bool written = write_all(fd, text);
   const int error = errno;
-  if (fd >= 0) ::close(fd);
+  ::close(fd);
   errno = error;
   if (!written) system_error(path.string() + ": cannot be written");
 }
@@ -41,13 +40,6 @@ std::string in_quotes(const std::string& text, char quote) {
   std::string quoted(1, quote);
   for (const char c : text) quoted.append(c == quote ? 2 : 1, c);
   return quoted + quote;
-}
-
-void make_folder(const std::filesystem::path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error)
-    throw SystemError(fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
 }
 
 }  // namespace tessera::report

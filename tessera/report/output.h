@@ -27,7 +27,4 @@ void for_each_line(std::string_view text, const Use& use) {
 /// `text` between two of `quote`, inside of which each is doubled (CSV, YAML's single quotes).
 std::string in_quotes(const std::string& text, char quote);
 
-/// Makes a folder and those above it, if they are missing. Throws SystemError.
-void make_folder(const std::filesystem::path& folder);
-
 }  // namespace tessera::report

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 #include "tessera/report/number.h"
 #include "tessera/report/output.h"
@@ -170,7 +171,8 @@ void Progress::step(const StepRecord& record) {
   }
 }
 
-void Progress::message(const std::string& line) {
+void Progress::message(const std::string& text) {
+  const auto line = printable(text);
   if (line_.empty()) {
     write_all(options_.fd, line + "\n");
   } else {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/text.h"
 #include "tessera/base/units.h"
 #include "tessera/report/number.h"
 
@@ -21,43 +22,16 @@ double median(std::vector<double> values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-/// Bytes of the well-formed UTF-8 character at the start of `text` (RFC 3629), or 0.
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xC2 && lead < 0xE0   ? 2
-                        : (lead & 0xF0) == 0xE0       ? 3
-                        : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                      : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  const bool overlong = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
-  const bool surrogate_or_beyond =
-      (lead == 0xED && byte(1) >= 0xA0) || (lead == 0xF4 && byte(1) >= 0x90);
-  return overlong || surrogate_or_beyond ? 0 : length;
-}
-
 /// Text that cannot steer a terminal; lines after the first are indented.
-std::string printable(std::string_view text, size_t indent) {
+std::string indented(const std::string& text, size_t indent) {
   std::string out;
-  while (!text.empty()) {
-    const auto lead = static_cast<unsigned char>(text[0]);
-    // 0xC2 0x80..0x9F are the C1 controls: some terminals obey them.
-    const bool c1 = lead == 0xC2 && text.size() > 1 && static_cast<unsigned char>(text[1]) < 0xA0;
-    const size_t length = c1 ? 0 : utf8_length(text);
-    if (lead == '\n') {
-      out.append(1, '\n').append(indent, ' ');
-    } else if (lead == '\t') {
+  for (const char c : printable(text, LineBreaks::kept)) {
+    if (c == '\t') {
       out += "  ";
-    } else if (length == 0 || lead < 0x20 || lead == 0x7F) {
-      out += fmt::format("\\x{:02x}", lead);
     } else {
-      out += text.substr(0, length);
+      out += c;
+      if (c == '\n') out.append(indent, ' ');
     }
-    text.remove_prefix(std::max<size_t>(length, 1));
   }
   return out;
 }
@@ -167,7 +141,7 @@ std::string format_summary(const RunSummary& summary) {
   lines.emplace_back("files", summary.run_dir);
   size_t width = 0;
   for (const auto& [key, value] : lines) width = std::max(width, key.size());
-  if (summary.sample) lines.emplace_back("sample", printable(*summary.sample, 2 + width + 2));
+  if (summary.sample) lines.emplace_back("sample", indented(*summary.sample, 2 + width + 2));
   std::string out;
   for (const auto& [key, value] : lines) out += fmt::format("  {:<{}}  {}\n", key, width, value);
   return out;

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/report/output.h"
 
 namespace tessera::report {

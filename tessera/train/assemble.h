@@ -26,6 +26,8 @@ namespace tessera::train {
 struct Wishes {
   bool save = false;
   bool stop = false;
+  /// Training data was cut under this rank's hands (base/mapped_files.h): the step does not count.
+  bool lost_data = false;
 };
 
 /// A parameter of the whole model, wherever it is.

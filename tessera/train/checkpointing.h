@@ -1,5 +1,4 @@
-// Checkpoints of a training run: what belongs in them, when they are saved, from which a run goes
-// on.
+// Checkpoints of a training run: what belongs in them, when they are saved.
 #pragma once
 
 #include <chrono>
@@ -13,18 +12,9 @@
 #include "tessera/checkpoint/parts.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/assemble.h"
+#include "tessera/train/resume.h"
 
 namespace tessera::train {
-
-/// What a run has counted. In a checkpoint's index, beside other state (only "step" must be there):
-///   {"step": 100, "samples_seen": 1600, "tokens_seen": 409600,
-///    "seeds": {"model": 1234, "data": 0},
-///    "optimizer": {"type": "adamw", "step": 100},
-///    "loss_scaler": {"scale": 65536.0, "growth_tracker": 100, "skipped_steps": 0}}
-struct Counts {
-  int64_t step = 0;  ///< optimizer steps, skipped ones included
-  int64_t samples_seen = 0, tokens_seen = 0;
-};
 
 /// What an optimizer keeps for parts()[part] of a data-parallel model, by name: [n] as the part.
 using PartStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(
@@ -38,18 +28,8 @@ std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
                                          const parallel::TensorParts& divided = {});
 std::vector<checkpoint::Part> held_state(Run& run);
 
-/// Reads a checkpoint into a run, whatever ranks and placement wrote it. Collective. UserError:
-/// another model's, or damage; then the run's state is undefined.
-Counts load_checkpoint(Run& run, const std::filesystem::path& folder);
-
-/// What checkpoint.resume asks for: which checkpoint was taken, and lines for people: what was
-/// passed over and why, what differs. Collective. UserError: there are some, but none is usable.
-struct Resumed {
-  Counts counts;
-  std::vector<std::string> notes;
-  std::vector<std::filesystem::path> damaged;  ///< passed over
-};
-Resumed resume(Run& run);
+/// Every tensor of a run, in the order of the model.
+checkpoint::Expected expected_tensors(Run& run);
 
 /// Saves a run as its configuration says. Collective throughout. With nothing to save ever: does
 /// nothing.
@@ -63,7 +43,7 @@ class Checkpointing {
   /// Is a save due, by the clock of rank 0?
   bool wanted() const;
 
-  /// Call after each step. `stop`: the run ends here for now. Lines for people: saves that failed,
+  /// Call after each step. `stop`: the run ends here for now. A step is saved once. Lines for people: saves that failed,
   /// waits.
   std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
                                       const Wishes& wishes);
@@ -78,6 +58,9 @@ class Checkpointing {
   std::unique_ptr<checkpoint::Saver> saver_;
   std::chrono::steady_clock::time_point last_save_;
   std::string last_error_;
+  std::string run_id_;
+  nlohmann::json data_;      ///< as data_of() tells
+  int64_t last_saved_ = -1;  ///< step
 };
 
 }  // namespace tessera::train

@@ -38,6 +38,9 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            .master_port = environment.master_port,
                            .listen_fd = environment.listen_fd,
                            .served = environment.agent_store,
+                           .one_machine = environment.local_world_size == environment.world_size,
+                           .interface = parallel.interface,
+                           .secret = environment.secret,
                            .timeout = timeout},
                           /*transport=*/{}, choice.device);
 }

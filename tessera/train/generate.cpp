@@ -28,6 +28,7 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
     std::vector<int64_t> given(tokens.end() - length, tokens.end());
     given.resize((given.size() + multiple - 1) / multiple * multiple);
     const auto values = logits_at(run, torch::tensor(given).unsqueeze(0), length - 1).squeeze(0);
+    if (!values.isfinite().all().item<bool>()) return text + "<the model's output is no number>";
     const auto token =
         at::multinomial(at::softmax(values / options.temperature, 0), 1, false, generator)
             .item<int64_t>();

@@ -16,7 +16,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/mapped_files.h"
 #include "tessera/base/units.h"
+#include "tessera/checkpoint/agree.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/launch/progress.h"
 #include "tessera/launch/stop_signal.h"
 #include "tessera/report/clock.h"
@@ -215,10 +218,34 @@ void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& 
 void connect(Run& run, const Checkpointing& checkpointing, launch::StepBeacon& beacon) {
   if (checkpointing.enabled()) launch::note_stop_signals();
   run.wishes = [&checkpointing] {
-    return Wishes{.save = checkpointing.wanted(), .stop = launch::stop_signal() != 0};
+    return Wishes{.save = checkpointing.wanted(),
+                  .stop = launch::stop_signal() != 0,
+                  .lost_data = !lost_file().empty()};
   };
   if (run.pipeline_axis.size() == 1) return;
   run.watch_action = [&beacon](const auto& action) { beacon.doing(schedule::describe(action)); };
+}
+
+/// The right to write into the run folder, on rank 0. Collective.
+std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
+  std::optional<checkpoint::FolderLock> lock;
+  checkpoint::agree(run.world, [&] {
+    if (run.world.rank() == 0) lock.emplace(run.config.train.run_dir, "run.lock");
+    return "";
+  });
+  return lock;
+}
+
+/// Ends a run whose data was cut, with a checkpoint of its last whole step. Collective. UserError
+/// names the file, on every rank.
+[[noreturn]] void end_without_data(const Run& run, Checkpointing& checkpointing,
+                                   const Counts& counts, const Say& say) {
+  if (counts.step > 0) {
+    say(checkpointing.after_step(counts, std::nullopt, {.save = true}));
+    say(checkpointing.finish());
+  }
+  checkpoint::agree(run.world, [] { return check_mapped_files(), ""; });
+  throw SystemError("training data was cut while it was read");
 }
 
 std::string stopped_text(int64_t step, int64_t steps) {
@@ -261,6 +288,7 @@ void add_totals(report::RunSummary& summary, const Run& run) {
 
 int train_loop(Run& run, const launch::RankEnvironment& environment) {
   const auto& train = run.config.train;
+  const auto lock = lock_run_folder(run);
   const auto resumed = resume(run);
   Counts counts = resumed.counts;
   Checkpointing checkpointing(run, resumed);
@@ -289,6 +317,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     const auto result = train_step(run, step - 1);
     const double seconds = seconds_since(start);
     beacon.doing({});
+    if (result.wishes.lost_data) end_without_data(run, checkpointing, counts, say);
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
       summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;

@@ -216,6 +216,7 @@ int64_t load_state(const fs::path& directory, DataParallel& model,
   int64_t step = 0;
   checkpoint::agree(saving_axis(mesh), [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
+    checkpoint::check_name(found.path(), found.index().step);
     train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true),
                     {&optimizer});
     model.values_changed();

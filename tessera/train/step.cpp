@@ -64,14 +64,19 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
 
   const auto norm = run.parallel.gradient_norm();
   const auto wishes = run.wishes();
-  const auto sums =
-      summed(run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0,
-                         static_cast<double>(wishes.save), static_cast<double>(wishes.stop)});
+  const auto sums = summed(
+      run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0, static_cast<double>(wishes.save),
+                  static_cast<double>(wishes.stop), static_cast<double>(wishes.lost_data)});
   StepResult result{.loss = sums[0],
                     .grad_norm = norm.norm / loss_scale,
                     .learning_rate = optim::learning_rate(run.learning_rate, step),
                     .num_tokens = static_cast<int64_t>(num_tokens),
-                    .wishes = {.save = sums[1] > 0, .stop = sums[2] > 0}};
+                    .wishes = {.save = sums[1] > 0, .stop = sums[2] > 0, .lost_data = sums[3] > 0}};
+  if (result.wishes.lost_data) {
+    result.skipped = true;
+    run.parallel.finish_step();
+    return result;
+  }
   if (step == 0 && run.config.train.report_unused_parameters) {
     result.parameters_without_gradient = run.parallel.parameters_without_gradient();
   }

@@ -15,7 +15,7 @@ struct StepResult {
   double grad_norm = 0;  ///< of the whole model, before clipping
   double learning_rate = 0;
   int64_t num_tokens = 0;  ///< valid ones, over all ranks
-  /// Loss or gradients held NaN or infinity: no update. The unit where it began, if one was found.
+  /// Loss or gradients held NaN or infinity, or data was lost: no update. The unit where it began, if one was found.
   bool skipped = false;
   std::string nonfinite_unit;
   Wishes wishes;  ///< of all ranks together

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tessera/base/file.h"
 #include "tessera/base/testing.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/train/checkpointing.h"
@@ -227,6 +228,204 @@ TEST(Resume, RefusesAnotherModelAndAFolderInUse) {
     auto fresh = train::assemble(job, mesh);
     train::Checkpointing saving(fresh, {});
     EXPECT_TRUE(checkpoint::step_folders(folder.path() / "checkpoints").empty());
+  });
+}
+
+/// A run of `job` that saves at its end; its folder's one checkpoint.
+std::filesystem::path saved(const config::RunConfig& job, const mesh::DeviceMesh& mesh,
+                            std::optional<double> validation_loss = {}) {
+  auto run = train::assemble(job, mesh);
+  train::Checkpointing saving(run, train::resume(run));
+  train::Counts counts;
+  while (counts.step < job.train.steps) {
+    train::train_step(run, counts.step);
+    counts = {counts.step + 1, counts.samples_seen + job.train.global_batch, 0};
+    saving.after_step(counts, validation_loss, {});
+  }
+  saving.finish();
+  return train::checkpoint_folder(job) / fmt::format("step_{:08}", job.train.steps);
+}
+
+config::RunConfig short_job(const std::filesystem::path& run_dir) {
+  auto job = parity::recorded_job(/*seq_len=*/64, /*global_batch=*/4);
+  job.model.preset = "micro";
+  job.train.steps = 2;
+  job.train.run_dir = run_dir;
+  job.checkpoint.every = 2;
+  return job;
+}
+
+/// What resuming says, or the error.
+std::string said(config::RunConfig job, const mesh::DeviceMesh& mesh,
+                 const std::string& wish = "auto") {
+  job.checkpoint.resume = wish;
+  auto run = train::assemble(job, mesh);
+  std::string text;
+  const auto line = testing::message_of([&] {
+    for (const auto& note : train::resume(run).notes) text += note + '\n';
+  });
+  return line == "no error" ? text : line;
+}
+
+/// Rewrites index and marker of a checkpoint: what it says is another, and nothing is damaged.
+void rewrite(const std::filesystem::path& path,
+             const std::function<void(nlohmann::json&)>& change) {
+  auto index = nlohmann::json::parse(read_file(path / checkpoint::kIndexFile));
+  change(index);
+  write_file(path / checkpoint::kIndexFile, index.dump());
+  const auto marker = checkpoint::read_marker(path);
+  write_file(path / checkpoint::kMarkerFile,
+             checkpoint::format_marker(
+                 {.step = marker.step, .index_checksum = checkpoint::checksum(index.dump())}));
+}
+
+TEST(Resume, AModelThatComputesSomethingElseIsRefusedKeyByKey) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path());
+    const auto path = saved(job, mesh);
+    rewrite(path, [](nlohmann::json& index) {
+      index["model"]["rope_theta"] = 5000.0;
+      index["model"]["rms_norm_eps"] = 0.5;
+      index["model"]["max_position_embeddings"] = 4096;
+    });
+    const auto line = said(job, mesh);
+    EXPECT_THAT(line, HasSubstr("of another model: "));
+    EXPECT_THAT(line, HasSubstr("config.json: rope_theta is 10000.0, but 5000.0 where the "));
+    EXPECT_THAT(line, HasSubstr("config.json: rms_norm_eps is "));
+    job.checkpoint.strict = false;
+    const auto notes = said(job, mesh);
+    EXPECT_THAT(notes, HasSubstr("config.json: rope_theta is 10000.0, but 5000.0 where the "));
+    EXPECT_THAT(notes, HasSubstr("max_position_embeddings is "));
+    EXPECT_THAT(notes, HasSubstr("resumed from "));
+  });
+}
+
+TEST(Resume, WhatIsTrainedOtherwiseIsSaidKeyByKey) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path());
+    saved(job, mesh);
+    EXPECT_THAT(said(job, mesh), ::testing::StartsWith("resumed from "));
+    job.data.seq_len = 32;
+    job.train.global_batch = 2;
+    job.optimizer.beta2 = 0.5;
+    job.train.steps = 9;
+    const auto notes = said(job, mesh);
+    for (const char* note : {"data.seq_len is 32, but 64 where the checkpoint was saved\n",
+                             "train.global_batch is 2, but 4 where", "optimizer.beta2 is 0.5, but ",
+                             "train.steps is 9, but 2 where"}) {
+      EXPECT_THAT(notes, HasSubstr(note));
+    }
+    EXPECT_EQ(notes.find("run_dir"), std::string::npos) << notes;
+  });
+}
+
+TEST(Resume, OtherContentOfTheDataIsSaid) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path());
+    auto tokens = std::string(20'000, 'a');
+    const auto data = folder.path() / "own.txt";
+    write_file(data, tokens);
+    job.data.train = {data.string()};
+    saved(job, mesh);
+    EXPECT_THAT(said(job, mesh), ::testing::StartsWith("resumed from "));
+    write_file(data, std::string(20'000, 'b'));
+    EXPECT_THAT(said(job, mesh), HasSubstr("data.train: 20000 tokens, 20000 where the checkpoint "
+                                           "was saved: not the same content"));
+  });
+}
+
+TEST(Resume, ACheckpointOfAnotherRunInTheFolderIsRefusedUnlessItIsNamed) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    const auto job = short_job(folder.path() / "a"), other = short_job(folder.path() / "b");
+    const auto own = saved(job, mesh);
+    auto longer = other;
+    longer.train.steps = 4;
+    const auto foreign = saved(longer, mesh);
+    const auto copy = train::checkpoint_folder(job) / foreign.filename();
+    std::filesystem::copy(foreign, copy, std::filesystem::copy_options::recursive);
+    EXPECT_THAT(said(job, mesh), HasSubstr("step_00000004: of another run (id "));
+    EXPECT_THAT(said(job, mesh, copy), HasSubstr("resumed from "));
+    std::filesystem::remove_all(copy);
+    EXPECT_THAT(said(job, mesh), HasSubstr("step_00000002: step 2"));
+
+    // Under another name it is no checkpoint of its step.
+    std::filesystem::rename(own, own.parent_path() / "step_00000007");
+    EXPECT_THAT(said(job, mesh), HasSubstr("named for step 7, but it is a checkpoint of step 2"));
+  });
+}
+
+TEST(Resume, AnotherRunsFolderIsReadAndNotChanged) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path() / "a");
+    auto longer = job;
+    longer.train.steps = 4;
+    const auto newest = saved(longer, mesh);
+    std::filesystem::remove(newest / checkpoint::kMarkerFile);
+    auto fresh = short_job(folder.path() / "b");
+    fresh.checkpoint.resume = newest.parent_path();
+    fresh.checkpoint.overwrite = true;
+    auto run = train::assemble(fresh, mesh);
+    const auto resumed = train::resume(run);
+    EXPECT_EQ(resumed.damaged.size(), 1u);
+    train::Checkpointing saving(run, resumed);
+    EXPECT_TRUE(std::filesystem::exists(newest));
+  });
+}
+
+TEST(Resume, WhatMayBeWholeIsNotPassedOver) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path());
+    job.train.steps = 4;
+    const auto newest = saved(job, mesh);
+    rewrite(newest, [](nlohmann::json& index) { index["version"] = 9; });
+    EXPECT_THAT(said(job, mesh), HasSubstr("version: expected 1 or 2, got 9; read it with the "));
+    rewrite(newest, [](nlohmann::json& index) { index["version"] = 1; });
+    rewrite(newest, [](nlohmann::json& index) { index["state"]["samples_seen"] = -5; });
+    EXPECT_THAT(said(job, mesh), HasSubstr("state.samples_seen: expected a whole number from 0"));
+  });
+}
+
+TEST(Resume, OverwriteLeavesTheCheckpointThatTheRunGoesOnFrom) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = short_job(folder.path());
+    const auto path = saved(job, mesh);
+    // As a conversion writes it that knows no step.
+    rewrite(path, [](nlohmann::json& index) { index["step"] = 0, index["state"]["step"] = 0; });
+    auto marker = checkpoint::read_marker(path);
+    marker.step = 0;
+    write_file(path / checkpoint::kMarkerFile, checkpoint::format_marker(marker));
+    const auto source = path.parent_path() / "step_00000000";
+    std::filesystem::rename(path, source);
+    job.checkpoint.overwrite = true;
+    job.checkpoint.resume = source;
+    auto run = train::assemble(job, mesh);
+    train::Checkpointing saving(run, train::resume(run));
+    EXPECT_TRUE(std::filesystem::exists(source / checkpoint::kMarkerFile));
+  });
+}
+
+TEST(Resume, ALossThatIsNoNumberDoesNotDamageTheCheckpoint) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    const auto job = short_job(folder.path());
+    saved(job, mesh, std::nan(""));
+    EXPECT_THAT(said(job, mesh), HasSubstr("step_00000002: step 2"));
+  });
+}
+
+TEST(Resume, ALineFeedInTheRunFolderIsAByteAsOthers) {
+  const SharedFolder folder;
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    const auto job = short_job(folder.path() / "a\nb");
+    saved(job, mesh);
+    EXPECT_THAT(said(job, mesh), HasSubstr("a\nb/checkpoints/step_00000002: step 2"));
   });
 }
 

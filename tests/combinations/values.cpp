@@ -96,6 +96,8 @@ const std::map<std::string, Tried>& tried() {
       {"parallel.offload_fraction", layout({"0", "0.5"})},
       {"parallel.sync_module_states", fixed("pretrained weights are in tests/parity")},
       {"parallel.backend", layout({"gloo"})},
+      {"parallel.interface",
+       fixed("of runs over several machines: tests/integration/two_machines.sh")},
       {"parallel.timeout_seconds", fixed("deadlines are in tests/integration")},
       {"parallel.threads_per_rank", layout({"2"})},
       {"precision.compute", function()},

@@ -58,13 +58,18 @@ std::vector<std::string> environment_of(const ProgramOptions& options) {
 ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramOptions& options) {
   const Capture in(options.input), out, error;
   std::vector<std::string> command{"tessera"};
+  if (options.without_rights) {
+    command = {"setpriv", fmt::format("--reuid={}", kWithoutRights),
+               fmt::format("--regid={}", kWithoutRights), "--clear-groups", TESSERA_PROGRAM};
+  }
   command.insert(command.end(), arguments.begin(), arguments.end());
-  const pid_t pid = launch::spawn({.program = TESSERA_PROGRAM,
-                                   .arguments = std::move(command),
-                                   .environment = environment_of(options),
-                                   .stdin_fd = in.fd(),
-                                   .stdout_fd = out.fd(),
-                                   .stderr_fd = error.fd()});
+  const pid_t pid = launch::spawn(
+      {.program = options.without_rights ? launch::find_program("setpriv") : TESSERA_PROGRAM,
+       .arguments = std::move(command),
+       .environment = environment_of(options),
+       .stdin_fd = in.fd(),
+       .stdout_fd = out.fd(),
+       .stderr_fd = error.fd()});
   ProgramEnd end;
   int status = 0;
   const auto give_up = Clock::now() + options.deadline;
@@ -78,6 +83,14 @@ ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramO
   end.out = out.text();
   end.error = error.text();
   return end;
+}
+
+std::string why_not_without_rights() {
+  if (::getuid() != 0) return "not root: this user has no more rights than another";
+  const char* paths = ::getenv("PATH");
+  if (paths == nullptr || ::access("/usr/bin/setpriv", X_OK) != 0) return "no setpriv here";
+  const auto end = run_tessera({"--version"}, {.without_rights = true});
+  return end.exit_code == 0 ? "" : "another user may not read the build: " + end.error;
 }
 
 void expect_mistake(const ProgramEnd& end, const std::string& message) {

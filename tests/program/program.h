@@ -12,7 +12,15 @@ struct ProgramOptions {
   std::map<std::string, std::string> environment;  ///< beside PATH and the like: no rank's
   std::string input;                               ///< on standard input
   std::chrono::seconds deadline{60};
+  bool without_rights = false;  ///< as the user kWithoutRights, if this process is root's
 };
+
+/// The user and group "nobody".
+inline constexpr unsigned kWithoutRights = 65534;
+
+/// Why no program can be run as that user: not root, no setpriv, a build that it may not read; "":
+/// it can.
+std::string why_not_without_rights();
 
 struct ProgramEnd {
   int exit_code = -1;  ///< 128 + signal if it was killed

@@ -1,0 +1,21 @@
+// What a run does otherwise than the one that saved a checkpoint.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/train/assemble.h"
+
+namespace tessera::train {
+
+/// UserError, naming each key, if the checkpoint's config.json is of a model that computes another
+/// function from the same parameters (rope_theta, heads, norm_eps, ..). With checkpoint.strict
+/// false these are lines.
+std::vector<std::string> check_same_function(const Run& run, const checkpoint::Checkpoint& found);
+
+/// A line for each setting that decides what is trained and how, and is another now: seeds, data,
+/// batches, optimizer, schedule, precision.
+std::vector<std::string> differences(const Run& run, const checkpoint::Checkpoint& found);
+
+}  // namespace tessera::train
