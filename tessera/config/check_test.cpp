@@ -216,9 +216,9 @@ TEST(CheckTest, SettingsThatCannotTakeEffect) {
   config.optimizer.type = optim::OptimizerType::sgd;
   EXPECT_EQ(error_of(config), "no error");
   config.optimizer.beta2 = 0.99;
-  EXPECT_EQ(
-      error_of(config),
-      "optimizer.beta2: has no effect here: it needs optimizer.type adamw; remove one of them");
+  EXPECT_EQ(error_of(config),
+            "optimizer.beta2: has no effect here: it needs optimizer.type adamw, lion or muon; "
+            "remove one of them");
   config = good();
   config.schedule.decay_steps = 5;
   EXPECT_EQ(

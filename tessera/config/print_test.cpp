@@ -120,7 +120,8 @@ TEST(PrintTest, HelpAndDocsNameEveryKey) {
     }
   }
   EXPECT_THAT(help,
-              ::testing::HasSubstr("(number in [0, 1); default 0.95; needs optimizer.type adamw)"));
+              ::testing::HasSubstr("(number in [0, 1); default 0.95; needs optimizer.type adamw, "
+                                   "lion or muon)"));
   EXPECT_THAT(help, ::testing::HasSubstr("(one of adamw, sgd; default adamw)"));
 }
 

@@ -12,4 +12,8 @@ namespace tessera::optim {
 /// which loses small terms, and the same for any thread count. Not finite if an element is not.
 double squared_norm(std::span<const torch::Tensor> tensors);
 
+/// What gradients of a norm are multiplied by so that it is `max_norm` at the most, as
+/// torch.nn.utils.clip_grad_norm_ has it; not finite if the norm is not. max_norm 0: 1.
+double clip_factor(double norm, double max_norm);
+
 }  // namespace tessera::optim

@@ -27,7 +27,8 @@ config::RunConfig run_of(int64_t ranks, int64_t tp, int64_t pp) {
 
 std::vector<RankPart> parts_of(const config::RunConfig& run, const models::ModelShape& shape) {
   std::vector<RankPart> parts;
-  for (auto& rank : make_plan(run, shape).ranks) parts.push_back(std::move(rank.part));
+  const auto plan = make_plan(run, shape);
+  for (const auto& rank : plan.ranks) parts.push_back(rank.part);
   return parts;
 }
 

@@ -142,7 +142,8 @@ TEST(Buffers, StatesAreThoseOfZero) {
     auto changed = job(placement, 4);
     changed.precision.compute = *value_named<FloatType>(compute);
     double bytes = 0;
-    for (const auto& unit : plan::make_plan(changed, shape).ranks.front().units) {
+    const auto plan = plan::make_plan(changed, shape);
+    for (const auto& unit : plan.ranks.front().units) {
       const auto each = unit_bytes(unit, changed);
       bytes += each.parameters + each.kept_whole + each.kept_gradients + each.gradient_slice +
                each.optimizer;

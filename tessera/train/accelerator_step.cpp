@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tessera/optim/norm.h"
 #include "tessera/parallel/data/buffer_sync.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/engine_options.h"
@@ -177,8 +178,8 @@ double AcceleratorCore::clip_grad_norm(const std::vector<torch::Tensor>& paramet
     sum = total.item<double>();
   }
   const double norm = of_maximum ? sum : std::pow(sum, 1 / norm_type);
-  const double factor = max_norm / (norm + 1e-6);  // as torch's
-  if (!(factor >= 1)) {
+  const double factor = optim::clip_factor(norm, max_norm);
+  if (factor != 1) {
     for (const auto& [gradient, counted] : gradients) gradient.mul_(factor);
   }
   return norm;

@@ -277,6 +277,13 @@ report::StepRecord record_of(const StepResult& result, const Counts& counts, dou
 }
 
 /// What is known at the end of a run. Collective.
+report::RunSummary new_summary(const Run& run, int world_size) {
+  return {.run_dir = run.config.train.run_dir,
+          .world_size = world_size,
+          .parameters = models::num_parameters(run.model->shape()),
+          .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
+}
+
 void add_totals(report::RunSummary& summary, const Run& run) {
   summary.peak_memory_bytes = peak_memory_by_rank(run.world);
   summary.memory = memory_account(run);
@@ -301,11 +308,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   say(resumed.notes);
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
-  report::RunSummary summary{
-      .run_dir = train.run_dir,
-      .world_size = environment.world_size,
-      .parameters = models::num_parameters(run.model->shape()),
-      .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
+  auto summary = new_summary(run, environment.world_size);
   const int64_t first_step = counts.step + 1;
   if (first_step > train.steps) {
     say({fmt::format("step {} of {}: nothing left to do", counts.step, train.steps)});

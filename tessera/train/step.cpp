@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/optim/norm.h"
 #include "tessera/train/account.h"
 #include "tessera/train/passes.h"
 
@@ -87,8 +88,8 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     result.nonfinite_unit =
         std::isfinite(result.loss) ? norm.nonfinite_unit : first_nonfinite_unit(run, batches, norm);
   } else {
-    const double limit = run.config.optimizer.max_grad_norm;
-    const double scale = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
+    const double scale =
+        optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }
   run.parallel.finish_step();

@@ -99,8 +99,8 @@ GradientNorm DataParallel::gradient_norm() const {
 double DataParallel::clip_grad_norm(double max_norm) {
   TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm: expected a norm above 0, got ", max_norm);
   const double norm = gradient_norm().norm;
-  const double factor = max_norm / (norm + 1e-6);  // as torch's
-  if (!(factor >= 1)) scale_gradients(factor);
+  const double factor = optim::clip_factor(norm, max_norm);
+  if (factor != 1) scale_gradients(factor);
   return norm;
 }
 
