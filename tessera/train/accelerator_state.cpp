@@ -1,6 +1,7 @@
 // Saves and loads what an Accelerator prepared.
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -50,8 +51,20 @@ torch::Tensor generator_from(const std::string& text) {
   return state;
 }
 
+/// LibTorch's LBFGS cannot write itself while one of its scratch numbers is undefined.
+void define_scratch(torch::optim::Optimizer& optimizer) {
+  for (auto& [parameter, each] : optimizer.state()) {
+    auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(each.get());
+    if (state == nullptr || !state->al()) continue;
+    for (auto& number : *state->al()) {
+      if (!number.defined()) number = torch::zeros({1});
+    }
+  }
+}
+
 /// All that an optimizer of another kind writes of itself (LBFGS, the user's own).
-std::string archived(const torch::optim::Optimizer& optimizer) {
+std::string archived(torch::optim::Optimizer& optimizer) {
+  define_scratch(optimizer);
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);
   std::ostringstream bytes;
