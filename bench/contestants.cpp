@@ -73,7 +73,7 @@ std::vector<Contestant> all_contestants() {
 // bf16 (as FSDP2's MixedPrecisionPolicy has it).
 std::string precision(const OurRun& run, const std::string& dtype) {
   return fmt::format("{{compute: {}, autocast: {}}}", dtype,
-                     dtype != "fp32" && run.placement == parallel::Placement::replicate);
+                     dtype != "fp32" && run.placement == "replicate");
 }
 
 std::string job_text(const OurRun& run, int num_ranks, const Job& job, const fs::path& tokens,
