@@ -59,7 +59,8 @@ std::string token() {
       !(variable("HF_HOME") + variable("XDG_CACHE_HOME") + variable("HOME")).empty();
   if (path.empty() && !has_home) return "";
   const auto file = path.empty() ? huggingface_home() / "token" : expanded(path);
-  return fs::is_regular_file(file) ? token_in(read_file(file), file.string()) : "";
+  std::error_code unreadable;  // another user's home
+  return fs::is_regular_file(file, unreadable) ? token_in(read_file(file), file.string()) : "";
 }
 
 bool is_on(const char* name) {

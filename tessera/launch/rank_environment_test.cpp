@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <map>
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::launch {
 namespace {
@@ -159,6 +161,21 @@ TEST(RankEnvironment, BadValuesNameTheVariable) {
 TEST(RankEnvironment, AListenSocketThatIsNoneIsIgnored) {
   // A child of rank 0 inherits the variable, but not the socket.
   EXPECT_FALSE(of(with(kTorchrun, {{"RANK", "0"}, {"TESSERA_LISTEN_FD", "0"}}))->listen_fd);
+}
+
+TEST(RankEnvironment, TheRunsSecretIsAVariableOrAFile) {
+  EXPECT_EQ(of(kTorchrun)->secret, "");
+  EXPECT_EQ(of(with(kTorchrun, {{kRunSecretVariable, "0123456789abcdef"}}))->secret,
+            "0123456789abcdef");
+  const auto file = testing::TempDir() + "run_secret";
+  write_file(file, "fedcba9876543210\n");
+  EXPECT_EQ(of(with(kTorchrun, {{kRunSecretFileVariable, file}}))->secret, "fedcba9876543210");
+  write_file(file, "short\n");
+  EXPECT_THAT(error_of(with(kTorchrun, {{kRunSecretFileVariable, file}})),
+              testing::HasSubstr(file + ": expected a secret of at least 16 characters, got 5"));
+  std::filesystem::remove(file);
+  EXPECT_THAT(error_of(with(kTorchrun, {{kRunSecretFileVariable, file}})),
+              testing::HasSubstr("cannot be opened: No such file"));
 }
 
 TEST(SlurmLists, FirstHost) {

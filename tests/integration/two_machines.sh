@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 build=$(cd "${BUILD:-build/release}" && pwd)
-deadline=6
+deadline=10
 
 skip() {
   echo "two_machines.sh: skipped: $*"
@@ -46,7 +46,7 @@ fail() {
 
 # start_machine NAME: sets `machine` to a process in it.
 start_machine() {
-  unshare --net --pid --fork --mount --mount-proc --uts sh -c "hostname machine-$1; exec sleep 3600" &
+  unshare --net --pid --fork --mount --mount-proc --uts sh -c "hostname machine-$1; exec sleep 3600" </dev/null >/dev/null 2>&1 &
   parent=$!
   machine=
   until [ -n "$machine" ]; do
@@ -168,7 +168,7 @@ link_is_cut() {
   on "$a" ip link set cable down
   ended "$first" $((deadline + 20))
   [ "$code" = 1 ] || fail "$fault: machine a: expected exit code 1, got $code"
-  says 0 'rank 1 did not come within 6 s.* \(rank 1 is on machine-b\)'
+  says 0 "rank 1 did not come within $deadline s.* \(rank 1 is on machine-b\)"
   says 0 '^tessera launch: rank 1 of another machine did not come: rank 0 '
   ended "$second" $((deadline + 20))
   [ "$code" = 1 ] || fail "$fault: machine b: expected exit code 1, got $code"
@@ -182,15 +182,15 @@ shape() { # OPTIONS of netem; without netem in the kernel, false
 }
 
 slow_link() {
-  if ! shape delay 40ms rate 8mbit; then
-    on "$a" tc qdisc add dev cable root tbf rate 8mbit burst 16kb latency 400ms 2>/dev/null || {
+  if ! shape delay 20ms rate 50mbit; then
+    on "$a" tc qdisc add dev cable root tbf rate 50mbit burst 32kb latency 100ms 2>/dev/null || {
       echo "two_machines.sh: slow_link: left out: no netem and no tbf in this kernel"
       return 0
     }
   fi
   deadline=30
   comes_through 10.77.0.1
-  deadline=6
+  deadline=10
 }
 
 packets_are_lost() {
@@ -203,7 +203,7 @@ packets_are_lost() {
   fi
   deadline=30
   comes_through 10.77.0.1
-  deadline=6
+  deadline=10
 }
 
 other_mtu() {
@@ -227,10 +227,10 @@ packets_vanish() {
   begin_both 10.77.0.1
   ended "$second" $((deadline + 20))
   [ "$code" = 1 ] || fail "$fault: machine b: expected exit code 1, got $code"
-  says 1 "rank 1: no store at 10.77.0.1:$port within 6 s"
+  says 1 "rank 1: no store at 10.77.0.1:$port within $deadline s"
   ended "$first" $((deadline + 20))
   [ "$code" = 1 ] || fail "$fault: machine a: expected exit code 1, got $code"
-  says 0 'rank 1 did not come within 6 s.* \(rank 1 has never reached the store\)'
+  says 0 "rank 1 did not come within $deadline s.* \(rank 1 has never reached the store\)"
 }
 
 wrong_secret() {
@@ -278,7 +278,7 @@ one_never_comes() {
   begin "$a" 0 10.77.0.1
   ended "$begun" $((deadline + 20))
   [ "$code" = 1 ] || fail "$fault: expected exit code 1, got $code"
-  says 0 'rank 1 did not come within 6 s.* \(rank 1 has never reached the store\)'
+  says 0 "rank 1 did not come within $deadline s.* \(rank 1 has never reached the store\)"
   says 0 '^tessera launch: rank 1 of another machine did not come: rank 0 '
 }
 

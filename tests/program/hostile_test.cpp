@@ -84,9 +84,9 @@ void rewrite_newest(const std::function<void(json&)>& change) {
 }
 
 std::string nested(int depth) {
-  std::string text = "1";
-  for (int i = 0; i < depth; ++i) text = "{\"a\":" + text + "}";
-  return text;
+  std::string text;
+  for (int i = 0; i < depth; ++i) text += "{\"a\":";
+  return text + "1" + std::string(static_cast<size_t>(depth), '}');
 }
 
 void write_model(const std::string& more) {
