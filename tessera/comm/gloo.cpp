@@ -39,7 +39,7 @@ std::string own_address(const Rendezvous& where, const c10::intrusive_ptr<c10d::
   if (!Address::of(reached).is_own()) {
     user_error(
         "rank {}: '{}' is a loopback address here and {} elsewhere, which is no address of this "
-        "machine; set parallel.interface or GLOO_SOCKET_IFNAME to its network interface",
+        "machine; set interface or GLOO_SOCKET_IFNAME to its network interface",
         where.rank, where.master_addr, reached);
   }
   return reached;

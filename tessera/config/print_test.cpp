@@ -122,7 +122,7 @@ TEST(PrintTest, HelpAndDocsNameEveryKey) {
   EXPECT_THAT(help,
               ::testing::HasSubstr("(number in [0, 1); default 0.95; needs optimizer.type adamw, "
                                    "lion or muon)"));
-  EXPECT_THAT(help, ::testing::HasSubstr("(one of adamw, sgd; default adamw)"));
+  EXPECT_THAT(help, ::testing::HasSubstr("(one of adamw, sgd, lion, muon; default adamw)"));
 }
 
 TEST(PrintTest, TheDocsPageIsTheFieldListOfToday) {

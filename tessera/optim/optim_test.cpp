@@ -192,7 +192,8 @@ TEST(Bfloat16, TheSameBitsHoweverASliceIsDivided) {
     Optimizer one({{.parameter = whole,
                     .gradient = gradient.clone(),
                     .weight_decay = 0.1,
-                    .first_position = 70}}, options);
+                    .first_position = 70}},
+                  options);
     const auto part = [&](int64_t begin, int64_t end) {
       return Slice{.parameter = parts.slice(0, begin, end),
                    .gradient = gradient.clone().slice(0, begin, end),

@@ -67,8 +67,9 @@ parallel::UnitRule AcceleratorCore::unit_rule() const {
     return {.kind = parallel::UnitRuleKind::by_class, .classes = std::move(classes)};
   }
   return {.kind = parallel::UnitRuleKind::by_size,
-          .min_num_params = section.units == parallel::Units::size ? section.min_num_params
-                                                    : parallel::UnitRule{}.min_num_params};
+          .min_num_params = section.units == parallel::Units::size
+                                ? section.min_num_params
+                                : parallel::UnitRule{}.min_num_params};
 }
 
 bool AcceleratorCore::replicates() const {

@@ -90,7 +90,8 @@ void AcceleratorCore::backward(const torch::Tensor& loss) {
   TORCH_CHECK_VALUE(!models_.empty(), "backward: expected a model from prepare(), got none");
   check_steps();
   if (joining_ && sync_gradients_) join_backward();
-  const bool reduces = (sync_gradients_ || parallel::frees_gradients(config_.parallel.placement)) && !local_;
+  const bool reduces =
+      (sync_gradients_ || parallel::frees_gradients(config_.parallel.placement)) && !local_;
   for (auto& model : models_) {
     model->parallel.set_requires_gradient_sync(reduces);
     model->parallel.set_is_last_backward(sync_gradients_);

@@ -88,8 +88,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     result.nonfinite_unit =
         std::isfinite(result.loss) ? norm.nonfinite_unit : first_nonfinite_unit(run, batches, norm);
   } else {
-    const double scale =
-        optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
+    const double scale = optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }
   run.parallel.finish_step();

@@ -6,9 +6,9 @@
 #include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/optim/muon.h"
 #include "tessera/predict/communication.h"
 #include "tessera/schedule/generate.h"
-#include "tessera/optim/muon.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/muon.h"
 #include "tests/parity/fixture.h"
@@ -237,8 +237,8 @@ void expect_whole_matrices(const train::Run& run) {
     directions.push_back(torch::zeros({slice.parameter.numel()}, torch::kBFloat16));
   }
   for_each_matrix_part(run, [&](const auto& part, const std::vector<int64_t>& positions) {
-    auto values = directions[index_of.at(*part.slice)].narrow(0, part.offset,
-                                                              part.piece.part.numel());
+    auto values =
+        directions[index_of.at(*part.slice)].narrow(0, part.offset, part.piece.part.numel());
     for (size_t k = 0; k < positions.size(); ++k) {
       values[static_cast<int64_t>(k)] = made_value(part.piece.name, positions[k]);
     }
@@ -251,8 +251,8 @@ void expect_whole_matrices(const train::Run& run) {
   for_each_matrix_part(run, [&](const auto& part, const std::vector<int64_t>& positions) {
     const auto& name = part.piece.name;
     if (!whole.contains(name)) whole[name] = whole_update(run, name);
-    const auto own = updates[index_of.at(*part.slice)].narrow(0, part.offset,
-                                                              part.piece.part.numel());
+    const auto own =
+        updates[index_of.at(*part.slice)].narrow(0, part.offset, part.piece.part.numel());
     EXPECT_TRUE(torch::equal(own, whole[name].index_select(0, torch::tensor(positions)))) << name;
   });
 }
