@@ -35,7 +35,7 @@ std::string own_address(const Rendezvous& where, const c10::intrusive_ptr<c10d::
                     where.timeout.count() / 1000.0),
         nullptr);
   }
-  const auto reached = store->get_to_str(kReachedKey);
+  auto reached = store->get_to_str(kReachedKey);
   if (!Address::of(reached).is_own()) {
     user_error(
         "rank {}: '{}' is a loopback address here and {} elsewhere, which is no address of this "

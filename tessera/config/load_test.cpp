@@ -258,7 +258,8 @@ TEST_F(LoadTest, ImpossibleValues) {
             "job.yaml:2: data.seq_len: expected a whole number >= 1, got '0'");
   const std::string rate = "job.yaml:2: optimizer.learning_rate: expected a number > 0, got ";
   for (const std::string bad : {"0", "-1", "nan", ".nan", "inf", ".inf", "1e999", "fast"}) {
-    EXPECT_EQ(error_of("optimizer:\n  learning_rate: " + bad + "\n"), rate + "'" + bad + "'");
+    EXPECT_EQ(error_of("optimizer:\n  learning_rate: " + bad + "\n"),
+              fmt::format("{}'{}'", rate, bad));
   }
   EXPECT_EQ(error_of("optimizer:\n  beta1: 1\n"),
             "job.yaml:2: optimizer.beta1: expected a number in [0, 1), got '1'");

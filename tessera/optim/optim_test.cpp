@@ -32,7 +32,7 @@ torch::Tensor torch_result(const torch::Tensor& start, const std::vector<torch::
 torch::Tensor our_result(const torch::Tensor& start, const std::vector<torch::Tensor>& gradients,
                          OptimizerOptions options, double learning_rate, double weight_decay,
                          double scale) {
-  const auto parameter = start.clone();
+  auto parameter = start.clone();
   const auto gradient = torch::empty_like(start);
   Optimizer optimizer({{parameter, gradient, weight_decay}}, options);
   for (const auto& value : gradients) {

@@ -31,6 +31,7 @@ struct Layout {
   }
 };
 
+// NOLINTNEXTLINE(readability-identifier-naming): GoogleTest looks for this name.
 void PrintTo(const Layout& layout, std::ostream* out) {
   *out << fmt::format("{}x{}x{}x{} {} {} {} {}", layout.pp, layout.dp_replicate, layout.dp_shard,
                       layout.tp, layout.placement, layout.sequence_parallel ? "sp" : "",
