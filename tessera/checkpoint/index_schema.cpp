@@ -56,6 +56,8 @@ bool is_fraction(const json& value) {
   return value.is_number() && value.get<double>() >= 0 && value.get<double>() < 1;
 }
 bool is_text(const json& value) { return value.is_string(); }
+bool is_scheduler(const json& value) { return is_count(value) || value.is_object(); }
+bool is_object_or_null(const json& value) { return value.is_object() || value.is_null(); }
 
 constexpr Kind kSteps{"a whole number from 0 to 2^40", is_steps};
 constexpr Kind kCount{"a whole number from 0 to 2^53", is_count};
@@ -69,7 +71,7 @@ constexpr Kind kHex{"hexadecimal digits", is_hex};
 
 constexpr Kind kStepsByName{"an object", is_any_object, {}, &kSteps};
 constexpr Kind kNumbers{"a list", is_any_list, {}, &kNumber};
-constexpr Kind kCounts{"a list", is_any_list, {}, &kCount};
+constexpr Kind kObjects{"a list", is_any_list};  // each as its own owner reads it
 constexpr Kind kHexTexts{"a list", is_any_list, {}, &kHex};
 
 constexpr Rule kSeedKeys[] = {{"model", &kInteger}, {"data", &kInteger}};
@@ -78,7 +80,8 @@ constexpr Kind kSeeds{"an object", is_any_object, kSeedKeys};
 constexpr Rule kOptimizerKeys[] = {{"type", &kText},
                                    {"step", &kSteps},
                                    {"fewer_steps", &kStepsByName},
-                                   {"learning_rates", &kNumbers}};
+                                   {"learning_rates", &kNumbers},
+                                   {"archive", &kHex}};
 constexpr Kind kOptimizer{"an object", is_any_object, kOptimizerKeys};
 constexpr Kind kOptimizers{"a list", is_any_list, {}, &kOptimizer};
 
@@ -88,6 +91,14 @@ constexpr Kind kScaler{"an object", is_any_object, kScalerKeys};
 
 constexpr Rule kDataKeys[] = {{"tokens", &kCount}, {"sample", &kHex}};
 constexpr Kind kData{"an object", is_any_object, kDataKeys};
+
+// Of LibTorch's schedulers their steps, of others what they tell.
+constexpr Kind kScheduler{"a whole number from 0 to 2^53, or an object", is_scheduler};
+constexpr Kind kSchedulers{"a list", is_any_list, {}, &kScheduler};
+
+constexpr Rule kLoaderKeys[] = {{"position", &kSteps}, {"generator", &kHex}};
+constexpr Kind kLoader{"an object or null", is_object_or_null, kLoaderKeys};
+constexpr Kind kLoaders{"a list", is_any_list, {}, &kLoader};
 
 constexpr Rule kStateKeys[] = {{"step", &kSteps},
                                {"samples_seen", &kCount},
@@ -99,8 +110,11 @@ constexpr Rule kStateKeys[] = {{"step", &kSteps},
                                {"run_id", &kHex},
                                {"data", &kData},
                                {"micro_batches", &kCount},
+                               {"micro_batch", &kCount},
                                {"optimizers", &kOptimizers},
-                               {"schedulers", &kCounts},
+                               {"schedulers", &kSchedulers},
+                               {"objects", &kObjects},
+                               {"loaders", &kLoaders},
                                {"generators", &kHexTexts}};
 constexpr Rule kLayoutKeys[] = {{"num_ranks", &kSize}, {"placement", &kText},
                                 {"tp", &kSize},        {"pp", &kSize},
@@ -119,6 +133,7 @@ void check_kind(const std::string& where, const json& value, const Kind& kind) {
   if (!kind.fits(value)) {
     user_error("{}: expected {}, got {}", where, kind.expected, shown(value));
   }
+  if (!value.is_structured()) return;
   for (const auto& [key, of_key] : kind.keys) {
     const auto found = value.find(key);
     if (found != value.end()) check_kind(fmt::format("{}.{}", where, key), *found, *of_key);
