@@ -182,6 +182,8 @@ template <typename... Cases>
 struct Overloaded : Cases... {
   using Cases::operator()...;
 };
+template <typename... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;  // Clang 14 to 16 do not find it themselves
 
 }  // namespace
 
