@@ -52,6 +52,8 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   TORCH_CHECK_VALUE(!options.window || (options.causal && *options.window >= 1),
                     "attention: expected a window >= 1 and causal, got ",
                     options.window.value_or(0), options.causal ? "" : " and not causal");
+  TORCH_CHECK_VALUE(!options.softcap || *options.softcap > 0,
+                    "attention: expected a softcap > 0, got ", options.softcap.value_or(0));
 }
 
 /// The window that hides a key from some query: with more keys than there are, none does.
@@ -82,6 +84,7 @@ struct Rule {
   double scale;
   bool causal;
   int64_t window;  ///< more than any query sees, if there is none
+  double softcap;  ///< 0: none
 };
 
 AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -93,6 +96,7 @@ AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::
           .key_heads = k.size(2),
           .head_dim = q.size(3),
           .scale = static_cast<float>(rule.scale),
+          .softcap = static_cast<float>(rule.softcap),
           .causal = rule.causal,
           .window = rule.window,
           .bfloat16 = q.scalar_type() == at::kBFloat16,
@@ -125,15 +129,14 @@ std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v, double scale, bool causal,
-                            int64_t window) {
-    const Rule rule{scale, causal, window};
+                            const at::Tensor& k, const at::Tensor& v, const Rule& rule) {
     const auto results = compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
     context->save_for_backward({q, k, v, out, log_sum_exp});
-    context->saved_data["scale"] = scale;
-    context->saved_data["causal"] = causal;
-    context->saved_data["window"] = window;
+    context->saved_data["scale"] = rule.scale;
+    context->saved_data["causal"] = rule.causal;
+    context->saved_data["window"] = rule.window;
+    context->saved_data["softcap"] = rule.softcap;
     return out;
   }
 
@@ -149,7 +152,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     auto grad_k = at::empty(k.sizes(), k.options());
     auto grad_v = at::empty(v.sizes(), v.options());
     const Rule rule{context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool(),
-                    context->saved_data["window"].toInt()};
+                    context->saved_data["window"].toInt(),
+                    context->saved_data["softcap"].toDouble()};
     auto problem = problem_of(q, k, v, saved[3], saved[4], rule);
     problem.grad_out = view_of(grad_out);
     problem.grad_q = view_of(grad_q);
@@ -157,7 +161,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     problem.grad_v = view_of(grad_v);
     run_parallel(q.size(0) * k.size(2), table().backward_workspace(problem), problem,
                  table().backward);
-    return {grad_q, grad_k, grad_v, {}, {}, {}};
+    return {grad_q, grad_k, grad_v, {}};
   }
 };
 
@@ -177,9 +181,13 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
   const auto window = window_of(k, options);
   if (has_kernel(q)) {
     return FusedAttention::apply(with_contiguous_rows(q), with_contiguous_rows(k),
-                                 with_contiguous_rows(v), scale, options.causal,
-                                 window.value_or(q.size(1) + k.size(1)));
+                                 with_contiguous_rows(v),
+                                 Rule{.scale = scale,
+                                      .causal = options.causal,
+                                      .window = window.value_or(q.size(1) + k.size(1)),
+                                      .softcap = options.softcap.value_or(0)});
   }
+  if (options.softcap) return attention_reference(q, k, v, options);
   const bool masked = window || (options.causal && q.size(1) != k.size(1));
   const auto mask = masked ? std::optional(visible_keys(q, k, window)) : std::nullopt;
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -197,6 +205,7 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
   const auto keys = k.transpose(1, 2).repeat_interleave(group, 1);
   const auto values = v.transpose(1, 2).repeat_interleave(group, 1);
   auto scores = queries.matmul(keys.transpose(2, 3)) * scale_of(q, options);
+  if (options.softcap) scores = scores.div(*options.softcap).tanh() * *options.softcap;
   if (options.causal) {
     scores = scores.masked_fill(visible_keys(q, k, window_of(k, options)).logical_not(), -INFINITY);
   }

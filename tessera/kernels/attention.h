@@ -14,6 +14,8 @@ struct AttentionOptions {
   /// causal, >= 1. Unset: all before it.
   std::optional<int64_t> window;
   std::optional<double> scale;  ///< of the scores; 1 / sqrt(D) unless set
+  /// Scores s become softcap * tanh(s / softcap) (Gemma 2); > 0. Unset: they stay.
+  std::optional<double> softcap;
 };
 
 /// softmax(scale * q k^T) v for every head.
@@ -32,6 +34,8 @@ struct AttentionOptions {
 /// LibTorch's scaled_dot_product_attention, with a mask [T, S] where there is a window or causal
 /// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
 /// shape without a graph.
+///
+/// With a softcap what has no kernel of ours goes through attention_reference.
 ///
 /// Throws c10::ValueError on shapes or dtypes that do not fit, if causal with T > S (queries
 /// without a key), and on a window that is < 1 or not causal.

@@ -20,12 +20,13 @@ struct Shape {
   int64_t batch, queries, keys, heads, key_heads, dim;
   bool causal = true;
   std::optional<int64_t> window = {};
+  std::optional<double> softcap = {};
 };
 
 std::ostream& operator<<(std::ostream& stream, const Shape& s) {
   return stream << "B" << s.batch << " T" << s.queries << " S" << s.keys << " H" << s.heads << " KV"
                 << s.key_heads << " D" << s.dim << (s.causal ? " causal" : "") << " W"
-                << s.window.value_or(0);
+                << s.window.value_or(0) << " C" << s.softcap.value_or(0);
 }
 
 struct Inputs {
@@ -69,7 +70,8 @@ double largest_error(const at::Tensor& actual, const at::Tensor& expected) {
 void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double forward_error,
                                double backward_error) {
   const auto in = inputs_of(shape, dtype);
-  const AttentionOptions options{.causal = shape.causal, .window = shape.window};
+  const AttentionOptions options{
+      .causal = shape.causal, .window = shape.window, .softcap = shape.softcap};
   const auto expected = results_of(attention_reference, in, options, at::kDouble);
   const char* const names[] = {"out", "grad q", "grad k", "grad v"};
   for (const Isa isa : usable_sets()) {
@@ -105,6 +107,13 @@ const Shape kWindows[] = {
     {1, 129, 191, 3, 1, 64, true, 2},   {1, 200, 201, 2, 1, 1, true, 90},
 };
 
+// Caps that most scores are below, about and above.
+const Shape kCaps[] = {
+    {1, 70, 70, 2, 2, 16, true, {}, 20.0},  {2, 200, 200, 4, 2, 32, true, {}, 1.0},
+    {1, 300, 300, 2, 1, 64, true, 17, 0.3}, {1, 130, 3, 2, 2, 64, false, {}, 2.0},
+    {2, 1, 77, 4, 2, 64, true, 5, 1.0},
+};
+
 class AttentionShapes : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(AttentionShapes, Float32EqualsTheReference) {
@@ -116,6 +125,7 @@ TEST_P(AttentionShapes, Bfloat16EqualsTheReferenceWithinItsRounding) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionShapes, ::testing::ValuesIn(kShapes));
+INSTANTIATE_TEST_SUITE_P(Caps, AttentionShapes, ::testing::ValuesIn(kCaps));
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionShapes, ::testing::ValuesIn(kWindows));
 
 /// The reference against a mask written out: query t of T sees keys t + S - T - W + 1 .. t + S - T.
@@ -135,6 +145,16 @@ TEST(AttentionTest, AWindowHoldsTheQueryAndTheKeysBeforeIt) {
   EXPECT_LT(largest_error(attention_reference(in.q, in.k, in.v, options).transpose(1, 2), expected),
             1e-12);
   EXPECT_LT(largest_error(attention(in.q, in.k, in.v, options).transpose(1, 2), expected), 1e-12);
+}
+
+/// The reference itself: scores are capped before their softmax.
+TEST(Attention, TheReferenceCapsScores) {
+  const auto in = inputs_of({1, 4, 4, 1, 1, 8, false});
+  const auto scores = in.q[0].squeeze(1).matmul(in.k[0].squeeze(1).t()) / std::sqrt(8.0);
+  const auto weights = (2 * (scores / 2).tanh()).softmax(-1);
+  const auto out = attention_reference(in.q, in.k, in.v, {.causal = false, .softcap = 2});
+  EXPECT_TRUE(out[0].squeeze(1).allclose(weights.matmul(in.v[0].squeeze(1)), 1e-5, 1e-6));
+  EXPECT_THROW(attention(in.q, in.k, in.v, {.softcap = 0}), c10::ValueError);
 }
 
 /// A window that hides nothing gives the same bits as none.

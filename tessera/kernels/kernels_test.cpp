@@ -283,6 +283,29 @@ TEST(RotaryTables, Llama3ScalingLeavesFastAndStretchesSlowWavelengths) {
   EXPECT_THROW(rotary_tables(1, 3), c10::ValueError);
 }
 
+TEST(LinearCrossEntropy, CapsTheLogits) {
+  at::manual_seed(3);
+  const auto h = at::randn({7, 5}) * 2, w = at::randn({11, 5});
+  const auto targets = at::randint(11, {7}, at::kLong);
+  const auto run = [&](auto&& loss_of) {
+    const auto hidden = h.clone().requires_grad_(), weight = w.clone().requires_grad_();
+    const at::Tensor loss = loss_of(hidden, weight);
+    loss.backward();
+    return Tensors{loss.detach(), hidden.grad(), weight.grad()};
+  };
+  const auto expected = run([&](const at::Tensor& hidden, const at::Tensor& weight) {
+    const auto logits = (hidden.matmul(weight.t()) / 3).tanh() * 3;
+    return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum) * 0.5;
+  });
+  for (const int64_t rows : {0, 2}) {
+    const auto found = run([&](const at::Tensor& hidden, const at::Tensor& weight) {
+      return linear_cross_entropy(hidden, weight, targets,
+                                  {.scale = 0.5, .softcap = 3, .chunk_rows = rows});
+    });
+    for (size_t i = 0; i < 3; ++i) EXPECT_LE(relative_error(found[i], expected[i]), 2e-6) << i;
+  }
+}
+
 TEST(LinearCrossEntropy, AddsToTheCallersGradient) {
   at::manual_seed(5);
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {

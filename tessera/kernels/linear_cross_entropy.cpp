@@ -115,6 +115,15 @@ at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
   return (sums[1].log() - sums[0]).mul_(counted).sum(at::kDouble);
 }
 
+/// Caps the logits in place; gives the derivative where it is wanted.
+at::Tensor soften(const at::Tensor& logits, double softcap, bool want_slope) {
+  if (softcap == 0) return {};
+  at::tanh_(logits.div_(softcap));
+  const auto slope = want_slope ? 1 - logits.square() : at::Tensor();
+  logits.mul_(softcap);
+  return slope;
+}
+
 Result compute(const Problem& problem) {
   const auto& [hidden, weight, targets, options, want_hidden, want_weight, _] = problem;
   const int64_t rows = hidden.size(0);
@@ -149,9 +158,11 @@ Result compute(const Problem& problem) {
     const auto logits = all_logits.narrow(0, 0, count);
     const auto gradient = want_gradient ? all_gradients.narrow(0, 0, count) : at::Tensor();
     multiply(logits, part, weight.t(), /*accumulate=*/false);
+    const auto slope = soften(logits, options.softcap, want_gradient);
     loss.add_(options.vocabulary.divided() ? divided_chunk(logits, gradient, part_targets, options)
               : fused ? fused_chunk(logits, gradient, part_targets, options, hidden.scalar_type())
                       : plain_chunk(logits, gradient, part_targets, options));
+    if (slope.defined()) gradient.mul_(slope);
     if (want_hidden) multiply(result.grad_hidden.narrow(0, first, count), gradient, weight, false);
     if (want_weight) multiply(sum_of_weight, gradient.t(), part, into_sink || first > 0);
   }

@@ -25,6 +25,7 @@ struct LinearCrossEntropyOptions {
   /// If defined, [V, D]: the weight's gradient is added to it during *forward* and autograd gets
   /// none for the weight.
   at::Tensor weight_gradient;
+  double softcap = 0;  ///< logits l are softcap * tanh(l / softcap); 0: as they are
   int64_t chunk_rows =
       0;  ///< rows of logits held at a time; 0: as many as make 32 MiB, at least 64
   /// Where it is divided, the gradient of hidden is this rank's summand; two small collectives for

@@ -83,6 +83,7 @@ void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t
   const int64_t vectors = round_up(columns, kWidth) / kWidth;
   multiply<false>(Left<F>{b.queries + (first + r) * dim, dim, kDepth<F>}, dim, b.keys_across,
                   kBlock, b.scores, kBlock, vectors);
+  for (int64_t i = 0; i < kStrip; ++i) cap(b.scores + i * kBlock, vectors, b.scaling);
   multiply<false>(Left<F>{b.grad_outs + (first + r) * dim, dim, kDepth<F>}, dim, b.values_across,
                   kBlock, b.grad_weights, kBlock, vectors);
   const int64_t end = min_of(kBlock, round_up(columns + kStrip, kWidth));
@@ -93,8 +94,10 @@ void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t
         const int64_t t = first + r + row + i, at = (row + i) * kBlock + j;
         const int64_t visible = min_of(keys, seen + row + i) - j;
         const int64_t hidden = seen - p.window + row + i - j;
-        weights[i] = exp2_of(load(b.scores + at) * b.scaling.scores - b.log_sums[t]);
+        const Vec score = load(b.scores + at);
+        weights[i] = exp2_of(score * b.scaling.scores - b.log_sums[t]);
         grads[i] = weights[i] * (load(b.grad_weights + at) - b.deltas[t]);
+        if (b.scaling.to_cap != 0) grads[i] *= splat(1.0f) - score * score;
         if (visible < kWidth) {
           weights[i] = first_of(weights[i], visible);
           grads[i] = first_of(grads[i], visible);

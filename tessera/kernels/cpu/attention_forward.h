@@ -29,13 +29,33 @@ struct Scaling {
   float queries;    // times the queries as they are packed
   float scores;     // times the products of packed queries and keys: base-2 logarithms
   float grad_keys;  // times the sums that packed queries gave: scale / queries
+  float to_cap;     // with a softcap: times the products, 1 where the cap is; else 0
 };
 template <typename F>
-Scaling scaling_of(const AttentionProblem& p) {
-  if (kDepth<F> == 1) return {p.scale * kLog2E, 1.0f, kLn2};
-  if (p.scale == 0) return {0.0f, 1.0f, 0.0f};  // scores of zero, not of 0 * -infinity
+Scaling plain_scaling_of(const AttentionProblem& p) {
+  if (kDepth<F> == 1) return {p.scale * kLog2E, 1.0f, kLn2, 0.0f};
+  if (p.scale == 0) return {0.0f, 1.0f, 0.0f, 0.0f};  // scores of zero, not of 0 * -infinity
   const float size = __builtin_fabsf(p.scale);
-  return {p.scale / size, size * kLog2E, size};
+  return {p.scale / size, size * kLog2E, size, 0.0f};
+}
+
+/// With a softcap `scores` is what the hyperbolic tangents are multiplied by.
+template <typename F>
+Scaling scaling_of(const AttentionProblem& p) {
+  auto scaling = plain_scaling_of<F>(p);
+  if (p.softcap == 0) return scaling;
+  scaling.to_cap = scaling.scores * kLn2 / p.softcap;
+  scaling.scores = p.softcap * kLog2E;
+  return scaling;
+}
+
+/// Turns products into hyperbolic tangents, where there is a softcap.
+TESSERA_INLINE void cap(float* scores, int64_t vectors, const Scaling& scaling) {
+  if (scaling.to_cap == 0) return;
+  const Vec to_cap = splat(scaling.to_cap);
+  for (int64_t j = 0; j < vectors * kWidth; j += kWidth) {
+    store(scores + j, tanh(load(scores + j) * to_cap));
+  }
 }
 
 template <typename T>
@@ -168,6 +188,7 @@ void forward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
                     kBlock, b.scores, kBlock, vectors);
     for (int64_t i = 0; i < kStrip; ++i) {
       float* scores = b.scores + i * kBlock;
+      cap(scores, vectors, b.scaling);
       F* weights = b.weights + i * kBlock;
       const int64_t end = max_of(0, min_of(keys, seen + i)), begin = min_of(hidden + i, end);
       for (int64_t j = end; j < vectors * kWidth; ++j) scores[j] = -kInfinity;

@@ -22,6 +22,7 @@ struct AttentionProblem {
   int64_t key_heads = 0;
   int64_t head_dim = 0;
   float scale = 1;
+  float softcap = 0;  ///< 0: none
   bool causal = true;
   int64_t window = 0;     ///< keys that a query sees at most; num_queries + num_keys: no limit
   bool bfloat16 = false;  ///< element type of every view; else float
