@@ -112,6 +112,13 @@ at::Tensor inverse_frequencies(int64_t seq_len, int64_t dim, const RotaryTablesO
       return powers_of(dynamic_theta(options.theta, dim, seq_len, scaling), dim).reciprocal();
     case RopeScalingType::yarn:
       return yarn_frequencies(options.theta, dim, scaling);
+    case RopeScalingType::longrope: {
+      const bool is_long = seq_len > scaling.original_max_seq_len;
+      const auto& factors = is_long ? scaling.long_factors : scaling.short_factors;
+      TORCH_CHECK_VALUE(std::ssize(factors) == dim / 2, "rotary_tables: expected ", dim / 2,
+                        " factors of longrope, got ", factors.size());
+      return (at::tensor(factors, at::kFloat) * powers_of(theta, dim)).reciprocal();
+    }
     case RopeScalingType::llama3:
       return llama3_frequencies(powers_of(theta, dim).reciprocal(), scaling);
   }

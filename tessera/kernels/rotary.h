@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 namespace tessera::kernels {
 
@@ -15,7 +16,9 @@ namespace tessera::kernels {
 ///   dynamic   (NTK) theta grows once the sequence is longer than the original one
 ///   yarn      slow dimensions by `factor`, fast ones not, a ramp between (Peng et al., YaRN, 2023)
 ///   llama3    the same by wavelength
-enum class RopeScalingType { linear, dynamic, yarn, llama3 };
+///   longrope  each by a factor of its own, of one list or, once the sequence is longer than the
+///             original one, of another (Ding et al., LongRoPE, 2024)
+enum class RopeScalingType { linear, dynamic, yarn, llama3, longrope };
 
 struct RopeScaling {
   RopeScalingType type = RopeScalingType::llama3;
@@ -24,7 +27,8 @@ struct RopeScaling {
   double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
   double beta_fast = 32, beta_slow = 1;  ///< yarn: turns within the original length, of the ramp
   bool truncate = true;                  ///< yarn: the ramp begins and ends at whole dimensions
-  double attention_factor = 1;           ///< yarn: of cos and sin
+  double attention_factor = 1;           ///< yarn, longrope: of cos and sin
+  std::vector<double> short_factors, long_factors;  ///< longrope: [D / 2] each
 };
 
 struct RotaryTablesOptions {
@@ -35,8 +39,8 @@ struct RotaryTablesOptions {
 
 /// {cos, sin}, each [seq_len, head_dim] float32, the two halves alike; step for step as
 /// transformers computes them in float32 (modeling_rope_utils), so that the bits agree. With
-/// dynamic scaling the last of the positions counts as the length: longer tables begin differently.
-/// Throws c10::ValueError on an odd or non-positive head_dim.
+/// dynamic scaling and longrope the last of the positions counts as the length: longer tables begin
+/// differently. Throws c10::ValueError on an odd or non-positive head_dim.
 std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_dim,
                                                  const RotaryTablesOptions& options = {});
 

@@ -25,22 +25,33 @@ SelfAttentionImpl::SelfAttentionImpl(const ModelShape& shape, const SelfAttentio
   register_module("o_proj", o_proj_);
   register_module("attention", attention_);
   if (attention.norms == QkNorms::none) return;
-  q_norm_ = register_module("q_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
-  k_norm_ = register_module("k_norm", nn::RMSNorm(head_dim_, shape.norm_eps, options));
+  norms_all_heads_ = attention.norms == QkNorms::all_heads;
+  const auto norm = [&](int64_t heads) {
+    return nn::RMSNorm(norms_all_heads_ ? heads * head_dim_ : head_dim_, shape.norm_eps, options,
+                       attention.norm_offset);
+  };
+  q_norm_ = register_module("q_norm", norm(shape.num_heads));
+  k_norm_ = register_module("k_norm", norm(shape.num_kv_heads));
 }
 
 Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto batch = x.size(0), seq_len = x.size(1);
   // The number of heads is that of the weights here, which may be a part.
-  auto q = q_proj_(x).view({batch, seq_len, -1, head_dim_});
-  auto k = k_proj_(x).view({batch, seq_len, -1, head_dim_});
-  const auto v = v_proj_(x).view({batch, seq_len, -1, head_dim_});
-  if (q_norm_) q = q_norm_(q), k = k_norm_(k);
+  const auto in_heads = [&](const Tensor& features) {
+    return features.view({batch, seq_len, -1, head_dim_});
+  };
+  auto q = q_proj_(x), k = k_proj_(x);
+  if (norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
+  q = in_heads(q), k = in_heads(k);
+  const auto v = in_heads(v_proj_(x));
+  if (q_norm_ && !norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
   return o_proj_(rotates_ ? attention_(q, k, v, cos, sin) : attention_(q, k, v));
 }
 
-GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options)
-    : gate_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
+GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options,
+                           Activation activation)
+    : activation_(activation),
+      gate_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
       up_proj_(shape.dim, shape.ffn_dim, shape.mlp_bias, options),
       down_proj_(shape.ffn_dim, shape.dim, shape.mlp_bias, options) {
   register_module("gate_proj", gate_proj_);
@@ -49,7 +60,14 @@ GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options
 }
 
 Tensor GatedMlpImpl::forward(const Tensor& x) {
-  return down_proj_(kernels::swiglu(gate_proj_(x), up_proj_(x)));
+  const auto gate = gate_proj_(x), up = up_proj_(x);
+  switch (activation_) {
+    case Activation::silu:
+      return down_proj_(kernels::swiglu(gate, up));
+    case Activation::gelu_tanh:
+      return down_proj_(kernels::gelu_tanh(gate) * up);
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 namespace {
@@ -93,7 +111,8 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
       {RopeScalingType::linear, kernels::RopeScalingType::linear},
       {RopeScalingType::dynamic, kernels::RopeScalingType::dynamic},
       {RopeScalingType::yarn, kernels::RopeScalingType::yarn},
-      {RopeScalingType::llama3, kernels::RopeScalingType::llama3}};
+      {RopeScalingType::llama3, kernels::RopeScalingType::llama3},
+      {RopeScalingType::longrope, kernels::RopeScalingType::longrope}};
   kernels::RotaryTablesOptions options{.theta = shape.rope_theta};
   if (const auto& scaling = shape.rope_scaling) {
     options.scaling = {.type = kTypes.at(scaling->type),
@@ -104,7 +123,9 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
                        .beta_fast = scaling->beta_fast,
                        .beta_slow = scaling->beta_slow,
                        .truncate = scaling->truncate,
-                       .attention_factor = scaling->attention_factor};
+                       .attention_factor = scaling->attention_factor,
+                       .short_factors = scaling->short_factors,
+                       .long_factors = scaling->long_factors};
   }
   return options;
 }
@@ -112,8 +133,9 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
 bool RotaryTables::reach(int64_t seq_len) const {
   if (!cos_.defined() || cos_.size(0) < seq_len) return false;
   const auto& scaling = options_.scaling;
-  const bool dynamic = scaling && scaling->type == kernels::RopeScalingType::dynamic;
-  return !dynamic || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
+  const bool by_length = scaling && (scaling->type == kernels::RopeScalingType::dynamic ||
+                                     scaling->type == kernels::RopeScalingType::longrope);
+  return !by_length || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
 }
 
 std::pair<Tensor, Tensor> RotaryTables::at(int64_t seq_len, const torch::Device& device) {
@@ -129,8 +151,10 @@ Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOption
       tables_(std::move(parts.tables)),
       table_of_(std::move(parts.table_of)),
       norms_(parts.norms),
+      norm_offset_(parts.norm_offset),
+      embedding_scale_(parts.embedding_scale),
       embed_tokens_(shape.vocab_size, shape.dim, options),
-      norm_(shape.dim, shape.norm_eps, options),
+      norm_(shape.dim, shape.norm_eps, options, norm_offset_),
       lm_head_(nullptr) {
   auto model = register_module("model", std::make_shared<torch::nn::Module>());
   model->register_module("embed_tokens", embed_tokens_);
@@ -145,10 +169,15 @@ Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOption
   } else {
     lm_head_ = nn::LanguageModelHead(shape.dim, shape.vocab_size, options);
   }
+  lm_head_->softcap = parts.logits_softcap;
   register_module("lm_head", lm_head_);
 }
 
-Tensor Decoder::embed(const Tensor& ids) { return embed_tokens_(ids); }
+Tensor Decoder::embed(const Tensor& ids) {
+  const auto embedded = embed_tokens_(ids);
+  if (embedding_scale_ == 1) return embedded;
+  return embedded * torch::scalar_tensor(embedding_scale_, embedded.options());
+}
 
 Tensor Decoder::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t seq_len) {
   for (int64_t i = begin; i < end; ++i) {
@@ -190,6 +219,13 @@ nn::TensorPlan Decoder::tensor_plan() const {
                       {.pattern = "model.layers.*.down_proj", .style = row_wise},
                       {.pattern = "model.norm", .style = per_position},
                       {.pattern = "lm_head", .style = head, .enters = true}};
+  if (norms_ == QkNorms::all_heads) {
+    plan.push_back({.pattern = "model.layers.*.q_norm", .style = divided_norm, .heads = heads});
+    plan.push_back({.pattern = "model.layers.*.k_norm",
+                    .style = divided_norm,
+                    .heads = kv_heads,
+                    .repeats_heads = true});
+  }
   if (norms_ == QkNorms::each_head) {
     plan.push_back({.pattern = "model.layers.*.self_attn.*_norm", .style = per_head});
   }
@@ -199,7 +235,7 @@ nn::TensorPlan Decoder::tensor_plan() const {
 LanguageModel::Initial Decoder::initial(const std::string& parameter, int64_t dims,
                                         double std) const {
   if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
-  return dims == 1 ? Initial{.constant = true, .value = 1} : Initial{.value = std};
+  return dims == 1 ? Initial{.constant = true, .value = 1 - norm_offset_} : Initial{.value = std};
 }
 
 }  // namespace tessera::models

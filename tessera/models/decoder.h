@@ -14,12 +14,13 @@
 namespace tessera::models {
 
 /// RMS norms of queries and keys, before they are rotated.
-enum class QkNorms { none, each_head };
+enum class QkNorms { none, each_head, all_heads };
 
 struct SelfAttentionOptions {
   kernels::AttentionOptions attention;
   QkNorms norms = QkNorms::none;
-  bool rotates = true;  ///< false: without positions
+  double norm_offset = 0;  ///< nn::RMSNorm's
+  bool rotates = true;     ///< false: without positions
 };
 
 /// Attention with separate projections and grouped queries.
@@ -32,20 +33,24 @@ class SelfAttentionImpl : public nn::Hookable {
 
  private:
   int64_t head_dim_;
-  bool rotates_;
+  bool rotates_, norms_all_heads_ = false;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
   nn::RMSNorm q_norm_{nullptr}, k_norm_{nullptr};
   nn::Attention attention_;
 };
 using SelfAttention = nn::Hooked<SelfAttentionImpl>;
 
-/// SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, 2020).
+enum class Activation { silu, gelu_tanh };
+
+/// down(activation(gate(x)) * up(x)) (Shazeer, GLU Variants Improve Transformer, 2020).
 class GatedMlpImpl : public nn::Hookable {
  public:
-  GatedMlpImpl(const ModelShape& shape, const torch::TensorOptions& options);
+  GatedMlpImpl(const ModelShape& shape, const torch::TensorOptions& options,
+               Activation activation = Activation::silu);
   torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
 
  private:
+  Activation activation_;
   nn::Linear gate_proj_, up_proj_, down_proj_;
 };
 using GatedMlp = nn::Hooked<GatedMlpImpl>;
@@ -66,7 +71,7 @@ std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
                                                       const torch::TensorOptions& options);
 
 /// Cosines and sines for positions 0, 1, ..; not state of the model. They grow to the longest
-/// sequence seen, or are made anew where its length changes them all (dynamic scaling).
+/// sequence seen, or are made anew where its length changes them all (dynamic scaling, longrope).
 class RotaryTables {
  public:
   RotaryTables(int64_t width, kernels::RotaryTablesOptions options)
@@ -92,6 +97,9 @@ struct DecoderParts {
   std::vector<RotaryTables> tables;
   std::function<size_t(int64_t layer)> table_of = [](int64_t /*layer*/) { return size_t{0}; };
   QkNorms norms = QkNorms::none;  ///< of its blocks
+  double norm_offset = 0;         ///< of all norms
+  double logits_softcap = 0;      ///< nn::LanguageModelHead's
+  double embedding_scale = 1;     ///< of what the embedding gives, rounded to its dtype
 };
 
 class Decoder : public LanguageModel {
@@ -110,6 +118,7 @@ class Decoder : public LanguageModel {
   std::vector<RotaryTables> tables_;
   std::function<size_t(int64_t)> table_of_;
   QkNorms norms_;
+  double norm_offset_, embedding_scale_;
   nn::Embedding embed_tokens_;
   std::vector<DecoderBlock> layers_;
   nn::RMSNorm norm_;

@@ -23,6 +23,7 @@ class JsonKeys {
   bool has(const std::string& key) const;
   bool is_null(const std::string& key) const;  ///< there, and null
   const nlohmann::json& at(const std::string& key) const;
+  const std::string& where() const { return where_; }
   JsonKeys child(const std::string& key) const;
 
   int64_t size(const std::string& key, std::optional<int64_t> absent = {}, int64_t least = 1) const;

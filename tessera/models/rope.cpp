@@ -44,6 +44,8 @@ RopeScaling read_scaling(const JsonKeys& keys, const JsonKeys& rope, RopeScaling
       scaling.truncate = rope.flag("truncate", true);
       scaling.attention_factor = yarn_attention_factor(rope, scaling.factor);
       break;
+    case RopeScalingType::longrope:  // kTypes has it not
+      break;
     case RopeScalingType::llama3:
       scaling.factor = rope.positive("factor");
       scaling.low_freq_factor = rope.positive("low_freq_factor");
@@ -101,6 +103,13 @@ nlohmann::ordered_json rope_scaling_json(const std::optional<RopeScaling>& scali
       json["beta_fast"] = s.beta_fast;
       json["beta_slow"] = s.beta_slow;
       json["truncate"] = s.truncate;
+      break;
+    case RopeScalingType::longrope:
+      json["rope_type"] = "longrope";
+      json["original_max_position_embeddings"] = s.original_max_seq_len;
+      json["attention_factor"] = s.attention_factor;
+      json["short_factor"] = s.short_factors;
+      json["long_factor"] = s.long_factors;
       break;
     case RopeScalingType::llama3:
       json["rope_type"] = "llama3";

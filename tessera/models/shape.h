@@ -22,7 +22,7 @@ enum class ModelFamily {
 
 /// How rotary positions are stretched beyond the length of the first training (config.json:
 /// rope_scaling, in transformers 5 rope_parameters; formulas in kernels/rotary.cpp).
-enum class RopeScalingType { linear, dynamic, yarn, llama3 };
+enum class RopeScalingType { linear, dynamic, yarn, llama3, longrope };
 
 struct RopeScaling {
   RopeScalingType type = RopeScalingType::llama3;
@@ -31,7 +31,8 @@ struct RopeScaling {
   double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
   double beta_fast = 32, beta_slow = 1;              ///< yarn: turns within the original length
   bool truncate = true;                              ///< yarn: the two bounds to whole dimensions
-  double attention_factor = 1;                       ///< yarn: of cosines and sines
+  double attention_factor = 1;                       ///< yarn, longrope: of cosines and sines
+  std::vector<double> short_factors, long_factors;   ///< longrope: one for two rotated columns
 
   bool operator==(const RopeScaling&) const = default;
 };

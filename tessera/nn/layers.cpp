@@ -58,12 +58,21 @@ torch::Tensor EmbeddingImpl::forward(const torch::Tensor& ids) {
   return EmbeddingFunction::apply(weight, ids, first_row.value_or(-1));
 }
 
-RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options) : eps(eps) {
+RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options,
+                         double offset)
+    : eps(eps), offset(offset) {
   weight = register_parameter("weight", torch::empty({dim}, options));
 }
 
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
-  return kernels::rms_norm(x, weight, eps);
+  const auto normed = kernels::rms_norm(x, offset == 0 ? weight : weight + offset, eps);
+  if (!divided) return normed;
+  // Normed by this rank's features, and then by what the root mean square of all differs.
+  const auto wide = x.to(torch::kFloat32);
+  const auto squares = wide.square().sum(-1, /*keepdim=*/true);
+  const auto own = squares / x.size(-1) + eps;
+  const auto all = divided->sum(squares) / divided->features + eps;
+  return normed * (own / all).sqrt().to(normed.scalar_type());
 }
 
 LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const torch::TensorOptions& options)
@@ -90,8 +99,12 @@ std::vector<torch::Tensor> LanguageModelHeadImpl::borrowed_parameters() const {
 
 torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden,
                                              const torch::Tensor& targets, double scale) {
-  if (!targets.defined()) return kernels::linear(hidden, weight);
-  kernels::LinearCrossEntropyOptions options{.scale = scale, .vocabulary = vocabulary};
+  if (!targets.defined()) {
+    const auto logits = kernels::linear(hidden, weight);
+    return softcap == 0 ? logits : logits.div(softcap).tanh() * softcap;
+  }
+  kernels::LinearCrossEntropyOptions options{
+      .scale = scale, .softcap = softcap, .vocabulary = vocabulary};
   if (torch::GradMode::is_enabled()) options.weight_gradient = weight.grad();
   return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight,
                                        targets.reshape(-1), options);

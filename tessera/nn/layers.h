@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -25,14 +26,22 @@ class EmbeddingImpl : public Hookable {
 };
 using Embedding = Hooked<EmbeddingImpl>;
 
-/// Root mean square norm (Zhang and Sennrich, NeurIPS 2019), computed in fp32.
+/// Root mean square norm (Zhang and Sennrich, NeurIPS 2019), computed in fp32, times weight +
+/// `offset` (1 in Gemma, whose weights begin at 0).
 class RMSNormImpl : public Hookable {
  public:
-  RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options = {});
+  RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options = {}, double offset = 0);
   torch::Tensor forward(const torch::Tensor& x);  ///< [.., D] -> [.., D]
 
   torch::Tensor weight;
-  double eps;
+  double eps, offset;
+  /// Where the features are divided over ranks: how many there are, and what makes a sum over them
+  /// of each rank's [.., 1] float32.
+  struct Divided {
+    int64_t features = 0;
+    std::function<torch::Tensor(const torch::Tensor&)> sum;
+  };
+  std::optional<Divided> divided;
 };
 using RMSNorm = Hooked<RMSNormImpl>;
 
@@ -52,6 +61,8 @@ class LanguageModelHeadImpl : public Hookable {
  public:
   LanguageModelHeadImpl(int64_t dim, int64_t vocab_size, const torch::TensorOptions& options = {});
   explicit LanguageModelHeadImpl(torch::Tensor tied_weight);
+
+  double softcap = 0;  ///< logits l are softcap * tanh(l / softcap); 0: as they are
 
   /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored):
   /// scale times the sum of the token losses, fp32 and 0-d.

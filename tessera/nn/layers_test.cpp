@@ -29,6 +29,21 @@ TEST(Initialise, AnySliceAloneIsThatSliceOfTheWhole) {
   EXPECT_NEAR(whole.std().item<double>(), 0.5, 0.05);
 }
 
+TEST(RMSNorm, AddsItsOffsetToTheWeight) {
+  RMSNorm plain(5, 1e-6), around_one(5, 1e-6, torch::TensorOptions(), /*offset=*/1);
+  const auto x = torch::randn({3, 5}), weight = torch::randn({5});
+  {
+    const torch::NoGradGuard no_grad;
+    plain->weight.copy_(weight + 1);
+    around_one->weight.copy_(weight);
+  }
+  const auto expected = plain(x), found = around_one(x);
+  EXPECT_TRUE(torch::equal(expected, found));
+  expected.square().sum().backward();
+  found.square().sum().backward();
+  EXPECT_TRUE(torch::equal(plain->weight.grad(), around_one->weight.grad()));
+}
+
 // The gradient reaches the rows used, into an existing (flat) gradient and as a new one alike,
 // repeated rows summed.
 TEST(Embedding, GradientIsTheSameIntoAnExistingBuffer) {

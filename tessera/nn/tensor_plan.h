@@ -16,6 +16,7 @@ enum class TensorStyle {
   embedding,    ///< Embedding: rows are divided, results summed
   head,         ///< LanguageModelHead: rows are divided; the loss is that of all
   per_position,  ///< norms, dropout: whole, takes each position by itself
+  divided_norm,  ///< RMSNorm over features that are divided as those of a column_wise rule
   per_head,      ///< norms of each head between divided projections: whole
   positions,     ///< embedding of positions: whole; its result goes where activations are
   region         ///< no parameters of its own: what is inside has rules of its own

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "tessera/models/spec.h"
 #include "tessera/predict/activations.h"
 
 namespace tessera::predict {
@@ -77,8 +78,9 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
 
 /// Collectives over tp in one micro-batch, counted in full activations.
 struct Rounds {
-  double sums = 0;     ///< all-reduces, or reduce-scatters
-  double gathers = 0;  ///< all-gathers, where positions are divided
+  double sums = 0;        ///< all-reduces, or reduce-scatters
+  double gathers = 0;     ///< all-gathers, where positions are divided
+  double statistics = 0;  ///< float32 numbers for each token, of norms over divided features
 };
 
 /// Each layer has two sums and two gathers in each direction. What is computed again is sent again,
@@ -86,10 +88,13 @@ struct Rounds {
 Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   Rounds rounds;
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
+  const double summed =
+      models::spec_of(part.shape.family).activations(part.shape, part.position_ranks).summed;
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
       rounds.sums += full && is_checkpointed(config.memory, i) ? 6 : 4;
       rounds.gathers += 6;
+      rounds.statistics += (is_checkpointed(config.memory, i) ? 3 : 2) * summed;
     }
   }
   return rounds;
@@ -105,7 +110,8 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
   const double inside =
       config.precision.compute == FloatType::fp32 ? width : real(part.shape.dim) * 2;
   const auto layers = of_layers(config, part);
-  double sums = layers.sums * inside, gathers = layers.gathers * inside, others = 0;
+  double sums = layers.sums * inside, gathers = layers.gathers * inside;
+  double others = layers.statistics * 4;
   double positions = 0;
   for (const auto& stage : part.stages) {
     if (stage.embeds) {

@@ -282,7 +282,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                    schedule.rank_of_stage, mesh);
-  checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
+  checkpoint_activations(model->blocks(), block_end(model->shape()), config.memory);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_sharing, fill);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));

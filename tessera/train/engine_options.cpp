@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/device.h"
 #include "tessera/memory/checkpoint.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::train {
 
@@ -55,6 +56,10 @@ torch::Dtype torch_dtype(FloatType type) {
       return torch::kHalf;
   }
   __builtin_unreachable();
+}
+
+BlockEnd block_end(const models::ModelShape& shape) {
+  return models::spec_of(shape.family).norms_results ? BlockEnd::any : BlockEnd::residual_sum;
 }
 
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,

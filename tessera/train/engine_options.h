@@ -26,6 +26,7 @@ torch::Dtype torch_dtype(FloatType type);
 /// How a block ends: with a residual sum of its last product, whose value no gradient needs, or in
 /// any way.
 enum class BlockEnd { residual_sum, any };
+BlockEnd block_end(const models::ModelShape& shape);
 
 /// Checkpoints `blocks` as memory.checkpointing says.
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,

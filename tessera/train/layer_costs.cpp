@@ -43,7 +43,7 @@ plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
   const auto options = torch::dtype(torch_dtype(dtype)).device(mesh.device());
   const auto model = models::make_language_model(one, options);
   models::initialise(*model, config.model.seed, config.model.init_std);
-  checkpoint_activations(model->blocks(), BlockEnd::residual_sum, config.memory);
+  checkpoint_activations(model->blocks(), block_end(model->shape()), config.memory);
 
   const int64_t rows = config.train.global_batch / mesh.shape().data_ranks() /
                        config::num_micro_batches(config, mesh.shape());

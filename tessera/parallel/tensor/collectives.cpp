@@ -123,6 +123,17 @@ struct Leave : torch::autograd::Function<Leave> {
   }
 };
 
+struct SumOver : torch::autograd::Function<SumOver> {
+  static Tensor forward(AutogradContext* context, const Tensor& part, const mesh::Axis& axis) {
+    kernels::hold(context, "axis", axis);
+    return all_reduced(part.clone(at::MemoryFormat::Contiguous), axis);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto axis = *kernels::held<mesh::Axis>(context, "axis");
+    return {all_reduced(gradients[0].clone(at::MemoryFormat::Contiguous), axis), Tensor()};
+  }
+};
+
 struct OwnPositions : torch::autograd::Function<OwnPositions> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
     kernels::hold(context, "to", to);
@@ -182,6 +193,8 @@ Tensor leave(const Tensor& summand, const Activations& activations) {
   if (activations.axis.size() == 1) return summand;
   return Leave::apply(summand, activations);
 }
+
+Tensor sum_over(const Tensor& part, const mesh::Axis& axis) { return SumOver::apply(part, axis); }
 
 kernels::ProductOverRanksPtr leave_product(const Activations& activations) {
   if (activations.axis.size() == 1) return {};

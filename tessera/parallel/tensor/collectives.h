@@ -34,6 +34,10 @@ torch::Tensor enter(const torch::Tensor& x, const Activations& activations, bool
 /// positions of it.
 torch::Tensor leave(const torch::Tensor& summand, const Activations& activations);
 
+/// The sum over ranks of a tensor that each makes of its part; every rank goes on with the sum in a
+/// way of its own, so the gradients are summed as well.
+torch::Tensor sum_over(const torch::Tensor& part, const mesh::Axis& axis);
+
 /// The same within a product (kernels/linear.h).
 kernels::ProductOverRanksPtr leave_product(const Activations& activations);
 

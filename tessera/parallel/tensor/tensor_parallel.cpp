@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -61,6 +62,7 @@ class Division {
   Range divide_vocabulary(const std::string& path, const Tensor& weight);
   void column_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
   void row_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
+  void divided_norm(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
   void embedding(const std::string& path, torch::nn::Module& module);
   void head(const std::string& path, torch::nn::Module& module);
   void positions(const std::string& path, torch::nn::Module& module);
@@ -173,6 +175,21 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
   module.over_ranks = leave_product(activations_);
 }
 
+void Division::divided_norm(const std::string& path, torch::nn::Module& given,
+                            const TensorRule& rule) {
+  auto& module = as<nn::RMSNormImpl>(given, path, "an RMSNorm");
+  const int64_t features = module.weight.size(0);
+  Sharing sharing;
+  const auto range = divide_features(path, rule, features, sharing);
+  keep_part(joined(path, "weight"), module.weight, 0, cut_of(module.weight, 0, 1, range), sharing);
+  // Heads that several ranks have count once.
+  const int64_t copies = rule.heads == 0 ? 1 : std::max<int64_t>(1, ranks() / rule.heads);
+  module.divided = {.features = features,
+                    .sum = [axis = activations_.axis, copies](const Tensor& part) {
+                      return sum_over(part / copies, axis);
+                    }};
+}
+
 /// Cuts an embedding or head to this rank's rows, which it returns.
 Range Division::divide_vocabulary(const std::string& path, const Tensor& weight) {
   const auto range = even_part(weight.size(0), rank(), ranks());
@@ -246,6 +263,8 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
       return column_wise(path, module, rule);
     case TensorStyle::row_wise:
       return row_wise(path, module, rule);
+    case TensorStyle::divided_norm:
+      return divided_norm(path, module, rule);
     case TensorStyle::embedding:
       return embedding(path, module);
     case TensorStyle::head:
