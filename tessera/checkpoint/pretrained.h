@@ -5,16 +5,19 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "tessera/base/stripe.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/source_view.h"
 
 namespace tessera::checkpoint {
 
 /// The stored weights of a model: a folder with model.safetensors or model.safetensors.index.json,
-/// or one such file. Stored names may lack a leading "transformer." (GPT-2 on the Hub). Stored
-/// tensors that no parameter takes (tied heads, attention masks) are left alone.
+/// or one such file. Stored names may lack a leading "transformer." (GPT-2 on the Hub). With the
+/// config.json of a family that stores parameters together (Phi-3), each is found in what holds it.
+/// Stored tensors that no parameter takes (tied heads, attention masks) are left alone.
 class Pretrained {
  public:
   /// Maps the files and checks every parameter of `model`, whose device may be meta. UserError
@@ -27,7 +30,10 @@ class Pretrained {
                  const Stripe& stripe = {}) const;
 
  private:
-  Safetensors stored_;
+  const TensorSource& source() const;
+
+  std::shared_ptr<const Safetensors> stored_;
+  std::shared_ptr<const SourceView> apart_;  ///< parameters that are stored together
 };
 
 /// The same for every parameter of `model`. Memory: none beside the mapped file.

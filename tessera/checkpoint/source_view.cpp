@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -12,9 +13,40 @@ namespace tessera::checkpoint {
 void SourceView::add(const std::string& name, const TensorSource& source, const std::string& stored,
                      std::optional<DType> dtype) {
   auto info = source.info(stored);
-  origins_[name] = {&source, stored, info.dtype};
+  origins_[name] = {{{&source, stored, 0, info.num_elements()}}, info.dtype};
   if (dtype && is_float(info.dtype)) info.dtype = *dtype;
   tensors_[name] = std::move(info);
+}
+
+void SourceView::append_rows(const std::string& name, const TensorSource& source,
+                             const std::string& stored, std::optional<DType> dtype) {
+  if (!tensors_.contains(name)) return add(name, source, stored, dtype);
+  const auto& added = source.info(stored);
+  auto& info = tensors_.at(name);
+  auto& origin = origins_.at(name);
+  auto expected = info.shape;
+  if (!expected.empty() && !added.shape.empty()) expected[0] = added.shape[0];
+  if (expected != added.shape || origin.dtype != added.dtype) {
+    user_error("{}: '{}': expected rows of {} [{}], as those that it is stored with, got {} [{}]",
+               source.path().string(), stored, dtype_name(origin.dtype),
+               fmt::join(info.shape, ", "), dtype_name(added.dtype), fmt::join(added.shape, ", "));
+  }
+  origin.pieces.push_back({&source, stored, 0, added.num_elements()});
+  info.shape[0] += added.shape[0];
+}
+
+void SourceView::add_rows(const std::string& name, const TensorSource& source,
+                          const std::string& stored, const Rows& rows, std::optional<DType> dtype) {
+  add(name, source, stored, dtype);
+  auto& info = tensors_.at(name);
+  if (info.shape.empty() || rows.first_row + rows.rows > info.shape[0]) {
+    user_error("{}: '{}': expected at least {} rows, got shape [{}]", source.path().string(),
+               stored, rows.first_row + rows.rows, fmt::join(info.shape, ", "));
+  }
+  const int64_t width = info.num_elements() / std::max<int64_t>(1, info.shape[0]);
+  info.shape[0] = rows.rows;
+  auto& piece = origins_.at(name).pieces.front();
+  piece.begin = rows.first_row * width, piece.count = rows.rows * width;
 }
 
 void SourceView::reshape(const std::string& name, const std::vector<int64_t>& shape) {
@@ -33,15 +65,32 @@ void SourceView::report_reads(const Progress& progress) {
   };
 }
 
+void SourceView::read_stored(const Origin& origin, int64_t begin,
+                             std::span<std::byte> destination) const {
+  const int64_t width = dtype_bytes(origin.dtype);
+  for (const auto& piece : origin.pieces) {
+    if (destination.empty()) return;
+    if (begin >= piece.count) {
+      begin -= piece.count;
+      continue;
+    }
+    const int64_t count = std::min(piece.count - begin, std::ssize(destination) / width);
+    piece.source->read(piece.name, piece.begin + begin,
+                       destination.first(static_cast<size_t>(count * width)));
+    destination = destination.subspan(static_cast<size_t>(count * width));
+    begin = 0;
+  }
+}
+
 void SourceView::read_part(const std::string& name, const TensorInfo& info, int64_t begin,
                            std::span<std::byte> destination) const {
   const auto& origin = origins_.at(name);
   if (origin.dtype == info.dtype) {
-    origin.source->read(origin.name, begin, destination);
+    read_stored(origin, begin, destination);
   } else {
     const auto count = std::ssize(destination) / dtype_bytes(info.dtype);
     std::vector<std::byte> values(static_cast<size_t>(count * dtype_bytes(origin.dtype)));
-    origin.source->read(origin.name, begin, values);
+    read_stored(origin, begin, values);
     convert_values(values, origin.dtype, destination, info.dtype);
   }
   if (on_read_) on_read_(std::ssize(destination));

@@ -24,6 +24,18 @@ class SourceView : public TensorSource {
   void add(const std::string& name, const TensorSource& source, const std::string& stored,
            std::optional<DType> dtype = std::nullopt);
 
+  /// Adds `stored`'s rows below those of `name`, or as it if there is none: [R, ..] and [S, ..] make
+  /// [R + S, ..]. UserError: no such tensor, rows of another shape or dtype.
+  void append_rows(const std::string& name, const TensorSource& source, const std::string& stored,
+                   std::optional<DType> dtype = std::nullopt);
+
+  /// `name` is `rows` of `stored`'s rows, from `first_row` on. UserError: fewer are there.
+  struct Rows {
+    int64_t first_row = 0, rows = 0;
+  };
+  void add_rows(const std::string& name, const TensorSource& source, const std::string& stored,
+                const Rows& rows, std::optional<DType> dtype = std::nullopt);
+
   /// Gives a tensor another shape of as many elements. UserError: of another number.
   void reshape(const std::string& name, const std::vector<int64_t>& shape);
 
@@ -32,12 +44,18 @@ class SourceView : public TensorSource {
   void report_reads(const Progress& progress);
 
  private:
-  struct Origin {
+  /// Elements begin .. begin + count of a stored tensor.
+  struct Piece {
     const TensorSource* source;
     std::string name;
+    int64_t begin, count;
+  };
+  struct Origin {
+    std::vector<Piece> pieces;  ///< one after the other
     DType dtype;
   };
 
+  void read_stored(const Origin& origin, int64_t begin, std::span<std::byte> destination) const;
   void read_part(const std::string& name, const TensorInfo& info, int64_t begin,
                  std::span<std::byte> destination) const override;
 

@@ -9,11 +9,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/dcp.h"
 #include "tessera/checkpoint/deepspeed.h"
+#include "tessera/checkpoint/family_names.h"
 #include "tessera/checkpoint/llmc.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/hub/file_names.h"
-#include "tessera/models/spec.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -42,29 +42,6 @@ StoredTraining sorted(const OpenedSource& opened) {
   return training;
 }
 
-/// The family of a config.json, if it is one that trains here.
-const models::FamilySpec* family_of(const json& config) {
-  if (!config.is_object()) return nullptr;
-  const auto type = config.find("model_type");
-  return type != config.end() && type->is_string() ? models::find_spec(type->get<std::string>())
-                                                   : nullptr;
-}
-
-/// The name by which our models have a tensor of Hugging Face's; "" if they have none.
-std::string our_name(const json& config, const std::string& name) {
-  const auto* family = family_of(config);
-  constexpr const char* kTied = "tie_word_embeddings";
-  const bool said = config.is_object() && config.contains(kTied);
-  const bool is_tied = said ? config.at(kTied) == true : family && family->tied_unless_said;
-  const bool is_buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-                         name.ends_with(".rotary_emb.inv_freq");
-  if (is_buffer || (is_tied && name == "lm_head.weight")) return "";
-  if (family == nullptr || name == "lm_head.weight" || name.starts_with(family->optional_prefix)) {
-    return name;
-  }
-  return family->optional_prefix + name;
-}
-
 /// The folder that may hold config.json and a tokenizer.
 fs::path folder_of(const fs::path& path) {
   return fs::is_directory(path) ? path : path.parent_path();
@@ -85,28 +62,54 @@ void find_assets(const TrainingOptions& options, TrainingSource& training) {
   if (!training.assets.empty()) training.assets_folder = folder;
 }
 
-/// `names` as the result is to have them.
-StoredTraining::Names renamed(const StoredTraining::Names& names, const TrainingOptions& options,
-                              const json& config) {
-  if (!options.our_names) return names;
-  StoredTraining::Names ours;
+/// Adds what `source` has under `names` to the view, as our models name and divide it if the
+/// options ask for that; `prefix` goes before each name.
+void add_named(const TrainingOptions& options, const FamilyNames& family,
+               const TensorSource& source, const StoredTraining::Names& names,
+               const std::string& prefix, std::optional<DType> dtype, SourceView& tensors) {
   for (const auto& [name, stored] : names) {
-    auto our = our_name(config, name);
-    if (!our.empty()) ours.emplace(std::move(our), stored);
+    if (!options.our_names) {
+      tensors.add(prefix + name, source, stored, dtype);
+      continue;
+    }
+    for (const auto& ours : family.ours(name)) {
+      if (ours.rows == 0) {
+        tensors.add(prefix + ours.name, source, stored, dtype);
+      } else {
+        tensors.add_rows(prefix + ours.name, source, stored, {ours.first_row, ours.rows}, dtype);
+      }
+    }
   }
-  return ours;
 }
 
-void add_state(const TensorSource& source, const std::string& state,
+/// The optimizer's `state` of each parameter, in the parameter's shape.
+void add_state(const TrainingOptions& options, const FamilyNames& family,
+               const TensorSource& source, const std::string& state,
                const StoredTraining::Names& names, SourceView& tensors) {
-  for (const auto& [parameter, stored] : names) {
+  const auto prefix = fmt::format("{}{}/", kOptimizerPrefix, state);
+  SourceView states(source.path());
+  add_named(options, family, source, names, prefix, std::nullopt, states);
+  for (const auto& [name, info] : states.tensors()) {
+    const auto parameter = name.substr(prefix.size());
     if (!tensors.contains(parameter)) {
       user_error("{}: holds {} of '{}', a parameter that {} lacks", source.path().string(), state,
                  parameter, tensors.path().string());
     }
-    const auto name = fmt::format("{}{}/{}", kOptimizerPrefix, state, parameter);
-    tensors.add(name, source, stored);
-    tensors.reshape(name, tensors.info(parameter).shape);
+  }
+  add_named(options, family, source, names, prefix, std::nullopt, tensors);
+  for (const auto& [name, info] : states.tensors()) {
+    tensors.reshape(name, tensors.info(name.substr(prefix.size())).shape);
+  }
+}
+
+/// A checkpoint of ours under Hugging Face's names: parameters that are stored together become one.
+void add_together(const FamilyNames& family, const TensorSource& source, std::optional<DType> dtype,
+                  SourceView& tensors) {
+  for (const auto& [name, info] : source.tensors()) {
+    if (is_optimizer_state(name)) continue;
+    const auto stored = family.stored(name);
+    if (stored.parts.front() != name) continue;  // comes with the first
+    for (const auto& part : stored.parts) tensors.append_rows(stored.name, source, part, dtype);
   }
 }
 
@@ -143,7 +146,11 @@ TrainingSource from_checkpoint(const TrainingOptions& options, OpenedSource open
   training.validation_loss = checkpoint.marker().validation_loss;
   if (options.step) training.about.state["step"] = training.about.step = *options.step;
   if (!options.config.empty()) training.about.model = read_config(options);
+  const FamilyNames family(training.about.model, options.source.string());
+  const bool together = !options.our_names && family.any_together();
+  if (together) add_together(family, checkpoint, options.dtype, training.tensors);
   for (const auto& [name, info] : checkpoint.tensors()) {
+    if (together) break;
     if (!is_optimizer_state(name)) {
       training.tensors.add(name, checkpoint, name, options.dtype);
     } else if (options.with_optimizer) {
@@ -165,9 +172,9 @@ TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) 
   const auto config =
       llmc != nullptr && options.config.empty() ? gpt2_config(llmc->shape()) : read_config(options);
   auto stored = sorted(opened);
-  for (const auto& [name, stored_name] : renamed(stored.parameters, options, config)) {
-    training.tensors.add(name, *opened.tensors, stored_name, options.dtype);
-  }
+  const FamilyNames family(options.our_names ? config : json(), options.source.string());
+  add_named(options, family, *opened.tensors, stored.parameters, "", options.dtype,
+            training.tensors);
   if (opened.format == Format::deepspeed) add_shapes(options, training.tensors);
   training.about.layout = {{"converted_from", format_name(opened.format)}};
   training.about.model = config;
@@ -179,7 +186,7 @@ TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) 
   if (options.with_optimizer) {
     const auto& states_from = *training.stored.back().tensors;
     for (const auto& [state, names] : stored.states)
-      add_state(states_from, state, renamed(names, options, config), training.tensors);
+      add_state(options, family, states_from, state, names, training.tensors);
   }
   training.about.step = options.step.value_or(stored.step.value_or(0));
   training.about.state = state_of(training.about.step, stored);
