@@ -352,7 +352,7 @@ TEST_P(FamilyModelParallelTest, EqualsOneRank) {
 }
 INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
                          ::testing::Values("llama_biases", "llama_tied", "mistral", "qwen2",
-                                           "qwen3", "olmo2", "smollm3"));
+                                           "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope"));
 
 TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
   auto job = recorded_job(24, 8);
