@@ -114,7 +114,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyParityTest,
                          ::testing::Values("llama_linear", "llama_dynamic", "llama_yarn",
                                            "llama_yarn_mscale", "llama_3", "llama_biases",
                                            "llama_tied", "mistral", "qwen2", "qwen2_window",
-                                           "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope"),
+                                           "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
+                                           "gemma3", "gemma2"),
                          [](const auto& family) { return family.param; });
 
 class BertParityTest : public ::testing::TestWithParam<std::string> {};
