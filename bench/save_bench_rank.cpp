@@ -14,7 +14,7 @@
 namespace tessera::bench {
 namespace {
 
-using checkpoint::Part;
+using checkpoint::HeldExtent;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kNumTensors = 48;
@@ -35,10 +35,10 @@ mesh::DeviceMesh make_mesh() {
 
 /// This rank's slice of each of kNumTensors fp32 tensors, filled with numbers that no disk can
 /// pack.
-std::vector<Part> state(int64_t num_bytes, int rank, int size) {
+std::vector<HeldExtent> state(int64_t num_bytes, int rank, int size) {
   const int64_t elements = num_bytes / kNumTensors / 4;
   const int64_t begin = elements * rank / size, end = elements * (rank + 1) / size;
-  std::vector<Part> parts;
+  std::vector<HeldExtent> parts;
   uint64_t random = static_cast<uint64_t>(rank) + 1;
   for (int64_t i = 0; i < kNumTensors; ++i) {
     const auto values = at::empty({end - begin}, torch::kFloat32);
@@ -48,14 +48,14 @@ std::vector<Part> state(int64_t num_bytes, int rank, int size) {
       word = static_cast<float>(random >> 40);
     }
     parts.push_back(
-        checkpoint::make_part(fmt::format("layer_{:02}.weight", i), {elements}, begin, values));
+        checkpoint::held_extent(fmt::format("layer_{:02}.weight", i), {elements}, begin, values));
   }
   return parts;
 }
 
-double seconds_to_copy(const std::vector<Part>& parts) {
+double seconds_to_copy(const std::vector<HeldExtent>& parts) {
   int64_t bytes = 0;
-  for (const auto& part : parts) bytes += part.piece.num_bytes();
+  for (const auto& part : parts) bytes += part.extent.num_bytes();
   const checkpoint::PageBuffer buffer(bytes);
   buffer.populate();
   auto room = buffer.bytes();
@@ -72,7 +72,8 @@ checkpoint::Verify verify_named(const std::string& name) {
   return name == "sizes" ? checkpoint::Verify::sizes : checkpoint::Verify::full;
 }
 
-nlohmann::json save(const RankJob& job, const mesh::Axis& axis, const std::vector<Part>& parts) {
+nlohmann::json save(const RankJob& job, const mesh::Axis& axis,
+                    const std::vector<HeldExtent>& parts) {
   checkpoint::Saver saver(
       axis, parts,
       {.directory = job.folder, .async = job.async, .verify = verify_named(job.verify)});
@@ -89,10 +90,11 @@ nlohmann::json save(const RankJob& job, const mesh::Axis& axis, const std::vecto
   return {{"seconds", seconds}, {"stall_seconds", stall}, {"copy_seconds", copy}};
 }
 
-nlohmann::json load(const RankJob& job, const mesh::Axis& axis, const std::vector<Part>& parts) {
+nlohmann::json load(const RankJob& job, const mesh::Axis& axis,
+                    const std::vector<HeldExtent>& parts) {
   axis.barrier();
   const auto start = Clock::now();
-  checkpoint::load_parts(checkpoint::Checkpoint(job.folder), parts);
+  checkpoint::load_extents(checkpoint::Checkpoint(job.folder), parts);
   axis.barrier();
   return {{"seconds", seconds_since(start)}};
 }

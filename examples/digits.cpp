@@ -6,8 +6,6 @@
 //
 // The net knows nothing of ranks. What does: the mesh, the lines from convert_sync_batchnorm to the
 // optimizer, which rows of a batch are this rank's, and the two sums that are printed.
-#include "tessera/data/digits.h"
-
 #include <ATen/ATen.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -15,6 +13,7 @@
 
 #include <string_view>
 
+#include "drawn_digits.h"
 #include "tessera/base/error.h"
 #include "tessera/data/batch.h"
 #include "tessera/launch/rank_environment.h"
@@ -55,10 +54,9 @@ using Net = tessera::nn::Hooked<NetImpl>;
 constexpr int64_t kBatch = 64, kSteps = 150, kHeldOut = 1000;
 
 /// This rank's rows of `size` digits from `begin` on.
-tessera::data::Digits my_digits(const tessera::mesh::DeviceMesh& mesh, int64_t begin,
-                                int64_t size) {
+drawn::Digits my_digits(const tessera::mesh::DeviceMesh& mesh, int64_t begin, int64_t size) {
   const auto rows = tessera::data::rows_of(mesh.rank(), mesh.size(), size);
-  return tessera::data::draw_digits(/*seed=*/1, begin + rows.begin, begin + rows.end);
+  return drawn::draw_digits(/*seed=*/1, begin + rows.begin, begin + rows.end);
 }
 
 /// The share of right answers for digits that no step has seen.

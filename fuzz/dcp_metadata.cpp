@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/dcp_metadata.h"
+#include "tessera/checkpoint/formats/dcp_metadata.h"
 
 #include "fuzz/target.h"
 

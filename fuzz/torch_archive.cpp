@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/torch_archive.h"
+#include "tessera/checkpoint/formats/torch_archive.h"
 
 #include "fuzz/target.h"
 

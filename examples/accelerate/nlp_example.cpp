@@ -18,7 +18,7 @@
 #include <filesystem>
 #include <random>
 
-#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/models/bert/modules.h"
 #include "tessera/train/accelerator.h"
 

@@ -24,13 +24,13 @@ const std::map<std::string, std::set<std::string>> kCatches{
       "comm/group_state.cpp", "comm/roll_call.cpp", "comm/store.cpp", "plan/pipeline.cpp",
       "parallel/data/unit.cpp", "parallel/pipeline/pipeline.cpp"}},
     {"an error is carried to another thread, through C, or to the other ranks",
-     {"checkpoint/agree.cpp", "comm/queue.cpp", "hub/http.cpp", "hub/snapshot.cpp"}},
+     {"checkpoint/run_on_all.cpp", "comm/queue.cpp", "hub/http.cpp", "hub/snapshot.cpp"}},
     {"what was begun is ended, and the error goes on",
      {"comm/shared_memory.h", "launch/supervisor.cpp"}},
     {"the next of several is tried: an attempt, an older checkpoint, a smaller batch",
      {"hub/download.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
-     {"checkpoint/dcp.cpp", "checkpoint/saver.cpp", "train/loop.cpp"}},
+     {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "train/loop.cpp"}},
     {"a program of its own", {"launch/rank_probe.cpp"}}};
 
 TEST(CatchTest, OnlyTheseFilesCatch) {

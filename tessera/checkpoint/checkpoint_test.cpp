@@ -9,22 +9,23 @@
 #include <random>
 
 #include "tessera/base/file.h"
-#include "tessera/checkpoint/convert.h"
-#include "tessera/checkpoint/diff.h"
-#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/formats/convert.h"
+#include "tessera/checkpoint/formats/diff.h"
+#include "tessera/checkpoint/formats/inspect.h"
+#include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/checkpoint/memory_source.h"
-#include "tessera/checkpoint/reshard.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/shard.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using testing::Bytes;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -98,31 +99,31 @@ TEST_P(CheckpointFiles, HoldTheWholeAndAnyPartOfIt) {
 
 INSTANTIATE_TEST_SUITE_P(Numbers, CheckpointFiles, ::testing::Values(1, 2, 3, 7, 40));
 
-/// The elements of a piece, run by run.
-Bytes values_of(const TensorSource& source, const Piece& piece) {
-  Bytes values(static_cast<size_t>(piece.num_bytes()));
-  const int64_t element = dtype_bytes(piece.info.dtype);
-  piece.stripe.for_each_stretch(
-      piece.begin, piece.length, [&](int64_t position, int64_t k, int64_t n) {
-        source.read(piece.name, position,
-                    std::span(values).subspan(static_cast<size_t>((k - piece.begin) * element),
+/// The elements of a extent, run by run.
+Bytes values_of(const TensorSource& source, const TensorExtent& extent) {
+  Bytes values(static_cast<size_t>(extent.num_bytes()));
+  const int64_t element = dtype_bytes(extent.info.dtype);
+  extent.stripe.for_each_stretch(
+      extent.begin, extent.length, [&](int64_t position, int64_t k, int64_t n) {
+        source.read(extent.name, position,
+                    std::span(values).subspan(static_cast<size_t>((k - extent.begin) * element),
                                               static_cast<size_t>(n * element)));
       });
   return values;
 }
 
-using Ranks = std::vector<std::vector<Piece>>;
+using Ranks = std::vector<std::vector<TensorExtent>>;
 
-/// A complete checkpoint of a file for each rank's pieces.
-fs::path write_pieces(const TensorSource& source, const Ranks& ranks, const fs::path& directory) {
+/// A complete checkpoint of a file for each rank's extents.
+fs::path write_extents(const TensorSource& source, const Ranks& ranks, const fs::path& directory) {
   const auto partial = begin_checkpoint(directory, 3);
   Index index{.step = 3};
   for (size_t file = 0; file < ranks.size(); ++file) {
     const ShardLayout layout(ranks[file]);
     std::string bytes(static_cast<size_t>(layout.num_bytes()), '\0');
     layout.fill(0, std::as_writable_bytes(std::span(bytes)),
-                [&](size_t piece, int64_t begin, std::span<std::byte> destination) {
-                  const auto values = values_of(source, layout.pieces()[piece]);
+                [&](size_t extent, int64_t begin, std::span<std::byte> destination) {
+                  const auto values = values_of(source, layout.extents()[extent]);
                   std::copy_n(values.begin() + begin, destination.size(), destination.begin());
                 });
     write_file(partial / shard_name(file), bytes);
@@ -140,8 +141,8 @@ TEST(Checkpoint, ReadsPiecesInAnyOrder) {
   MemorySource source;
   source.add_counting("a", {10});
   const auto info = source.info("a");
-  const Checkpoint found(write_pieces(
-      source, {{{"a", info, 8, 2}, {"a", info, 0, 1}}, {{"a", info, 1, 7}}}, folder.path()));
+  const Checkpoint found(write_extents(
+      source, {{{{8, 2}, "a", info}, {{0, 1}, "a", info}}, {{{1, 7}, "a", info}}}, folder.path()));
   expect_equal(found, source);
   for (int64_t begin = 0; begin < 10; ++begin) {
     for (int64_t end = begin; end <= 10; ++end) {
@@ -180,7 +181,7 @@ Ranks cut_over_ranks(const TensorSource& source, const Cut& cut) {
   Ranks ranks;
   for (int64_t part = 0; part < cut.parts; ++part) {
     for (int64_t flat = 0; flat < cut.flat_parts; ++flat) {
-      auto& pieces = ranks.emplace_back();
+      auto& extents = ranks.emplace_back();
       for (const auto& [name, info] : source.tensors()) {
         const int64_t size = info.shape[cut.dim];
         const auto behind = info.shape.begin() + static_cast<std::ptrdiff_t>(cut.dim) + 1;
@@ -190,8 +191,8 @@ Ranks cut_over_ranks(const TensorSource& source, const Cut& cut) {
         const Stripe stripe{from * inner, (to - from) * inner, size * inner};
         const int64_t count = stripe.taken(info.num_elements());
         const int64_t begin = cut_at(count, flat, cut.flat_parts);
-        pieces.push_back(
-            {name, info, begin, cut_at(count, flat + 1, cut.flat_parts) - begin, stripe});
+        extents.push_back(
+            {{begin, cut_at(count, flat + 1, cut.flat_parts) - begin, stripe}, name, info});
       }
     }
   }
@@ -211,28 +212,28 @@ class StripedCheckpoint : public ::testing::TestWithParam<Cut> {
   const MemorySource source_ = source_to_cut();
   const TemporaryFolder folder_;
   const Checkpoint stored_{
-      write_pieces(source_, cut_over_ranks(source_, GetParam()), folder_.path())};
+      write_extents(source_, cut_over_ranks(source_, GetParam()), folder_.path())};
 };
 
 TEST_P(StripedCheckpoint, IsReadAsAnyOther) {
   for (const auto& cut : kCuts) {
-    std::vector<Piece> pieces;
+    std::vector<TensorExtent> extents;
     for (const auto& rank : cut_over_ranks(source_, cut)) {
-      pieces.insert(pieces.end(), rank.begin(), rank.end());
+      extents.insert(extents.end(), rank.begin(), rank.end());
     }
     std::vector<Bytes> together;
     std::vector<Checkpoint::Request> requests;
-    for (const auto& piece : pieces) {
-      Bytes alone(static_cast<size_t>(piece.num_bytes()));
+    for (const auto& extent : extents) {
+      Bytes alone(static_cast<size_t>(extent.num_bytes()));
       together.push_back(alone);
-      requests.push_back({piece.name, piece.begin, together.back(), piece.stripe});
-      const Checkpoint::Request request{piece.name, piece.begin, alone, piece.stripe};
+      requests.push_back({extent.name, extent.begin, together.back(), extent.stripe});
+      const Checkpoint::Request request{extent.name, extent.begin, alone, extent.stripe};
       stored_.read_all({&request, 1});
-      EXPECT_TRUE(alone == values_of(source_, piece)) << cut.name << ": " << piece.name;
+      EXPECT_TRUE(alone == values_of(source_, extent)) << cut.name << ": " << extent.name;
     }
     stored_.read_all(requests);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      EXPECT_TRUE(together[i] == values_of(source_, pieces[i])) << cut.name << " together: " << i;
+    for (size_t i = 0; i < extents.size(); ++i) {
+      EXPECT_TRUE(together[i] == values_of(source_, extents[i])) << cut.name << " together: " << i;
     }
   }
 }
@@ -251,11 +252,11 @@ TEST_P(StripedCheckpoint, IsReadInAnyPart) {
     const int64_t offset = stride == 0 ? 0 : number(stride - 1);
     const Stripe stripe{offset, stride == 0 ? 0 : 1 + number(stride - offset - 1), stride};
     const int64_t count = stripe.taken(info.num_elements()), begin = number(count);
-    const Piece piece{name, info, begin, number(count - begin), stripe};
-    Bytes read(static_cast<size_t>(piece.length * element));
+    const TensorExtent extent{{begin, number(count - begin), stripe}, name, info};
+    Bytes read(static_cast<size_t>(extent.length * element));
     const Checkpoint::Request request{name, begin, read, stripe};
     stored_.read_all({&request, 1});
-    ASSERT_TRUE(read == values_of(source_, piece)) << name << " " << i;
+    ASSERT_TRUE(read == values_of(source_, extent)) << name << " " << i;
   }
 }
 
@@ -283,8 +284,8 @@ TEST(StripedCheckpoint, SaysInInspectWhereItsStripesLie) {
   MemorySource source;
   source.add_counting("a", {2, 3});
   const auto info = source.info("a");
-  const auto path = write_pieces(
-      source, {{{"a", info, 0, 2, {0, 1, 3}}}, {{"a", info, 0, 4, {1, 2, 3}}}}, folder.path());
+  const auto path = write_extents(
+      source, {{{{0, 2, {0, 1, 3}}, "a", info}}, {{{0, 4, {1, 2, 3}}, "a", info}}}, folder.path());
   const auto about = inspect(open_with_format(path), /*with_tensors=*/true);
   const auto& ranges = about["tensors"]["a"]["ranges"];
   EXPECT_EQ(ranges[1]["stripe"].get<nlohmann::json>(),
@@ -301,15 +302,15 @@ class LongRows : public ::testing::Test {
   void SetUp() override {
     source_.add("a", DType::u8, {4, kColumns}, counting<uint8_t>(4 * kColumns));
   }
-  Piece columns(int64_t from, int64_t to) const {
-    return {"a", source_.info("a"), 0, 4 * (to - from), {from, to - from, kColumns}};
+  TensorExtent columns(int64_t from, int64_t to) const {
+    return {{0, 4 * (to - from), {from, to - from, kColumns}}, "a", source_.info("a")};
   }
   /// "(accepted)" if the right values were read.
-  std::string reading(const Checkpoint& stored, const Piece& piece) const {
-    Bytes read(static_cast<size_t>(piece.num_bytes()));
-    const Checkpoint::Request request{piece.name, piece.begin, read, piece.stripe};
+  std::string reading(const Checkpoint& stored, const TensorExtent& extent) const {
+    Bytes read(static_cast<size_t>(extent.num_bytes()));
+    const Checkpoint::Request request{extent.name, extent.begin, read, extent.stripe};
     const auto line = refusal([&] { stored.read_all({&request, 1}); });
-    return line == "(accepted)" && read != values_of(source_, piece) ? "(other values)" : line;
+    return line == "(accepted)" && read != values_of(source_, extent) ? "(other values)" : line;
   }
 
   MemorySource source_;
@@ -318,7 +319,7 @@ class LongRows : public ::testing::Test {
 
 TEST_F(LongRows, AreReadInTheBlocksThatAStripeTouches) {
   const auto whole = columns(0, kColumns);
-  const Checkpoint stored(write_pieces(source_, {{whole}}, folder_.path()));
+  const Checkpoint stored(write_extents(source_, {{whole}}, folder_.path()));
   flip_bit(stored.path() / shard_name(0), 2 * kBlockBytes + kBlockBytes / 2);
   EXPECT_EQ(reading(stored, columns(0, kBlockBytes)), "(accepted)");
   EXPECT_THAT(reading(stored, columns(kBlockBytes, 2 * kBlockBytes)),
@@ -329,7 +330,7 @@ TEST_F(LongRows, AreReadInTheBlocksThatAStripeTouches) {
 TEST_F(LongRows, AreReadFromTheFilesThatHoldAStripe) {
   constexpr int64_t kCut = 1'234'567;
   const auto left = columns(0, kCut), right = columns(kCut, kColumns);
-  const Checkpoint stored(write_pieces(source_, {{left}, {right}}, folder_.path()));
+  const Checkpoint stored(write_extents(source_, {{left}, {right}}, folder_.path()));
   flip_bit(stored.path() / shard_name(1), 2 * kBlockBytes);
   EXPECT_EQ(reading(stored, left), "(accepted)");
   EXPECT_EQ(reading(stored, columns(17, kCut - 17)), "(accepted)");
@@ -338,7 +339,7 @@ TEST_F(LongRows, AreReadFromTheFilesThatHoldAStripe) {
   fs::remove(stored.path() / shard_name(1));
   EXPECT_EQ(reading(stored, left), "(accepted)");
   // Columns of every other row: none is in the missing file, though rows in between are.
-  const Piece rows{"a", source_.info("a"), 0, 2 * kCut, {0, kCut, 2 * kColumns}};
+  const TensorExtent rows{{0, 2 * kCut, {0, kCut, 2 * kColumns}}, "a", source_.info("a")};
   EXPECT_EQ(reading(stored, rows), "(accepted)");
 }
 

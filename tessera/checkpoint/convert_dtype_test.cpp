@@ -22,7 +22,7 @@ std::vector<To> converted(const std::vector<From>& values, DType from, DType to)
 }
 
 /// A 16-bit format by its definition: sign, exponent, fraction.
-struct Format {
+struct FloatFormat {
   DType dtype;
   int fraction_bits, bias;
 
@@ -62,7 +62,7 @@ struct Format {
   int max_exponent() const { return (infinity() >> fraction_bits) - bias; }
 };
 
-constexpr Format kF16{DType::f16, 10, 15}, kBF16{DType::bf16, 7, 127};
+constexpr FloatFormat kF16{DType::f16, 10, 15}, kBF16{DType::bf16, 7, 127};
 
 std::vector<uint16_t> all_bits() {
   std::vector<uint16_t> bits(65536);
@@ -70,7 +70,7 @@ std::vector<uint16_t> all_bits() {
   return bits;
 }
 
-class SixteenBits : public ::testing::TestWithParam<Format> {};
+class SixteenBits : public ::testing::TestWithParam<FloatFormat> {};
 
 TEST_P(SixteenBits, EveryValueWidensExactlyAndComesBack) {
   const auto format = GetParam();

@@ -12,13 +12,14 @@
 
 #include "tessera/base/file.h"
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;

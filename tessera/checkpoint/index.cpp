@@ -98,17 +98,16 @@ Stripe parse_stripe(const Place& place) {
   return stripe;
 }
 
-Range parse_range(const Place& place, int64_t version, int64_t element_bytes,
-                  const std::vector<IndexedFile>& files) {
+StoredExtent parse_range(const Place& place, int64_t version, int64_t element_bytes,
+                         const std::vector<IndexedFile>& files) {
   const bool striped = version >= kStripedVersion && place.list_size() == 7;
   if (!striped && place.list_size() != 4) {
     place.refuse("expected [begin, length, file, offset]{}",
                  version < kStripedVersion ? "" : " and, of a stripe, its offset, run and stride");
   }
-  Range range{.begin = place.at(size_t{0}).whole_number(),
-              .length = place.at(1).whole_number(),
-              .file = static_cast<size_t>(place.at(2).whole_number()),
-              .offset = place.at(3).whole_number()};
+  StoredExtent range{{place.at(size_t{0}).whole_number(), place.at(1).whole_number()},
+                     static_cast<size_t>(place.at(2).whole_number()),
+                     place.at(3).whole_number()};
   if (range.file >= files.size()) {
     place.refuse("file: expected one of {}, got number {}", files.size(), range.file);
   }
@@ -137,7 +136,7 @@ IndexedTensor parse_tensor(const Place& place, int64_t version,
     ranges.refuse("expected each of the {} elements of shape [{}] once, got {}",
                   tensor.info.num_elements(), fmt::join(tensor.info.shape, ", "), flaw);
   }
-  const auto late = std::ranges::is_sorted_until(tensor.ranges, {}, &Range::first);
+  const auto late = std::ranges::is_sorted_until(tensor.ranges, {}, &StoredExtent::first);
   if (late != tensor.ranges.end()) {
     ranges.at(static_cast<size_t>(late - tensor.ranges.begin()))
         .refuse("expected ranges in the order of their first elements, got {} after {}",

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/stripe.h"
+#include "tessera/base/extent.h"
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/tensor_source.h"
 
@@ -20,22 +20,18 @@ inline constexpr int64_t kFormatVersion = 1;
 /// know.
 inline constexpr int64_t kStripedVersion = 2;
 
-/// Elements [begin, begin + length) of those that a stripe takes of a tensor, row-major: where they
-/// lie. Not a word about placements: whoever reads cuts the tensor as it likes.
-struct Range {
-  int64_t begin = 0, length = 0;
+/// Elements of a tensor, and where they lie. Not a word about placements: whoever reads cuts the
+/// tensor as it likes.
+struct StoredExtent : Extent {
   size_t file = 0;     ///< in Index::files
   int64_t offset = 0;  ///< of the first byte in that file
-  Stripe stripe;
 
-  int64_t first() const { return stripe.position(begin); }  ///< element of the whole tensor
-
-  bool operator==(const Range&) const = default;
+  bool operator==(const StoredExtent&) const = default;
 };
 
 struct IndexedTensor {
   TensorInfo info;
-  std::vector<Range> ranges;  ///< by first(); they tile the tensor (tiling.h)
+  std::vector<StoredExtent> ranges;  ///< by first(); they tile the tensor (tiling.h)
 
   bool operator==(const IndexedTensor&) const = default;
 };

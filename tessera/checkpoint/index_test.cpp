@@ -18,7 +18,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-IndexedTensor tensor_of(DType dtype, std::vector<int64_t> shape, std::vector<Range> ranges) {
+IndexedTensor tensor_of(DType dtype, std::vector<int64_t> shape, std::vector<StoredExtent> ranges) {
   IndexedTensor tensor;
   tensor.info.dtype = dtype;
   tensor.info.shape = std::move(shape);
@@ -36,9 +36,9 @@ Index small_index() {
   index.files = {{"shard_00000.safetensors", kBlockBytes + 1, {1, ~Checksum{0}}},
                  {"shard_00001.safetensors", 100, {0xabc}},
                  {"empty.txt", 0, {}}};
-  index.tensors["a"] = tensor_of(DType::f32, {2, 3}, {{0, 4, 0, 16}, {4, 2, 1, 92}});
+  index.tensors["a"] = tensor_of(DType::f32, {2, 3}, {{{0, 4}, 0, 16}, {{4, 2}, 1, 92}});
   index.tensors["none"] = tensor_of(DType::bf16, {0, 3}, {});
-  index.tensors["\"scalar\"\n"] = tensor_of(DType::i8, {}, {{0, 1, 1, 0}});
+  index.tensors["\"scalar\"\n"] = tensor_of(DType::i8, {}, {{{0, 1}, 1, 0}});
   return index;
 }
 
@@ -244,10 +244,10 @@ INSTANTIATE_TEST_SUITE_P(Kinds, BrokenIndex, ::testing::ValuesIn(kBroken),
 Index striped_index() {
   Index index{.layout = nullptr, .state = nullptr, .model = nullptr};
   index.files = {{"shard_00000.safetensors", 100, {1}}, {"shard_00001.safetensors", 100, {2}}};
-  index.tensors["w"] =
-      tensor_of(DType::f32, {4, 6},
-                {{0, 6, 0, 0, {0, 4, 6}}, {0, 8, 1, 0, {4, 2, 6}}, {6, 10, 0, 24, {0, 4, 6}}});
-  index.tensors["plain"] = tensor_of(DType::i8, {3}, {{0, 3, 1, 90}});
+  index.tensors["w"] = tensor_of(
+      DType::f32, {4, 6},
+      {{{0, 6, {0, 4, 6}}, 0, 0}, {{0, 8, {4, 2, 6}}, 1, 0}, {{6, 10, {0, 4, 6}}, 0, 24}});
+  index.tensors["plain"] = tensor_of(DType::i8, {3}, {{{0, 3}, 1, 90}});
   return index;
 }
 

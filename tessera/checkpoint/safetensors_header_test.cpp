@@ -6,13 +6,14 @@
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using data::testing::bytes_of;
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::HasSubstr;
 
 /// A file of a header and some bytes of data.
@@ -21,7 +22,7 @@ std::string file_of(const std::string& header, size_t data_bytes, int64_t stated
   return bytes_of<int64_t>({length}) + header + std::string(data_bytes, '\1');
 }
 
-std::string reading(const std::string& file) {
+std::string reading_header(const std::string& file) {
   const TemporaryFolder folder;
   const auto path = folder.write("x.safetensors", file);
   return refusal([&] { SafetensorsFile opened(path); });
@@ -31,25 +32,27 @@ std::string reading(const std::string& file) {
 std::string entry(const std::string& text) { return "{\"a\":" + text + "}"; }
 
 TEST(SafetensorsHeader, AcceptsWhatTheFormatAllows) {
-  EXPECT_EQ(reading(file_of("{}", 0)), "(accepted)");
-  EXPECT_EQ(reading(file_of(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )", 4)),
-            "(accepted)");
-  EXPECT_EQ(reading(file_of(R"({"a":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", 0)),
-            "(accepted)");
+  EXPECT_EQ(reading_header(file_of("{}", 0)), "(accepted)");
   EXPECT_EQ(
-      reading(file_of(
+      reading_header(file_of(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )", 4)),
+      "(accepted)");
+  EXPECT_EQ(
+      reading_header(file_of(R"({"a":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]}})", 0)),
+      "(accepted)");
+  EXPECT_EQ(
+      reading_header(file_of(
           R"({"__metadata__":{"format":"pt"},"é":{"dtype":"U8","shape":[3],"data_offsets":[2,5]},)"
           R"("b":{"shape":[1],"data_offsets":[0,2],"dtype":"BF16"}})",
           5)),
       "(accepted)");
 }
 
-struct Broken {
+struct BrokenText {
   std::string name, file, expected;
 };
 
 const std::string kNull(1, '\0');
-const Broken kBroken[] = {
+const BrokenText kBrokenHeaders[] = {
     {"EmptyFile", "", "truncated: expected a safetensors file of at least 8 bytes, got 0"},
     {"SevenBytes", "1234567", "got 7"},
     {"HeaderLengthBeyondTheFile", file_of("{}", 0, 3),
@@ -135,23 +138,23 @@ const Broken kBroken[] = {
     {"NameWithALineBreak", file_of(R"({"a\nb":3})", 0), R"(tensor "a\nb": expected an object)"},
 };
 
-class BrokenHeader : public ::testing::TestWithParam<Broken> {};
+class BrokenHeader : public ::testing::TestWithParam<BrokenText> {};
 
 TEST_P(BrokenHeader, IsRefusedInOneLine) {
-  const auto line = reading(GetParam().file);
+  const auto line = reading_header(GetParam().file);
   EXPECT_THAT(line, HasSubstr(GetParam().expected));
   EXPECT_THAT(line, HasSubstr("x.safetensors: "));
   EXPECT_EQ(line.find("(more than one line)"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, BrokenHeader, ::testing::ValuesIn(kBroken),
+INSTANTIATE_TEST_SUITE_P(Kinds, BrokenHeader, ::testing::ValuesIn(kBrokenHeaders),
                          [](const auto& info) { return info.param.name; });
 
 TEST(SafetensorsHeader, AnyCutOfAGoodFileIsRefused) {
   const auto good = file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8);
-  ASSERT_EQ(reading(good), "(accepted)");
+  ASSERT_EQ(reading_header(good), "(accepted)");
   for (size_t length = 0; length < good.size(); ++length) {
-    EXPECT_NE(reading(good.substr(0, length)), "(accepted)") << length;
+    EXPECT_NE(reading_header(good.substr(0, length)), "(accepted)") << length;
   }
 }
 

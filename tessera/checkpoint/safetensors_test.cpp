@@ -10,10 +10,11 @@
 #include <cmath>
 #include <fstream>
 
-#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/data/batch.h"
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using data::testing::bytes_of;
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

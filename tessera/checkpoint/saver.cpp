@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/checkpoint/agree.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 
 namespace tessera::checkpoint {
@@ -23,41 +23,39 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::vector<Piece> pieces_of(const std::vector<Part>& parts) {
-  std::vector<Piece> pieces;
-  for (const auto& part : parts) pieces.push_back(part.piece);
-  return pieces;
+std::vector<TensorExtent> extents_of(const std::vector<HeldExtent>& held) {
+  std::vector<TensorExtent> extents;
+  for (const auto& part : held) extents.push_back(part.extent);
+  return extents;
 }
 
-/// `parts` in the order in which their pieces lie in the file.
-std::vector<Part> in_file_order(std::vector<Part> parts, const ShardLayout& layout) {
-  std::ranges::stable_sort(parts, std::greater<>(),
-                           [](const Part& part) { return dtype_bytes(part.piece.info.dtype); });
-  TORCH_INTERNAL_ASSERT(parts.size() == layout.pieces().size());
-  return parts;
+/// What this rank writes, as its file holds it.
+std::vector<HeldExtent> own_in_file_order(const std::vector<HeldExtent>& held) {
+  auto own = own_share(held);
+  in_file_order(own, [](const HeldExtent& part) { return part.extent.info.dtype; });
+  return own;
 }
 
 // A rank's shard as text, for rank 0.
 std::string describe(const ShardLayout& layout) {
-  auto pieces = nlohmann::json::array();
-  for (const auto& piece : layout.pieces()) {
-    const auto& [offset, run, stride] = piece.stripe;
-    pieces.push_back({piece.name, static_cast<int>(piece.info.dtype), piece.info.shape, piece.begin,
-                      piece.length, offset, run, stride});
+  auto extents = nlohmann::json::array();
+  for (const auto& extent : layout.extents()) {
+    const auto& [offset, run, stride] = extent.stripe;
+    extents.push_back({extent.name, static_cast<int>(extent.info.dtype), extent.info.shape,
+                       extent.begin, extent.length, offset, run, stride});
   }
-  return pieces.dump();
+  return extents.dump();
 }
 
 ShardLayout layout_of(const std::string& description) {
-  std::vector<Piece> pieces;
-  for (const auto& piece : nlohmann::json::parse(description)) {
-    pieces.push_back({.name = piece[0],
-                      .info = {static_cast<DType>(piece[1].get<int>()), piece[2]},
-                      .begin = piece[3],
-                      .length = piece[4],
-                      .stripe = {.offset = piece[5], .run = piece[6], .stride = piece[7]}});
+  std::vector<TensorExtent> extents;
+  for (const auto& extent : nlohmann::json::parse(description)) {
+    const Stripe stripe{.offset = extent[5], .run = extent[6], .stride = extent[7]};
+    extents.push_back({{extent[3], extent[4], stripe},
+                       extent[0],
+                       {static_cast<DType>(extent[1].get<int>()), extent[2]}});
   }
-  return ShardLayout(std::move(pieces));
+  return ShardLayout(std::move(extents));
 }
 
 std::string to_text(const IndexedFile& file) {
@@ -83,10 +81,12 @@ void read_back(const fs::path& folder, const IndexedFile& file, Verify verify) {
 
 }  // namespace
 
-Saver::Saver(const mesh::Axis& axis, const std::vector<Part>& held, SaverOptions options)
-    : axis_(axis), options_(std::move(options)), own_(own_share(held)), layout_(pieces_of(own_)) {
-  own_ = in_file_order(std::move(own_), layout_);
-  const auto layouts = agree(axis_, [&] {
+Saver::Saver(const mesh::Axis& axis, const std::vector<HeldExtent>& held, SaverOptions options)
+    : axis_(axis),
+      options_(std::move(options)),
+      own_(own_in_file_order(held)),
+      layout_(extents_of(own_)) {
+  const auto layouts = run_on_all(axis_, [&] {
     if (axis_.rank() == 0) {
       lock_.emplace(options_.directory);
       clean_up(options_.directory);
@@ -98,7 +98,7 @@ Saver::Saver(const mesh::Axis& axis, const std::vector<Part>& held, SaverOptions
     size_t file = 0;
     for (const auto& text : layouts) {
       const auto layout = layout_of(text);
-      if (!layout.pieces().empty()) layout.add_to(index, file++);
+      if (!layout.extents().empty()) layout.add_to(index, file++);
     }
     check_complete(options_.directory, index);
     tensors_ = std::move(index.tensors);
@@ -155,13 +155,13 @@ SaveReport Saver::write(const Snapshot& snapshot) {
 
 void Saver::write_all(const Snapshot& snapshot, SaveReport& report) {
   const bool first = axis_.rank() == 0;
-  const auto partial = agree(axis_, [&] {
+  const auto partial = run_on_all(axis_, [&] {
     return first ? begin_checkpoint(options_.directory, snapshot.step).string() : "";
   })[0];
   try {
-    const auto shards =
-        agree(axis_, [&] { return layout_.pieces().empty() ? "" : to_text(write_shard(partial)); });
-    agree(axis_, [&] {
+    const auto shards = run_on_all(
+        axis_, [&] { return layout_.extents().empty() ? "" : to_text(write_shard(partial)); });
+    run_on_all(axis_, [&] {
       if (!first) return "";
       std::vector<IndexedFile> files;
       for (size_t rank = 0; rank < shards.size(); ++rank) {

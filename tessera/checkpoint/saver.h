@@ -12,7 +12,7 @@
 #include "tessera/base/choices.h"
 #include "tessera/checkpoint/block_file.h"
 #include "tessera/checkpoint/folder.h"
-#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/held_extents.h"
 #include "tessera/mesh/mesh.h"
 
 namespace tessera::checkpoint {
@@ -55,7 +55,7 @@ class Saver {
  public:
   /// Collective. `axis`: a group that nobody else uses meanwhile (a channel). Rank 0 locks the
   /// folder and cleans it up; UserError if another run writes there.
-  Saver(const mesh::Axis& axis, const std::vector<Part>& held, SaverOptions options);
+  Saver(const mesh::Axis& axis, const std::vector<HeldExtent>& held, SaverOptions options);
   ~Saver();  ///< waits for the save under way
 
   /// Collective. Returns when the parts' values may change again.
@@ -78,7 +78,7 @@ class Saver {
   mesh::Axis axis_;
   SaverOptions options_;
   std::optional<FolderLock> lock_;  // rank 0
-  std::vector<Part> own_;
+  std::vector<HeldExtent> own_;
   ShardLayout layout_;
   std::map<std::string, IndexedTensor, std::less<>> tensors_;  // rank 0: of all ranks
   PageBuffer image_;                                           // of the file, if async

@@ -63,19 +63,19 @@ int64_t cut_at(int64_t elements, int which, int num_parts) {
 }
 
 /// Part `which` of `num_parts` of every tensor, with the values of a step.
-std::vector<Part> uneven_parts(int64_t step, int which, int num_parts) {
-  std::vector<Part> parts;
+std::vector<HeldExtent> uneven_parts(int64_t step, int which, int num_parts) {
+  std::vector<HeldExtent> parts;
   for (const auto& whole : kState) {
     const auto values = values_of(whole, step);
     const int64_t begin = cut_at(values.numel(), which, num_parts);
     const int64_t end = cut_at(values.numel(), which + 1, num_parts);
     parts.push_back(
-        make_part(whole.name, whole.shape, begin, values.narrow(0, begin, end - begin).clone()));
+        held_extent(whole.name, whole.shape, begin, values.narrow(0, begin, end - begin).clone()));
   }
   return parts;
 }
 
-std::vector<Part> replicated(int64_t step, int replica, int replicas) {
+std::vector<HeldExtent> replicated(int64_t step, int replica, int replicas) {
   auto parts = uneven_parts(step, 0, 1);
   for (auto& part : parts) {
     part.replicas = replicas;
@@ -89,15 +89,15 @@ void expect_read(const std::filesystem::path& folder, int64_t step, int which, i
   const auto expected = uneven_parts(step, which, num_parts);
   auto read = expected;
   for (auto& part : read) part.values = at::zeros_like(part.values);
-  load_parts(Checkpoint(folder), read);
+  load_extents(Checkpoint(folder), read);
   for (size_t i = 0; i < read.size(); ++i) {
-    EXPECT_TRUE(at::equal(read[i].values, expected[i].values)) << read[i].piece.name;
+    EXPECT_TRUE(at::equal(read[i].values, expected[i].values)) << read[i].extent.name;
   }
 }
 
 int64_t state_bytes() {
   int64_t bytes = 0;
-  for (const auto& part : uneven_parts(0, 0, 1)) bytes += part.piece.num_bytes();
+  for (const auto& part : uneven_parts(0, 0, 1)) bytes += part.extent.num_bytes();
   return bytes;
 }
 
@@ -201,14 +201,14 @@ TEST_P(SaverTest, ARankWhoseWriteFailsIsNamedToAll) {
 }
 
 /// Columns of the matrices (of the others: elements) that part `which` of `num_parts` holds.
-std::vector<Part> columns(int64_t step, int which, int num_parts) {
-  std::vector<Part> parts;
+std::vector<HeldExtent> columns(int64_t step, int which, int num_parts) {
+  std::vector<HeldExtent> parts;
   for (const auto& whole : kState) {
     const int64_t size = whole.shape.back();
     const int64_t from = cut_at(size, which, num_parts), to = cut_at(size, which + 1, num_parts);
     const auto values = values_of(whole, step).view({-1, size}).slice(1, from, to);
-    parts.push_back(make_part(whole.name, whole.shape, 0, values.reshape({-1}).clone(),
-                              {from, to - from, size}));
+    parts.push_back(held_extent(whole.name, whole.shape, 0, values.reshape({-1}).clone(),
+                                {from, to - from, size}));
   }
   return parts;
 }
@@ -231,10 +231,10 @@ TEST_P(SaverTest, ColumnsComeBackAsElementsAndElementsAsColumns) {
     const auto expected = columns(1, axis.rank(), 2 * n);
     auto read = expected;
     for (auto& part : read) part.values = at::zeros_like(part.values, torch::kFloat64);
-    load_parts(Checkpoint(step_path(folder, 1)), read);
+    load_extents(Checkpoint(step_path(folder, 1)), read);
     for (size_t i = 0; i < read.size(); ++i) {
       EXPECT_TRUE(at::equal(read[i].values, expected[i].values.to(torch::kFloat64)))
-          << read[i].piece.name;
+          << read[i].extent.name;
     }
   });
 }
@@ -372,9 +372,9 @@ TEST(LoadParts, ConvertsDtypesAndLeavesWhatIsNotStored) {
   const auto stored = saved_by_one(folder);
   const auto& embed = kState[0];
   const auto target = at::zeros({1000}, torch::kBFloat16), other = at::zeros({3});
-  const std::vector<Part> parts{make_part(embed.name, embed.shape, 77, target),
-                                make_part("unknown", {3}, 0, other)};
-  load_parts(stored, parts);
+  const std::vector<HeldExtent> parts{held_extent(embed.name, embed.shape, 77, target),
+                                      held_extent("unknown", {3}, 0, other)};
+  load_extents(stored, parts);
   EXPECT_TRUE(at::equal(target, values_of(embed, 1).narrow(0, 77, 1000).to(torch::kBFloat16)));
   EXPECT_TRUE(at::equal(other, at::zeros({3})));
 }

@@ -14,42 +14,42 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// `piece` without its stripe if its elements lie in the tensor without a gap, as do those of a
+/// `extent` without its stripe if its elements lie in the tensor without a gap, as do those of a
 /// tensor cut along its first dimension: then any other range may stand beside it, and old readers
 /// know it.
-Piece in_fewest_words(Piece piece) {
-  if (piece.length == 0) return piece;
-  const int64_t first = piece.stripe.position(piece.begin);
-  const int64_t last = piece.stripe.position(piece.begin + piece.length - 1);
-  if (last - first != piece.length - 1) return piece;
-  piece.begin = first;
-  piece.stripe = {};
-  return piece;
+TensorExtent in_fewest_words(TensorExtent extent) {
+  if (extent.length == 0) return extent;
+  const int64_t first = extent.stripe.position(extent.begin);
+  const int64_t last = extent.stripe.position(extent.begin + extent.length - 1);
+  if (last - first != extent.length - 1) return extent;
+  extent.begin = first;
+  extent.stripe = {};
+  return extent;
 }
 
-/// The name, dtype and shape under which a piece stands in the file.
-std::pair<std::string, TensorInfo> stored_as(const Piece& piece) {
-  if (piece.length == piece.info.num_elements()) return {piece.name, piece.info};
-  const auto& [offset, run, stride] = piece.stripe;
-  const auto stripe = piece.stripe.whole() ? "" : fmt::format(" of {}+{}/{}", offset, run, stride);
-  return {fmt::format("{}[{}:{}{}]", piece.name, piece.begin, piece.begin + piece.length, stripe),
-          TensorInfo{piece.info.dtype, {piece.length}}};
+/// The name, dtype and shape under which an extent stands in the file.
+std::pair<std::string, TensorInfo> stored_as(const TensorExtent& extent) {
+  if (extent.length == extent.info.num_elements()) return {extent.name, extent.info};
+  const auto& [offset, run, stride] = extent.stripe;
+  const auto stripe = extent.stripe.whole() ? "" : fmt::format(" of {}+{}/{}", offset, run, stride);
+  return {
+      fmt::format("{}[{}:{}{}]", extent.name, extent.begin, extent.begin + extent.length, stripe),
+      TensorInfo{extent.info.dtype, {extent.length}}};
 }
 
 }  // namespace
 
-ShardLayout::ShardLayout(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {
-  std::ranges::transform(pieces_, pieces_.begin(), in_fewest_words);
-  std::ranges::stable_sort(pieces_, std::greater<>(),
-                           [](const Piece& piece) { return dtype_bytes(piece.info.dtype); });
+ShardLayout::ShardLayout(std::vector<TensorExtent> extents) : extents_(std::move(extents)) {
+  std::ranges::transform(extents_, extents_.begin(), in_fewest_words);
+  in_file_order(extents_, [](const TensorExtent& extent) { return extent.info.dtype; });
   std::vector<std::pair<std::string, TensorInfo>> stored;
-  for (const auto& piece : pieces_) stored.push_back(stored_as(piece));
+  for (const auto& extent : extents_) stored.push_back(stored_as(extent));
   // Tensors begin at a page: a file mapped or read directly needs no copy.
   header_ = format_safetensors_header(shard_name(0), stored, {{"format", "pt"}}, kPageBytes);
   num_bytes_ = std::ssize(header_);
-  for (const auto& piece : pieces_) {
+  for (const auto& extent : extents_) {
     offsets_.push_back(num_bytes_);
-    num_bytes_ += piece.num_bytes();
+    num_bytes_ += extent.num_bytes();
   }
 }
 
@@ -64,20 +64,20 @@ void ShardLayout::fill(int64_t offset, std::span<std::byte> destination, const C
   }
   const auto first = std::ranges::upper_bound(offsets_, offset);
   for (auto i = static_cast<size_t>(std::max<std::ptrdiff_t>(first - offsets_.begin() - 1, 0));
-       i < pieces_.size() && offsets_[i] < end; ++i) {
+       i < extents_.size() && offsets_[i] < end; ++i) {
     const int64_t from = std::max(offsets_[i], offset);
-    const int64_t to = std::min(offsets_[i] + pieces_[i].num_bytes(), end);
+    const int64_t to = std::min(offsets_[i] + extents_[i].num_bytes(), end);
     if (from < to) copy(i, from - offsets_[i], at(from, to - from));
   }
 }
 
 void ShardLayout::add_to(Index& index, size_t file) const {
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    const auto& piece = pieces_[i];
-    auto& tensor = index.tensors[piece.name];
-    tensor.info = piece.info;
-    if (piece.length == 0) continue;
-    tensor.ranges.push_back({piece.begin, piece.length, file, offsets_[i], piece.stripe});
+  for (size_t i = 0; i < extents_.size(); ++i) {
+    const auto& extent = extents_[i];
+    auto& tensor = index.tensors[extent.name];
+    tensor.info = extent.info;
+    if (extent.length == 0) continue;
+    tensor.ranges.push_back({extent, file, offsets_[i]});
   }
 }
 
@@ -100,7 +100,7 @@ void check_complete(const std::filesystem::path& path, Index& index) {
       user_error("{}: tensor '{}': expected each of its {} elements once, got {}", path.string(),
                  name, tensor.info.num_elements(), flaw);
     }
-    std::ranges::sort(tensor.ranges, {}, &Range::first);
+    std::ranges::sort(tensor.ranges, {}, &StoredExtent::first);
   }
 }
 

@@ -1,6 +1,7 @@
-// One file of a checkpoint: pieces of tensors as a safetensors file.
+// One file of a checkpoint: extents of tensors as a safetensors file.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -10,52 +11,58 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/stripe.h"
+#include "tessera/base/extent.h"
 #include "tessera/checkpoint/index.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
-/// Elements [begin, begin + length) of those that a stripe takes of a tensor, row-major.
-struct Piece {
+/// Elements of a tensor, and of which.
+struct TensorExtent : Extent {
   std::string name;
   TensorInfo info;  ///< of the whole tensor
-  int64_t begin = 0, length = 0;
-  Stripe stripe;  ///< of the whole tensor
 
   int64_t num_bytes() const { return length * dtype_bytes(info.dtype); }
 };
 
-/// Where pieces lie in a file. In it a whole tensor has its own name and shape, so that any reader
+/// Sorts as files hold them: by the size of their elements, large first, so that all are aligned,
+/// and else as they are.
+template <typename Extents, typename DTypeOf>
+void in_file_order(Extents& extents, DTypeOf dtype_of) {
+  std::ranges::stable_sort(extents, std::greater<>(),
+                           [&](const auto& extent) { return dtype_bytes(dtype_of(extent)); });
+}
+
+/// Where extents lie in a file. In it a whole tensor has its own name and shape, so that any reader
 /// of safetensors finds it; a part is "NAME[begin:end]" of shape [length], or, of a stripe,
 /// "NAME[begin:end of offset+run/stride]", where begin and end count the stripe's elements.
 class ShardLayout {
  public:
-  /// Lays the pieces out in the given order but for the size of their elements (large first, so
-  /// that all are aligned). A piece that lies in the tensor without a gap loses its stripe.
-  explicit ShardLayout(std::vector<Piece> pieces);
+  /// Lays them out in the order of in_file_order(). One that lies in the tensor without a gap loses
+  /// its stripe.
+  explicit ShardLayout(std::vector<TensorExtent> extents);
 
-  const std::vector<Piece>& pieces() const { return pieces_; }
-  int64_t offset(size_t piece) const { return offsets_[piece]; }  ///< in the file
-  int64_t num_bytes() const { return num_bytes_; }                ///< of the file
+  const std::vector<TensorExtent>& extents() const { return extents_; }
+  int64_t offset(size_t i) const { return offsets_[i]; }  ///< of extents()[i] in the file
+  int64_t num_bytes() const { return num_bytes_; }        ///< of the file
 
-  /// copy(piece, begin, destination): bytes begin .. of a piece.
-  using Copy = std::function<void(size_t piece, int64_t begin, std::span<std::byte> destination)>;
+  /// copy(i, begin, destination): bytes begin .. of extents()[i].
+  using Copy = std::function<void(size_t i, int64_t begin, std::span<std::byte> destination)>;
 
   /// Bytes offset .. of the file: header, and what `copy` gives.
   void fill(int64_t offset, std::span<std::byte> destination, const Copy& copy) const;
 
-  /// Adds the pieces to the index's tensors as ranges of its file number `file`.
+  /// Adds them to the index's tensors as ranges of its file number `file`.
   void add_to(Index& index, size_t file) const;
 
  private:
-  std::vector<Piece> pieces_;
+  std::vector<TensorExtent> extents_;
   std::vector<int64_t> offsets_;
   std::string header_;
   int64_t num_bytes_ = 0;
 };
 
-/// The first element of part `number` of `parts` into which `all` bytes are cut evenly, in a piece
+/// The first element of part `number` of `parts` into which `all` bytes are cut evenly, in an extent
 /// whose `count` elements of `element_bytes` begin at byte `begin` of them: 0 to count.
 int64_t even_cut(int64_t all, int64_t parts, int64_t number, int64_t begin, int64_t element_bytes,
                  int64_t count);

@@ -8,31 +8,32 @@
 #include "tessera/checkpoint/memory_source.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 
-const std::vector<Piece> kPieces = {
-    {"bytes", {DType::i8, {5}}, 0, 5},
-    {"half", {DType::bf16, {3, 2}}, 1, 4},
-    {"none", {DType::f32, {0, 4}}, 0, 0},
-    {"whole", {DType::f32, {2, 3}}, 0, 6},
-    {"part", {DType::f32, {100}}, 90, 10},
-    {"scalar", {DType::f64, {}}, 0, 1},
-    {"nothing", {DType::f32, {8}}, 3, 0},
-    {"large", {DType::i64, {4, 999}}, 0, 3996},
+const std::vector<TensorExtent> kExtents = {
+    {{0, 5}, "bytes", {DType::i8, {5}}},
+    {{1, 4}, "half", {DType::bf16, {3, 2}}},
+    {{0, 0}, "none", {DType::f32, {0, 4}}},
+    {{0, 6}, "whole", {DType::f32, {2, 3}}},
+    {{90, 10}, "part", {DType::f32, {100}}},
+    {{0, 1}, "scalar", {DType::f64, {}}},
+    {{3, 0}, "nothing", {DType::f32, {8}}},
+    {{0, 3996}, "large", {DType::i64, {4, 999}}},
     // Columns 1 to 3 of 5; rows 2 and 3; a part of one row of columns; all columns.
-    {"columns", {DType::f32, {4, 5}}, 2, 7, {1, 3, 5}},
-    {"rows", {DType::f32, {4, 5}}, 1, 9, {10, 10, 20}},
-    {"row", {DType::f32, {4, 5}}, 4, 2, {1, 3, 5}},
-    {"all", {DType::f32, {4, 5}}, 0, 20, {0, 5, 5}}};
+    {{2, 7, {1, 3, 5}}, "columns", {DType::f32, {4, 5}}},
+    {{1, 9, {10, 10, 20}}, "rows", {DType::f32, {4, 5}}},
+    {{4, 2, {1, 3, 5}}, "row", {DType::f32, {4, 5}}},
+    {{0, 20, {0, 5, 5}}, "all", {DType::f32, {4, 5}}}};
 
-/// Piece i's byte k is i * 16 + k.
-void copy(size_t piece, int64_t begin, std::span<std::byte> destination) {
-  for (auto& byte : destination) byte = static_cast<std::byte>(int64_t(piece) * 16 + begin++);
+/// Extent i's byte k is i * 16 + k.
+void copy(size_t extent, int64_t begin, std::span<std::byte> destination) {
+  for (auto& byte : destination) byte = static_cast<std::byte>(int64_t(extent) * 16 + begin++);
 }
 
 std::string file_of(const ShardLayout& layout) {
@@ -42,7 +43,7 @@ std::string file_of(const ShardLayout& layout) {
 }
 
 TEST(Shard, IsASafetensorsFileWithPartsUnderTheirElements) {
-  const ShardLayout layout(kPieces);
+  const ShardLayout layout(kExtents);
   const TemporaryFolder folder;
   const SafetensorsFile file(folder.write("x.safetensors", file_of(layout)));
   EXPECT_EQ(file.tensors(), (TensorInfos{{"bytes", {DType::i8, {5}}},
@@ -58,19 +59,19 @@ TEST(Shard, IsASafetensorsFileWithPartsUnderTheirElements) {
                                          {"row[7:9]", {DType::f32, {2}}},
                                          {"all", {DType::f32, {4, 5}}}}));
   EXPECT_EQ(layout.offset(0), kPageBytes);
-  for (size_t i = 0; i < layout.pieces().size(); ++i) {
-    const auto& piece = layout.pieces()[i];
-    EXPECT_EQ(layout.offset(i) % dtype_bytes(piece.info.dtype), 0) << piece.name;
-    if (piece.length != piece.info.num_elements()) continue;
-    EXPECT_EQ(file.offset(piece.name), layout.offset(i));
-    testing::Bytes expected(static_cast<size_t>(piece.num_bytes()));
+  for (size_t i = 0; i < layout.extents().size(); ++i) {
+    const auto& extent = layout.extents()[i];
+    EXPECT_EQ(layout.offset(i) % dtype_bytes(extent.info.dtype), 0) << extent.name;
+    if (extent.length != extent.info.num_elements()) continue;
+    EXPECT_EQ(file.offset(extent.name), layout.offset(i));
+    testing::Bytes expected(static_cast<size_t>(extent.num_bytes()));
     copy(i, 0, expected);
-    EXPECT_EQ(testing::read_all(file, piece.name), expected) << piece.name;
+    EXPECT_EQ(testing::read_all(file, extent.name), expected) << extent.name;
   }
 }
 
 TEST(Shard, AnyPartOfTheFileIsThatOfTheWhole) {
-  const ShardLayout layout(kPieces);
+  const ShardLayout layout(kExtents);
   const auto whole = file_of(layout);
   for (const int64_t size : {1, 7, 64, 4095, 4096, 5000}) {
     std::string joined;
@@ -84,31 +85,32 @@ TEST(Shard, AnyPartOfTheFileIsThatOfTheWhole) {
 }
 
 TEST(Shard, EntersTheIndexAsRanges) {
-  const ShardLayout first({{"a", {DType::f32, {10}}, 0, 4}, {"none", {DType::f32, {0}}, 0, 0}});
-  const ShardLayout second({{"a", {DType::f32, {10}}, 4, 6}});
+  const ShardLayout first({{{0, 4}, "a", {DType::f32, {10}}}, {{}, "none", {DType::f32, {0}}}});
+  const ShardLayout second({{{4, 6}, "a", {DType::f32, {10}}}});
   Index index;
   second.add_to(index, 1);
   first.add_to(index, 0);
   check_complete("c", index);
-  EXPECT_EQ(index.tensors.at("a").ranges,
-            (std::vector<Range>{{0, 4, 0, first.offset(0)}, {4, 6, 1, second.offset(0)}}));
+  EXPECT_EQ(
+      index.tensors.at("a").ranges,
+      (std::vector<StoredExtent>{{{0, 4}, 0, first.offset(0)}, {{4, 6}, 1, second.offset(0)}}));
   EXPECT_TRUE(index.tensors.at("none").ranges.empty());
 }
 
 TEST(Shard, EntersTheIndexAsRangesOfStripes) {
   const TensorInfo info{DType::f32, {4, 5}};
   const Stripe left{0, 2, 5}, right{2, 3, 5};
-  const ShardLayout first({{"a", info, 3, 5, left}, {"a", info, 0, 3, left}});
-  const ShardLayout second({{"a", info, 0, 3, right}, {"a", info, 3, 9, right}});
+  const ShardLayout first({{{3, 5, left}, "a", info}, {{0, 3, left}, "a", info}});
+  const ShardLayout second({{{0, 3, right}, "a", info}, {{3, 9, right}, "a", info}});
   Index index;
   second.add_to(index, 1);
   first.add_to(index, 0);
   check_complete("c", index);
   EXPECT_EQ(index.tensors.at("a").ranges,
-            (std::vector<Range>{{0, 3, 0, first.offset(1), left},
-                                {2, 3, 1, second.offset(0)},  // one row needs no stripe
-                                {3, 5, 0, first.offset(0), left},
-                                {3, 9, 1, second.offset(1), right}}));
+            (std::vector<StoredExtent>{{{0, 3, left}, 0, first.offset(1)},
+                                       {{2, 3}, 1, second.offset(0)},  // one row needs no stripe
+                                       {{3, 5, left}, 0, first.offset(0)},
+                                       {{3, 9, right}, 1, second.offset(1)}}));
   auto& ranges = index.tensors.at("a").ranges;
   ranges.pop_back();
   EXPECT_EQ(refusal([&] { check_complete("c", index); }),
@@ -116,20 +118,20 @@ TEST(Shard, EntersTheIndexAsRangesOfStripes) {
 }
 
 TEST(Shard, AHoleOrAnOverlapIsRefused) {
-  const auto checking = [](std::vector<Range> ranges) {
+  const auto checking = [](std::vector<StoredExtent> ranges) {
     Index index;
     index.tensors["a"] = {{DType::f32, {10}}, std::move(ranges)};
     return refusal([&] { check_complete("c", index); });
   };
-  EXPECT_EQ(checking({{4, 6}, {0, 4}}), "(accepted)");
+  EXPECT_EQ(checking({{{4, 6}}, {{0, 4}}}), "(accepted)");
   const std::string start = "c: tensor 'a': expected each of its 10 elements once, got ";
   EXPECT_EQ(checking({}), start + "no element 0");
-  EXPECT_EQ(checking({{1, 9}}), start + "no element 0");
-  EXPECT_EQ(checking({{0, 4}, {5, 5}}), start + "no element 4");
-  EXPECT_EQ(checking({{0, 4}, {3, 7}}), start + "element 3 twice");
-  EXPECT_EQ(checking({{0, 4}, {0, 4}, {4, 6}}), start + "element 0 twice");
-  EXPECT_EQ(checking({{0, 4}, {4, 5}}), start + "no element 9");
-  EXPECT_EQ(checking({{0, 4}, {4, 7}}), start + "7 elements from 4 on, of 10");
+  EXPECT_EQ(checking({{{1, 9}}}), start + "no element 0");
+  EXPECT_EQ(checking({{{0, 4}}, {{5, 5}}}), start + "no element 4");
+  EXPECT_EQ(checking({{{0, 4}}, {{3, 7}}}), start + "element 3 twice");
+  EXPECT_EQ(checking({{{0, 4}}, {{0, 4}}, {{4, 6}}}), start + "element 0 twice");
+  EXPECT_EQ(checking({{{0, 4}}, {{4, 5}}}), start + "no element 9");
+  EXPECT_EQ(checking({{{0, 4}}, {{4, 7}}}), start + "7 elements from 4 on, of 10");
 }
 
 TEST(Shard, NamesOfFiles) {

@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 void SourceView::add(const std::string& name, const TensorSource& source, const std::string& stored,
                      std::optional<DType> dtype) {
   auto info = source.info(stored);
-  origins_[name] = {{{&source, stored, 0, info.num_elements()}}, info.dtype};
+  origins_[name] = {{{{0, info.num_elements()}, &source, stored}}, info.dtype};
   if (dtype && is_float(info.dtype)) info.dtype = *dtype;
   tensors_[name] = std::move(info);
 }
@@ -31,7 +31,7 @@ void SourceView::append_rows(const std::string& name, const TensorSource& source
                source.path().string(), stored, dtype_name(origin.dtype),
                fmt::join(info.shape, ", "), dtype_name(added.dtype), fmt::join(added.shape, ", "));
   }
-  origin.pieces.push_back({&source, stored, 0, added.num_elements()});
+  origin.stored.push_back({{0, added.num_elements()}, &source, stored});
   info.shape[0] += added.shape[0];
 }
 
@@ -45,8 +45,8 @@ void SourceView::add_rows(const std::string& name, const TensorSource& source,
   }
   const int64_t width = info.num_elements() / std::max<int64_t>(1, info.shape[0]);
   info.shape[0] = rows.rows;
-  auto& piece = origins_.at(name).pieces.front();
-  piece.begin = rows.first_row * width, piece.count = rows.rows * width;
+  auto& part = origins_.at(name).stored.front();
+  part.begin = rows.first_row * width, part.length = rows.rows * width;
 }
 
 void SourceView::reshape(const std::string& name, const std::vector<int64_t>& shape) {
@@ -68,15 +68,15 @@ void SourceView::report_reads(const Progress& progress) {
 void SourceView::read_stored(const Origin& origin, int64_t begin,
                              std::span<std::byte> destination) const {
   const int64_t width = dtype_bytes(origin.dtype);
-  for (const auto& piece : origin.pieces) {
+  for (const auto& part : origin.stored) {
     if (destination.empty()) return;
-    if (begin >= piece.count) {
-      begin -= piece.count;
+    if (begin >= part.length) {
+      begin -= part.length;
       continue;
     }
-    const int64_t count = std::min(piece.count - begin, std::ssize(destination) / width);
-    piece.source->read(piece.name, piece.begin + begin,
-                       destination.first(static_cast<size_t>(count * width)));
+    const int64_t count = std::min(part.length - begin, std::ssize(destination) / width);
+    part.source->read(part.name, part.begin + begin,
+                      destination.first(static_cast<size_t>(count * width)));
     destination = destination.subspan(static_cast<size_t>(count * width));
     begin = 0;
   }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/extent.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
@@ -44,14 +45,13 @@ class SourceView : public TensorSource {
   void report_reads(const Progress& progress);
 
  private:
-  /// Elements begin .. begin + count of a stored tensor.
-  struct Piece {
+  /// Elements of a stored tensor.
+  struct Stored : Extent {
     const TensorSource* source;
     std::string name;
-    int64_t begin, count;
   };
   struct Origin {
-    std::vector<Piece> pieces;  ///< one after the other
+    std::vector<Stored> stored;  ///< one after the other
     DType dtype;
   };
 

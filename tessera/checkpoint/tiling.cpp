@@ -17,7 +17,7 @@ struct Block {
   int64_t row, end_row, column, end_column;
 };
 
-void add_blocks(const Range& range, int64_t width, std::vector<Block>& blocks) {
+void add_blocks(const StoredExtent& range, int64_t width, std::vector<Block>& blocks) {
   if (range.length == 0) return;
   const bool whole = range.stripe.whole();
   const int64_t run = whole ? width : range.stripe.run, left = whole ? 0 : range.stripe.offset;
@@ -73,7 +73,7 @@ std::string sweep(int64_t num_rows, int64_t width, std::vector<Block> blocks) {
 
 }  // namespace
 
-std::string untiled(int64_t num_elements, std::span<const Range> ranges) {
+std::string untiled(int64_t num_elements, std::span<const StoredExtent> ranges) {
   int64_t stride = 0;
   for (const auto& range : ranges) {
     const auto& stripe = range.stripe;

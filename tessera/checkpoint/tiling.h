@@ -13,6 +13,6 @@ namespace tessera::checkpoint {
 /// that goes on after "got", such as "no element 4"; "" if they tile the tensor. Besides holes and
 /// overlaps: a stripe that is none of this tensor, elements that its stripe does not have, stripes
 /// of several strides. Cost: n log n for n ranges, however many runs their stripes have.
-std::string untiled(int64_t num_elements, std::span<const Range> ranges);
+std::string untiled(int64_t num_elements, std::span<const StoredExtent> ranges);
 
 }  // namespace tessera::checkpoint

@@ -18,7 +18,7 @@ namespace {
 using data::testing::refusal;
 
 /// What untiled should say of ranges that are each right by themselves, told from every element.
-bool tile(int64_t num_elements, const std::vector<Range>& ranges) {
+bool tile(int64_t num_elements, const std::vector<StoredExtent>& ranges) {
   std::vector<int> count(static_cast<size_t>(num_elements));
   std::set<int64_t> strides;
   for (const auto& range : ranges) {
@@ -41,7 +41,7 @@ TEST(Untiled, AgreesWithACountOfEveryElement) {
     constexpr int64_t kElements = 12;
     const int64_t strides[] = {2, 3, 4, 6, 12};
     const int64_t usual = strides[up_to(random, 4)];
-    std::vector<Range> ranges(static_cast<size_t>(1 + up_to(random, 3)));
+    std::vector<StoredExtent> ranges(static_cast<size_t>(1 + up_to(random, 3)));
     for (auto& range : ranges) {
       const int64_t stride = up_to(random, 30) == 0 ? strides[up_to(random, 4)] : usual;
       const int64_t offset = up_to(random, 1) * up_to(random, stride - 1);
@@ -55,8 +55,8 @@ TEST(Untiled, AgreesWithACountOfEveryElement) {
     }
     const bool expected = tile(kElements, ranges);
     ASSERT_EQ(untiled(kElements, ranges).empty(), expected) << i;
-    const bool striped =
-        std::ranges::any_of(ranges, [](const Range& range) { return !range.stripe.whole(); });
+    const bool striped = std::ranges::any_of(
+        ranges, [](const StoredExtent& range) { return !range.stripe.whole(); });
     num_tiled += expected;
     num_striped += expected && striped;
   }
@@ -66,39 +66,45 @@ TEST(Untiled, AgreesWithACountOfEveryElement) {
 
 TEST(Untiled, NamesTheFirstElementThatIsWrong) {
   const Stripe left{0, 3, 8}, right{3, 5, 8};
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 9, 0, 0, left}, {0, 15, 0, 0, right}}), "");
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 15, 0, 0, right}}), "no element 0");
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 9, 0, 0, left}}), "no element 3");
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 8, 0, 0, left}, {0, 15, 0, 0, right}}),
+  EXPECT_EQ(untiled(24, std::vector<StoredExtent>{{{0, 9, left}, 0, 0}, {{0, 15, right}, 0, 0}}),
+            "");
+  EXPECT_EQ(untiled(24, std::vector<StoredExtent>{{{0, 15, right}, 0, 0}}), "no element 0");
+  EXPECT_EQ(untiled(24, std::vector<StoredExtent>{{{0, 9, left}, 0, 0}}), "no element 3");
+  EXPECT_EQ(untiled(24, std::vector<StoredExtent>{{{0, 8, left}, 0, 0}, {{0, 15, right}, 0, 0}}),
             "no element 18");
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 9, 0, 0, left}, {0, 15, 0, 0, right}, {9, 1, 0, 0}}),
+  EXPECT_EQ(untiled(24,
+                    std::vector<StoredExtent>{
+                        {{0, 9, left}, 0, 0}, {{0, 15, right}, 0, 0}, {{9, 1}, 0, 0}}),
             "element 9 twice");
-  EXPECT_EQ(untiled(24, std::vector<Range>{{0, 9, 0, 0, left}, {0, 18, 0, 0, {2, 6, 8}}}),
-            "element 2 twice");
+  EXPECT_EQ(
+      untiled(24, std::vector<StoredExtent>{{{0, 9, left}, 0, 0}, {{0, 18, {2, 6, 8}}, 0, 0}}),
+      "element 2 twice");
 }
 
 TEST(Untiled, IsQuickHoweverLongTheTensor) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() - 1;  // even
-  const std::vector<Range> halves{{0, kMost / 2, 0, 0, {0, 1, 2}}, {0, kMost / 2, 0, 0, {1, 1, 2}}};
+  const std::vector<StoredExtent> halves{{{0, kMost / 2, {0, 1, 2}}, 0, 0},
+                                         {{0, kMost / 2, {1, 1, 2}}, 0, 0}};
   EXPECT_EQ(untiled(kMost, halves), "");
   EXPECT_EQ(untiled(kMost, std::vector{halves[0]}), "no element 1");
   EXPECT_EQ(untiled(kMost, std::vector{halves[0], halves[1], halves[1]}), "element 1 twice");
   EXPECT_EQ(untiled(kMost + 1, halves), "a stripe 0+1/2");
-  EXPECT_EQ(untiled(kMost, std::vector<Range>{{kMost, kMost, 0, 0}}),
+  EXPECT_EQ(untiled(kMost, std::vector<StoredExtent>{{{kMost, kMost}, 0, 0}}),
             "9223372036854775806 elements from 9223372036854775806 on, of 9223372036854775806");
 }
 
 /// A tensor [A, B, C] over ranks: cut along B, then each part, flattened, at any elements; what a
 /// rank holds with others, they cut once more.
-std::vector<Range> cut_as_ranks_do(std::mt19937_64& random, const std::vector<int64_t>& shape) {
+std::vector<StoredExtent> cut_as_ranks_do(std::mt19937_64& random,
+                                          const std::vector<int64_t>& shape) {
   const int64_t stride = shape[1] * shape[2];
-  std::vector<Range> ranges;
+  std::vector<StoredExtent> ranges;
   const auto cut = [&](const Stripe& stripe) {
     const int64_t count = stripe.taken(shape[0] * stride);
     int64_t begin = 0;
     while (begin < count) {
       const int64_t length = 1 + up_to(random, std::min(count - begin, count / 2 + 1) - 1);
-      ranges.push_back({begin, length, 0, std::ssize(ranges), stripe});
+      ranges.push_back({{begin, length, stripe}, 0, std::ssize(ranges)});
       begin += length;
     }
   };
@@ -112,7 +118,7 @@ std::vector<Range> cut_as_ranks_do(std::mt19937_64& random, const std::vector<in
 }
 
 /// What parse_index says of a tensor of bytes in these ranges.
-std::string parsed(const std::vector<int64_t>& shape, const std::vector<Range>& ranges) {
+std::string parsed(const std::vector<int64_t>& shape, const std::vector<StoredExtent>& ranges) {
   Index index{.layout = nullptr, .state = nullptr, .model = nullptr};
   index.files = {{"x", kBlockBytes, {1}}};
   auto& tensor = index.tensors["w"];
@@ -133,19 +139,19 @@ TEST(Tiling, OfAnyCutOverRanksIsReadAndOfNoneWithAFlaw) {
   for (int i = 0; i < 2000; ++i) {
     const std::vector<int64_t> shape{1 + up_to(random, 4), 1 + up_to(random, 5),
                                      1 + up_to(random, 3)};
-    // Pieces enter as a shard writes them: those without a gap as plain ranges.
-    std::vector<Piece> pieces;
+    // They enter as a shard writes them: those without a gap as plain ranges.
+    std::vector<TensorExtent> extents;
     for (const auto& range : cut_as_ranks_do(random, shape)) {
-      pieces.push_back({"w", {DType::i8, shape}, range.begin, range.length, range.stripe});
+      extents.push_back({range, "w", {DType::i8, shape}});
     }
-    std::ranges::shuffle(pieces, random);
+    std::ranges::shuffle(extents, random);
     Index index;
-    ShardLayout(std::move(pieces)).add_to(index, 0);
+    ShardLayout(std::move(extents)).add_to(index, 0);
     check_complete("c", index);
     const auto& ranges = index.tensors["w"].ranges;
     ASSERT_EQ(parsed(shape, ranges), "(accepted)");
-    num_striped +=
-        std::ranges::any_of(ranges, [](const Range& range) { return !range.stripe.whole(); });
+    num_striped += std::ranges::any_of(
+        ranges, [](const StoredExtent& range) { return !range.stripe.whole(); });
 
     const auto which = up_to(random, std::ssize(ranges) - 1);
     auto removed = ranges, doubled = ranges, moved = ranges, shorter = ranges;

@@ -22,19 +22,19 @@ void check_num_files(const TensorSource& source, int64_t num_files) {
 }
 
 /// All tensors one after the other, cut into as many equal runs of bytes as there are files.
-std::vector<std::vector<Piece>> cut_evenly(const TensorSource& source, int64_t num_files) {
+std::vector<std::vector<TensorExtent>> cut_evenly(const TensorSource& source, int64_t num_files) {
   const int64_t all = total_bytes(source);
-  std::vector<std::vector<Piece>> files(static_cast<size_t>(num_files));
+  std::vector<std::vector<TensorExtent>> files(static_cast<size_t>(num_files));
   int64_t begin = 0;  // of the tensor, in bytes
   for (const auto& [name, info] : source.tensors()) {
     const int64_t count = info.num_elements();
-    if (count == 0) files.front().push_back({.name = name, .info = info});
+    if (count == 0) files.front().push_back({{}, name, info});
     for (int64_t file = 0; file < num_files; ++file) {
       const int64_t element = dtype_bytes(info.dtype);
       const int64_t from = even_cut(all, num_files, file, begin, element, count);
       const int64_t to = even_cut(all, num_files, file + 1, begin, element, count);
       if (from == to) continue;
-      files[static_cast<size_t>(file)].push_back({name, info, from, to - from});
+      files[static_cast<size_t>(file)].push_back({{from, to - from}, name, info});
     }
     begin += info.num_bytes();
   }
@@ -45,8 +45,8 @@ IndexedFile write_shard(const TensorSource& source, const ShardLayout& layout,
                         const fs::path& path) {
   // A part begins at a multiple of every element's size, so it holds whole elements.
   const auto copy = [&](size_t i, int64_t begin, std::span<std::byte> destination) {
-    const auto& piece = layout.pieces()[i];
-    source.read(piece.name, piece.begin + begin / dtype_bytes(piece.info.dtype), destination);
+    const auto& extent = layout.extents()[i];
+    source.read(extent.name, extent.begin + begin / dtype_bytes(extent.info.dtype), destination);
   };
   const auto part = [&](int64_t offset,
                         std::span<std::byte> scratch) -> std::span<const std::byte> {
@@ -71,8 +71,8 @@ void write_checkpoint(const TensorSource& source, const fs::path& destination,
   check_num_files(source, options.num_files);
   PendingFolder folder(destination);
   Index index = std::move(options.about);
-  for (auto& pieces : cut_evenly(source, options.num_files)) {
-    const ShardLayout layout(std::move(pieces));
+  for (auto& extents : cut_evenly(source, options.num_files)) {
+    const ShardLayout layout(std::move(extents));
     const size_t number = index.files.size();
     layout.add_to(index, number);
     index.files.push_back(write_shard(source, layout, folder.path() / shard_name(number)));

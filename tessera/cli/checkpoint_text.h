@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/formats/diff.h"
 
 namespace tessera::cli {
 

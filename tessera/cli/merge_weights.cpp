@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/dcp.h"
-#include "tessera/checkpoint/open_source.h"
-#include "tessera/checkpoint/reshard.h"
+#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/open_source.h"
+#include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/output_file.h"
 #include "tessera/report/byte_progress.h"

@@ -21,6 +21,15 @@
 namespace tessera::comm {
 namespace {
 
+/// Tells the processor that this thread only waits.
+void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 constexpr size_t kPageBytes = 4096;
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(20);
 constexpr int kSpins = 200;  // a peer that runs at the same time answers within microseconds
@@ -179,7 +188,7 @@ void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, i
                               const Deadline& deadline) {
   for (int i = 0; i < kSpins; ++i) {
     if (reached(counter.load(std::memory_order_acquire), target)) return;
-    __builtin_ia32_pause();
+    spin_pause();
   }
   while (true) {
     // Whether the peer has ended is asked before the counter is read: what it did before its end

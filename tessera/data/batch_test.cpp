@@ -8,13 +8,14 @@
 #include <numeric>
 
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
 
 using ::tessera::data::testing::bytes_of;
 using ::tessera::data::testing::refusal;
-using ::tessera::data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSeqLen = 4;

@@ -10,13 +10,14 @@
 #include <set>
 
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
 
 using ::tessera::data::testing::bytes_of;
 using ::tessera::data::testing::refusal;
-using ::tessera::data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

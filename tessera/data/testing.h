@@ -1,46 +1,14 @@
-// A folder that goes away, files made of numbers, what is read from them, and the text of a
-// refusal, for tests.
+// Files made of numbers, what is read from them, and the text of a refusal, for tests.
 #pragma once
 
-#include <stdlib.h>
-
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/data/token_source.h"
 
 namespace tessera::data::testing {
-
-/// An empty folder, removed with all it holds at the end of the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera.XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) system_error(name);
-    path_ = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
-  /// Writes a file, its folders too; returns its path.
-  std::string write(const std::string& name, std::string_view content) const {
-    const auto file = path_ / name;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file, std::ios::binary) << content;
-    return file.string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// The bytes of numbers of type T, one after the other.
 template <typename T>

@@ -5,6 +5,7 @@
 
 #include "tessera/data/testing.h"
 #include "tessera/data/token_source.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
@@ -12,8 +13,8 @@ namespace {
 using ::tessera::data::testing::bytes_of;
 using ::tessera::data::testing::llmc_header;
 using ::tessera::data::testing::refusal;
-using ::tessera::data::testing::TemporaryFolder;
 using ::tessera::data::testing::tokens_of;
+using tessera::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;

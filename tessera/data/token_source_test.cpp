@@ -8,6 +8,7 @@
 
 #include "tessera/data/testing.h"
 #include "tessera/data/text_files.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
@@ -16,7 +17,7 @@ namespace fs = std::filesystem;
 using ::tessera::data::testing::bytes_of;
 using ::tessera::data::testing::llmc_header;
 using ::tessera::data::testing::refusal;
-using ::tessera::data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

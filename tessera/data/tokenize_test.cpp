@@ -5,13 +5,14 @@
 
 #include "tessera/data/testing.h"
 #include "tessera/data/token_source.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
 
 using ::tessera::data::testing::refusal;
-using ::tessera::data::testing::TemporaryFolder;
 using ::tessera::data::testing::tokens_of;
+using tessera::testing::TemporaryFolder;
 using ::testing::HasSubstr;
 
 TEST(Tokenize, WritesTheSequenceThatTextIsReadAs) {

@@ -15,7 +15,8 @@
 #include "tessera/base/file.h"
 #include "tessera/base/sha256.h"
 #include "tessera/data/testing.h"
-#include "tessera/hub/testing_server.h"
+#include "tests/support/http_server.h"
+#include "tests/support/temporary_folder.h"
 
 extern char** environ;
 
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::HubFile;

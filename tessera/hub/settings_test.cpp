@@ -8,12 +8,13 @@
 #include "tessera/data/testing.h"
 #include "tessera/hub/model_files.h"
 #include "tessera/hub/model_name.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::hub {
 namespace {
 
 using data::testing::refusal;
-using data::testing::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

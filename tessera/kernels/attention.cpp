@@ -9,10 +9,10 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/autograd/recompute.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/attention_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
-#include "tessera/kernels/recompute.h"
 
 namespace tessera::kernels {
 namespace {
@@ -130,7 +130,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, const Rule& rule) {
-    const auto results = compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
+    const auto results = autograd::compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
     context->save_for_backward({q, k, v, out, log_sum_exp});
     context->saved_data["scale"] = rule.scale;

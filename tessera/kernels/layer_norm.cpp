@@ -5,8 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/gradient_sink.h"
 
 namespace tessera::kernels {
 namespace {
@@ -39,7 +39,8 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &bias = saved[2];
     // Outside the guard: .grad() is autograd's.
-    const auto weight_sink = gradient_sink(weight), bias_sink = gradient_sink(bias);
+    const auto weight_sink = autograd::gradient_sink(weight),
+               bias_sink = autograd::gradient_sink(bias);
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto grad = grads[0].contiguous();
     const int64_t dim = x.size(-1);
@@ -57,10 +58,10 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
           table.layer_norm_grad(args, begin, end, sums);
         });
     if (ctx->needs_input_grad(1)) {
-      out[1] = hand_over(weight_sink, sums.narrow(0, 0, dim), weight.scalar_type());
+      out[1] = autograd::hand_over(weight_sink, sums.narrow(0, 0, dim), weight.scalar_type());
     }
     if (ctx->needs_input_grad(2)) {
-      out[2] = hand_over(bias_sink, sums.narrow(0, dim, dim), bias.scalar_type());
+      out[2] = autograd::hand_over(bias_sink, sums.narrow(0, dim, dim), bias.scalar_type());
     }
     return out;
   }

@@ -7,14 +7,14 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/autograd/deferred_gradients.h"
+#include "tessera/autograd/gradient_sink.h"
+#include "tessera/autograd/held.h"
+#include "tessera/autograd/recompute.h"
+#include "tessera/autograd/shared_input.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/matmul.h"
-#include "tessera/kernels/deferred_gradients.h"
-#include "tessera/kernels/gradient_sink.h"
-#include "tessera/kernels/held.h"
-#include "tessera/kernels/recompute.h"
-#include "tessera/kernels/shared_input.h"
 
 namespace tessera::kernels {
 namespace {
@@ -54,20 +54,21 @@ struct Linear : torch::autograd::Function<Linear> {
                             const ProductOverRanksPtr& over_ranks) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto& used = operand ? *operand : weight;
-    const auto* shared = shared_as(x);
+    const auto* shared = autograd::shared_as(x);
     const auto& kept = shared != nullptr ? shared->kept : x;
     ctx->save_for_backward({weight.requires_grad() ? kept : at::Tensor(), weight,
                             bias.value_or(at::Tensor()), operand.value_or(at::Tensor())});
-    if (shared != nullptr) hold(ctx, "shared", shared->by);
+    if (shared != nullptr) autograd::hold(ctx, "shared", shared->by);
     ctx->saved_data["in_out"] = in_out;
     ctx->saved_data["x_sizes"] = x.sizes().vec();
-    if (over_ranks) hold(ctx, "over_ranks", over_ranks);
-    if (const auto& deferred = DeferScope::current()) hold(ctx, "deferred", deferred);
+    if (over_ranks) autograd::hold(ctx, "over_ranks", over_ranks);
+    if (const auto& deferred = autograd::DeferScope::current())
+      autograd::hold(ctx, "deferred", deferred);
     const auto rows = x.reshape({-1, x.size(-1)});
     const auto right = in_out ? used : used.t();  // [I, O]
     auto sizes = x.sizes().vec();
     sizes.back() = right.size(1);
-    return compute_once(1, [&]() -> variable_list {
+    return autograd::compute_once(1, [&]() -> variable_list {
       if (over_ranks) {
         auto y = over_ranks->sum(at::_unsafe_view(product(rows, right), sizes));
         return {bias ? y.add_(bias->to(y.scalar_type())) : y};
@@ -81,15 +82,15 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto &x = saved[0], &weight = saved[1], &bias = saved[2], &operand = saved[3];
     const bool in_out = ctx->saved_data["in_out"].toBool();
     // Outside the guard: .grad() is autograd's.
-    const auto weight_sink = gradient_sink(weight);
-    const auto bias_sink = gradient_sink(bias);
+    const auto weight_sink = autograd::gradient_sink(weight);
+    const auto bias_sink = autograd::gradient_sink(bias);
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto as_rows = [](const at::Tensor& y) {
       return y.reshape({-1, y.size(-1)}).contiguous();
     };
     const auto grad_of_result = as_rows(grads[0]);
     auto grad = grad_of_result;  // of the product
-    if (const auto* sum = held<ProductOverRanksPtr>(ctx, "over_ranks")) {
+    if (const auto* sum = autograd::held<ProductOverRanksPtr>(ctx, "over_ranks")) {
       grad = as_rows((*sum)->gradient(grads[0]));
     }
     variable_list out(6);
@@ -99,10 +100,10 @@ struct Linear : torch::autograd::Function<Linear> {
                                 ctx->saved_data["x_sizes"].toIntVector());
     }
     if (ctx->needs_input_grad(1)) {
-      const auto* shared = held<SharedInputPtr>(ctx, "shared");
-      const auto* deferred = held<DeferredGradientsPtr>(ctx, "deferred");
+      const auto* shared = autograd::held<autograd::SharedInputPtr>(ctx, "shared");
+      const auto* deferred = autograd::held<autograd::DeferredGradientsPtr>(ctx, "deferred");
       const auto add = [grad, weight, in_out](const at::Tensor& input) {
-        const auto sink = gradient_sink(weight);
+        const auto sink = autograd::gradient_sink(weight);
         at::AutoDispatchBelowADInplaceOrView guard;
         weight_gradient(sink, input, grad, weight, in_out);
       };
@@ -116,7 +117,7 @@ struct Linear : torch::autograd::Function<Linear> {
       }
     }
     if (bias.defined() && ctx->needs_input_grad(2)) {
-      out[2] = hand_over(bias_sink, sum_of_rows(grad_of_result), bias.scalar_type());
+      out[2] = autograd::hand_over(bias_sink, sum_of_rows(grad_of_result), bias.scalar_type());
     }
     return out;
   }

@@ -27,8 +27,8 @@ using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 /// accumulation and a weight used twice (tied) work in both cases. So torch::autograd::grad, which
 /// must not touch .grad(), needs parameters without one. Not twice differentiable.
 ///
-/// In a DeferScope (kernels/deferred_gradients.h) the product for a kept weight gradient waits
-/// there; that of a shared input (kernels/shared_input.h) with the input.
+/// In a DeferScope (autograd/deferred_gradients.h) the product for a kept weight gradient waits
+/// there; that of a shared input (autograd/shared_input.h) with the input.
 ///
 /// Under autocast the products take its dtype; a float32 weight is cast once (kernels/autocast.h)
 /// and its gradient stays float32.

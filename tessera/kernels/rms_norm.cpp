@@ -5,8 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/gradient_sink.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -75,11 +75,12 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto sink = gradient_sink(saved[1]);  // outside the guard: .grad() is autograd's
+    const auto sink =
+        autograd::gradient_sink(saved[1]);  // outside the guard: .grad() is autograd's
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [grad_x, grad_weight] = kernels::backward(grads[0], {}, saved[0], saved[1], saved[2]);
     const bool wanted = ctx->needs_input_grad(1) && grad_weight.defined();
-    if (wanted) grad_weight = hand_over(sink, grad_weight, saved[1].scalar_type());
+    if (wanted) grad_weight = autograd::hand_over(sink, grad_weight, saved[1].scalar_type());
     return {grad_x, wanted ? grad_weight : at::Tensor(), {}, {}};
   }
 };
@@ -96,12 +97,13 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto sink = gradient_sink(saved[1]);  // outside the guard: .grad() is autograd's
+    const auto sink =
+        autograd::gradient_sink(saved[1]);  // outside the guard: .grad() is autograd's
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [grad_x, grad_weight] =
         kernels::backward(grads[1], grads[0], saved[0], saved[1], saved[2]);
     const bool wanted = ctx->needs_input_grad(2) && grad_weight.defined();
-    if (wanted) grad_weight = hand_over(sink, grad_weight, saved[1].scalar_type());
+    if (wanted) grad_weight = autograd::hand_over(sink, grad_weight, saved[1].scalar_type());
     return {grad_x, grad_x, wanted ? grad_weight : at::Tensor(), {}, {}};
   }
 };

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "tessera/memory/checkpoint.h"
+#include "tessera/memory/activation_checkpointing.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::memory {

@@ -6,7 +6,7 @@
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/kernels/held.h"
+#include "tessera/autograd/held.h"
 
 namespace tessera::nn {
 namespace {
@@ -36,7 +36,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const auto inverse_std = (statistics.var + statistics.eps).rsqrt();
     context->save_for_backward({x, weight.value_or(Tensor()), statistics.mean, inverse_std});
     context->saved_data["count"] = statistics.count;
-    kernels::hold(context, "sum", std::move(sum));
+    autograd::hold(context, "sum", std::move(sum));
     if (x.numel() == 0) return at::empty_like(x);
     return std::get<0>(at::native_batch_norm(x, weight, bias, statistics.mean, statistics.var,
                                              /*training=*/false, /*momentum=*/0, statistics.eps));
@@ -64,7 +64,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
       result[2] = sum_dy.clone();
     }
     if (!context->needs_input_grad(0)) return result;
-    (*kernels::held<SumOverRanks>(context, "sum"))(sums);
+    (*autograd::held<SumOverRanks>(context, "sum"))(sums);
     sums /= context->saved_data["count"].toDouble();
     // dx = a (dy - mean(dy) - x^ mean(dy x^)) with a = weight / std
     const auto a = weight.defined() ? weight * inverse_std : inverse_std;

@@ -18,7 +18,7 @@ struct RandomContext {
 
 /// While it lives, Dropout modules that this thread calls draw from `context`. One stands around
 /// the forward of a micro-batch; a checkpointed module runs its second forward in that of the first
-/// (memory/checkpoint.h). Scopes nest.
+/// (memory/activation_checkpointing.h). Scopes nest.
 class RandomScope {
  public:
   explicit RandomScope(const std::optional<RandomContext>& context);

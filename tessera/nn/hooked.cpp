@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "tessera/kernels/held.h"
+#include "tessera/autograd/held.h"
 #include "tessera/nn/recomputation.h"
 
 namespace tessera::nn {
@@ -115,7 +115,7 @@ torch::Tensor stand_in(const torch::Tensor& tensor) { return tensor.detach(); }
 struct WatchInputs : torch::autograd::Function<WatchInputs> {
   static variable_list forward(AutogradContext* context, const ModuleOfGraph& module,
                                at::TensorList inputs) {
-    kernels::hold(context, "module", module);
+    autograd::hold(context, "module", module);
     context->set_materialize_grads(false);
     variable_list outputs;
     outputs.reserve(inputs.size());
@@ -125,7 +125,7 @@ struct WatchInputs : torch::autograd::Function<WatchInputs> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (reaches_all_leaves()) {
-      run_after_backward(*kernels::held<ModuleOfGraph>(context, "module"));
+      run_after_backward(*autograd::held<ModuleOfGraph>(context, "module"));
     }
     gradients.insert(gradients.begin(), torch::Tensor());  // of `module`
     return gradients;
@@ -184,8 +184,8 @@ void run_before_backward(const ModuleOfGraph& module, bool inputs_watched) {
 struct WatchOutputs : torch::autograd::Function<WatchOutputs> {
   static variable_list forward(AutogradContext* context, const ModuleOfGraph& module,
                                bool inputs_watched, at::TensorList outputs) {
-    kernels::hold(context, "module", module);
-    kernels::hold(context, "inputs_watched", inputs_watched);
+    autograd::hold(context, "module", module);
+    autograd::hold(context, "inputs_watched", inputs_watched);
     context->set_materialize_grads(false);
     variable_list watched;
     watched.reserve(outputs.size());
@@ -197,8 +197,8 @@ struct WatchOutputs : torch::autograd::Function<WatchOutputs> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    run_before_backward(*kernels::held<ModuleOfGraph>(context, "module"),
-                        *kernels::held<bool>(context, "inputs_watched"));
+    run_before_backward(*autograd::held<ModuleOfGraph>(context, "module"),
+                        *autograd::held<bool>(context, "inputs_watched"));
     gradients.insert(gradients.begin(), 2, torch::Tensor());  // of `module`, `inputs_watched`
     return gradients;
   }
@@ -256,23 +256,23 @@ void call_with_hooks(Hookable& module, const std::shared_ptr<Call>& call) {
   const WatchedInputs inputs(module, call->inputs);
   for (const auto& hooks : module.hooks()) {
     if (hooks.replace_first_input) hooks.replace_first_input(*call->inputs.at(0));
-    if (!hooks.cast_input) continue;
+    if (!hooks.replace_input) continue;
     for (auto* input : call->inputs) {
-      if (input->defined()) hooks.cast_input(*input);
+      if (input->defined()) hooks.replace_input(*input);
     }
   }
   run_forward(module, call);
   inputs.pass_on_changes();
   for (const auto& hooks : module.hooks()) {
-    if (!hooks.cast_output) continue;
+    if (!hooks.replace_output) continue;
     for (auto* output : call->outputs) {
-      if (output->defined()) hooks.cast_output(*output);
+      if (output->defined()) hooks.replace_output(*output);
     }
     for (auto& output : call->added_outputs) {
       // It stays the tensor that the module keeps, but may get other memory: that of a parameter
       // goes.
       auto kept = output;
-      hooks.cast_output(kept);
+      hooks.replace_output(kept);
       const bool copied = !kept.is_same(output) && kept.scalar_type() == output.scalar_type();
       if (copied) output.set_data(kept.detach());
     }

@@ -61,8 +61,9 @@ struct Hooks {
   /// a backward with chosen inputs.
   std::function<void()> after_backward;
   std::function<void(torch::Tensor& first)> replace_first_input;  ///< of the tensor arguments
-  std::function<void(torch::Tensor& input)> cast_input;  ///< may replace a defined tensor argument
-  std::function<void(torch::Tensor& output)> cast_output;  ///< likewise one of the result
+  std::function<void(torch::Tensor& input)>
+      replace_input;  ///< may replace a defined tensor argument
+  std::function<void(torch::Tensor& output)> replace_output;  ///< likewise one of the result
   /// Instead of `call->forward()`: computes the outputs, now and perhaps once more during backward
   /// (activation checkpointing). At most one of a module's hooks has it.
   std::function<void(const std::shared_ptr<Call>& call)> around;

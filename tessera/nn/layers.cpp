@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/kernels/gradient_sink.h"
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -39,7 +39,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const auto& ids = saved[1];
     auto rows = gradients[0].reshape({-1, weight.size(1)});
     if (saved.size() == 3) rows = rows.index_select(0, saved[2]);
-    if (auto sink = kernels::gradient_sink(weight); sink.defined()) {
+    if (auto sink = autograd::gradient_sink(weight); sink.defined()) {
       sink.index_add_(0, ids, rows.to(sink.scalar_type()));
       return variable_list(3);
     }

@@ -1,4 +1,4 @@
-// A forward that runs twice (memory/checkpoint.h): how what is attached to modules inside learns
+// A forward that runs twice (memory/activation_checkpointing.h): how what is attached to modules inside learns
 // so.
 #pragma once
 

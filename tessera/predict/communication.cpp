@@ -14,7 +14,7 @@ using schedule::Kind;
 
 double real(int64_t number) { return static_cast<double>(number); }
 
-/// Bytes of an element of the gradient that the optimizer reads, and sums over other dimensions'
+/// Bytes of an element of the gradient that the optimizer reads, and sums over other axes'
 /// ranks are taken of.
 double gradient_bytes(const plan::BufferPlan& buffer) {
   return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes : buffer.slice_bytes);

@@ -104,7 +104,7 @@ std::string communication_text(const RankEstimate& estimate) {
   if (rows.empty()) return "";
   return report::box_table(
       "Its communication in a step, bytes of whole tensors",
-      {"dimension", "ranks", "all-reduced", "all-gathered", "reduce-scattered", "sent"}, rows);
+      {"axis", "ranks", "all-reduced", "all-gathered", "reduce-scattered", "sent"}, rows);
 }
 
 nlohmann::ordered_json communication_json(const RankNeeds& rank) {

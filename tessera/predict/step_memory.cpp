@@ -276,7 +276,7 @@ class Step {
 };
 
 /// Groups of ranks have channels of their own, where parameters are divided one for them and one
-/// for gradients. What all agree on has another, unless a dimension has all ranks.
+/// for gradients. What all agree on has another, unless an axis has all ranks.
 double communication_bytes(const config::ParallelSection& section, const plan::RankPart& part,
                            const Device& device) {
   const auto& mesh = part.mesh;

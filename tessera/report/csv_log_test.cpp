@@ -8,12 +8,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/report/output.h"
-#include "tessera/report/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::report {
 namespace {
 
-class CsvLogTest : public TemporaryFolderTest {
+class CsvLogTest : public tessera::testing::TemporaryFolderTest {
  protected:
   std::string text() const { return read_file(folder_ / "metrics.csv"); }
 };

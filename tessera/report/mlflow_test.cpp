@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/base/file.h"
-#include "tessera/report/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::report {
 namespace {
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre, ::testing::HasSubstr, ::testing::MatchesRegex;
 
 // tests/integration/mlflow.sh lets the real MLflow read a run.
-class MlflowRunTest : public TemporaryFolderTest {
+class MlflowRunTest : public tessera::testing::TemporaryFolderTest {
  protected:
   std::vector<fs::path> runs() const {
     std::vector<fs::path> found;

@@ -38,7 +38,7 @@ struct RunSummary {
   double communication_wait_share = 0;  ///< of the step time
   std::vector<UnitWait> unit_waits;     ///< of rank 0
   std::vector<PredictedBytes> memory;   ///< of rank 0, by purpose, each at the most
-  std::vector<PredictedBytes> traffic;  ///< of rank 0 in a step, by dimension
+  std::vector<PredictedBytes> traffic;  ///< of rank 0 in a step, by axis
   int64_t skipped_steps = 0;            ///< NaN or infinity: no update
   double first_loss = 0;
   double last_loss = 0;

@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/report/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::report {
 namespace {
@@ -71,7 +71,7 @@ TEST(ScalarEvent, IsTheProtobufMessage) {
             "2a00");
 }
 
-class EventWriterTest : public TemporaryFolderTest {};
+class EventWriterTest : public tessera::testing::TemporaryFolderTest {};
 
 TEST_F(EventWriterTest, StartsWithTheVersionAndIsNamedAsTensorBoardWants) {
   EventWriter writer({folder_});

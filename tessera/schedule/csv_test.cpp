@@ -7,16 +7,16 @@
 
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
-#include "tessera/report/temporary_folder.h"
 #include "tessera/schedule/check.h"
 #include "tessera/schedule/generate.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::schedule {
 namespace {
 
 using ::testing::HasSubstr;
 
-class CsvTest : public report::TemporaryFolderTest {
+class CsvTest : public tessera::testing::TemporaryFolderTest {
  protected:
   Schedule read(const std::string& text) const {
     write_file(folder_ / "table.csv", text);

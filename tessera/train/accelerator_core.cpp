@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/config/accelerate/ledger.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/join_run.h"
 
 namespace tessera {
 namespace {

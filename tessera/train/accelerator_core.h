@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/held_extents.h"
 #include "tessera/config/accelerate/ledger.h"
 #include "tessera/config/accelerate/settings.h"
 #include "tessera/config/run_config.h"
@@ -172,7 +172,7 @@ class AcceleratorCore {
   void note_step_settings(const config::accelerate::Translation& translation);
   parallel::UnitRule unit_rule() const;
   /// `all_states`: of the optimizers, those not used yet included.
-  std::vector<checkpoint::Part> held_state(bool all_states, bool buffers) const;
+  std::vector<checkpoint::HeldExtent> held_state(bool all_states, bool buffers) const;
   train::SavedModel saved(size_t model) const;
   std::vector<train::SavedModel> saved(const OptimizerRecord& optimizer) const;
   nlohmann::json counts() const;  ///< collective

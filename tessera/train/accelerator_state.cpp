@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/save_state.h"
@@ -99,8 +99,9 @@ std::vector<train::SavedModel> AcceleratorCore::saved(const OptimizerRecord& opt
   return models;
 }
 
-std::vector<checkpoint::Part> AcceleratorCore::held_state(bool all_states, bool buffers) const {
-  std::vector<checkpoint::Part> held;
+std::vector<checkpoint::HeldExtent> AcceleratorCore::held_state(bool all_states,
+                                                                bool buffers) const {
+  std::vector<checkpoint::HeldExtent> held;
   for (size_t i = 0; i < models_.size(); ++i) {
     std::ranges::move(train::held_parts(saved(i), all_states, buffers), std::back_inserter(held));
   }
@@ -214,7 +215,7 @@ void AcceleratorCore::save_state() {
       options_.automatic_checkpoint_naming,
       "save_state: expected a folder, or automatic_checkpoint_naming and project_dir");
   fs::path folder;
-  checkpoint::agree(axis_, [&] {
+  checkpoint::run_on_all(axis_, [&] {
     const auto found = named_checkpoints();
     const auto next = found.empty() ? 0 : found.back().first + 1;
     folder = options_.project_dir / "checkpoints" / fmt::format("checkpoint_{}", next);
@@ -258,7 +259,7 @@ void AcceleratorCore::save_state(const fs::path& directory) {
 void AcceleratorCore::load_state(const fs::path& directory) {
   std::vector<const torch::optim::Optimizer*> optimizers;
   for (const auto& record : optimizers_) optimizers.push_back(record->base);
-  checkpoint::agree(axis_, [&] {
+  checkpoint::run_on_all(axis_, [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     const auto& state = found.index().state;
     train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true),

@@ -9,9 +9,10 @@
 #include <variant>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/join_run.h"
 #include "tessera/train/layer_costs.h"
 #include "tessera/train/muon.h"
 
@@ -139,25 +140,26 @@ parallel::StageModules stage_modules(const models::LanguageModel& model,
   return modules;
 }
 
-using StageSharing = std::map<std::string, parallel::Sharing>;
+using StageReplication = std::map<std::string, parallel::Replication>;
 
-parallel::Sharing sharing_of(const std::string& name, const parallel::TensorParts& tensor_parts,
-                             const StageSharing& stage_sharing) {
+parallel::Replication replication_of(const std::string& name,
+                                     const parallel::TensorParts& tensor_parts,
+                                     const StageReplication& stage_replication) {
   const auto divided = tensor_parts.find(name);
-  const auto over_stages = stage_sharing.find(name);
-  if (over_stages == stage_sharing.end()) {
-    return divided == tensor_parts.end() ? parallel::Sharing() : divided->second.sharing;
+  const auto over_stages = stage_replication.find(name);
+  if (over_stages == stage_replication.end()) {
+    return divided == tensor_parts.end() ? parallel::Replication() : divided->second.replication;
   }
   // What is tied is a table of the vocabulary, which tensor parallelism divides.
   TORCH_INTERNAL_ASSERT(divided == tensor_parts.end() ||
-                        divided->second.sharing.holders.size() == 1);
+                        divided->second.replication.ranks.size() == 1);
   return over_stages->second;
 }
 
 parallel::DataParallel make_data_parallel(
     models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
-    const StageSharing& stage_sharing, const parallel::FlatBuffer::Fill& fill) {
+    const StageReplication& stage_replication, const parallel::FlatBuffer::Fill& fill) {
   auto options = data_parallel_options(config);
   std::set<std::string> matrices;
   for (const auto& parameter : parameters) {
@@ -167,8 +169,8 @@ parallel::DataParallel make_data_parallel(
                                                       const torch::Tensor&) {
     return matrices.contains(name);
   };
-  options.sharing = [&](const std::string& name) {
-    return sharing_of(name, tensor_parts, stage_sharing);
+  options.replication = [&](const std::string& name) {
+    return replication_of(name, tensor_parts, stage_replication);
   };
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
@@ -280,11 +282,11 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
-  const auto stage_sharing = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
-                                                   schedule.rank_of_stage, mesh);
+  const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
+                                                       schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), block_end(model->shape()), config.memory);
   auto parallel =
-      make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_sharing, fill);
+      make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fill);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,

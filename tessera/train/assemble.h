@@ -23,7 +23,7 @@
 namespace tessera::train {
 
 /// What somebody wants of a run at the end of a step; any rank may.
-struct Wishes {
+struct StepRequests {
   bool save = false;
   bool stop = false;
   /// Training data was cut under this rank's hands (base/mapped_files.h): the step does not count.
@@ -67,7 +67,7 @@ struct Run {
   /// Told on this rank before each action of the pipeline.
   std::function<void(const schedule::Action&)> watch_action = [](const auto&) {};
   /// Asked on this rank once a step; what any rank answers, all learn with the step's loss.
-  std::function<Wishes()> wishes = [] { return Wishes{}; };
+  std::function<StepRequests()> requests = [] { return StepRequests{}; };
 
   const plan::RankPlan& rank_plan() const {  ///< of this rank
     return plan.ranks[static_cast<size_t>(pipeline_axis.rank())];

@@ -11,8 +11,8 @@
 #include "tessera/base/file.h"
 #include "tessera/base/random.h"
 #include "tessera/base/units.h"
-#include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/hub/file_names.h"
 #include "tessera/models/hf_config.h"
 
@@ -128,27 +128,27 @@ checkpoint::Expected expected_tensors(Run& run) {
   return all;
 }
 
-std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
-                                         const PartStates& states,
-                                         const std::function<std::string(std::string)>& named,
-                                         const parallel::TensorParts& divided) {
-  std::vector<checkpoint::Part> parameters, kept;
+std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& parallel,
+                                               const PartStates& states,
+                                               const std::function<std::string(std::string)>& named,
+                                               const parallel::TensorParts& divided) {
+  std::vector<checkpoint::HeldExtent> parameters, kept;
   const auto parts = parallel.parts();
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];
-    const auto& piece = part.piece;
-    const auto own = named(piece.name);
-    const auto found = divided.find(piece.name);
+    const auto& extent = part.extent;
+    const auto own = named(extent.name);
+    const auto found = divided.find(extent.name);
     const bool whole = found == divided.end();
-    const auto& shape = whole ? piece.shape : found->second.shape;
+    const auto& shape = whole ? extent.shape : found->second.shape;
     const auto stripe = whole ? Stripe() : found->second.stripe;
     const auto add = [&](auto& list, std::string name, const torch::Tensor& values) {
-      list.push_back(checkpoint::make_part(std::move(name), shape, piece.begin, values, stripe));
+      list.push_back(checkpoint::held_extent(std::move(name), shape, extent.begin, values, stripe));
       list.back().replicas = part.replicas;
       list.back().replica = part.replica;
-      list.back().sharers = part.sharers;
+      list.back().replica_group = part.replica_group;
     };
-    add(parameters, own, piece.part);
+    add(parameters, own, extent.values);
     for (const auto& [state, tensor] : states(i, part)) {
       add(kept, state_name(state, own), tensor);
     }
@@ -157,13 +157,13 @@ std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
   return parameters;
 }
 
-std::vector<checkpoint::Part> held_state(Run& run) {
+std::vector<checkpoint::HeldExtent> held_state(Run& run) {
   const auto states = [&](size_t, const parallel::DataParallel::Part& part) {
     std::vector<std::pair<std::string, torch::Tensor>> found;
     if (!part.slice) return found;
     found = run.optimizer.states(*part.slice);
     for (auto& [name, state] : found) {
-      state = state.narrow(0, part.offset, part.piece.part.numel());
+      state = state.narrow(0, part.offset, part.extent.values.numel());
     }
     return found;
   };
@@ -175,7 +175,7 @@ Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
   if (!run.config.checkpoint.saves()) return;
   saver_ = std::make_unique<checkpoint::Saver>(run.save_axis, held_state(run), saver_options(run));
   data_ = data_of(run);
-  run_id_ = checkpoint::agree(run.world, [&]() -> std::string {
+  run_id_ = checkpoint::run_on_all(run.world, [&]() -> std::string {
     if (run.world.rank() != 0) return "";
     make_room(run.config, resumed);
     return agreed_run_id(run.config, resumed);
@@ -191,12 +191,12 @@ bool Checkpointing::wanted() const {
 
 std::vector<std::string> Checkpointing::after_step(const Counts& counts,
                                                    std::optional<double> validation_loss,
-                                                   const Wishes& wishes) {
+                                                   const StepRequests& requests) {
   if (!saver_) return {};
   const auto& section = run_.config.checkpoint;
   const bool last = counts.step == run_.config.train.steps && section.at_end;
   const bool regular = section.every > 0 && counts.step % section.every == 0;
-  if ((last || regular || wishes.save || wishes.stop) && counts.step != last_saved_) {
+  if ((last || regular || requests.save || requests.stop) && counts.step != last_saved_) {
     auto state = state_of(run_, counts);
     state["run_id"] = run_id_;
     state["data"] = data_;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/held_extents.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/resume.h"
@@ -22,11 +22,11 @@ using PartStates = std::function<std::vector<std::pair<std::string, torch::Tenso
 
 /// The parameters and optimizer states that this rank holds of a model, under the names that
 /// `named` makes of the model's own. `divided`: parameters of which it has a part only.
-std::vector<checkpoint::Part> held_parts(const parallel::DataParallel& parallel,
-                                         const PartStates& states,
-                                         const std::function<std::string(std::string)>& named,
-                                         const parallel::TensorParts& divided = {});
-std::vector<checkpoint::Part> held_state(Run& run);
+std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& parallel,
+                                               const PartStates& states,
+                                               const std::function<std::string(std::string)>& named,
+                                               const parallel::TensorParts& divided = {});
+std::vector<checkpoint::HeldExtent> held_state(Run& run);
 
 /// Every tensor of a run, in the order of the model.
 checkpoint::Expected expected_tensors(Run& run);
@@ -46,7 +46,7 @@ class Checkpointing {
   /// Call after each step. `stop`: the run ends here for now. A step is saved once. Lines for people: saves that failed,
   /// waits.
   std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
-                                      const Wishes& wishes);
+                                      const StepRequests& requests);
 
   /// Waits for the last save. SystemError if it failed: the run's result is not on disk.
   std::vector<std::string> finish();

@@ -6,20 +6,11 @@
 #include <vector>
 
 #include "tessera/config/run_config.h"
-#include "tessera/launch/rank_environment.h"
-#include "tessera/mesh/mesh.h"
+#include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/parallel/data/options.h"
 
 namespace tessera::train {
-
-/// The number of threads of this rank.
-void set_threads(const config::ParallelSection& parallel,
-                 const launch::RankEnvironment& environment);
-
-/// Joins the run. UserError: axes that do not fit its ranks, a backend that is not here.
-mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
-                           const launch::RankEnvironment& environment);
 
 torch::Dtype torch_dtype(FloatType type);
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tessera/train/passes.h"
+#include "tessera/train/forward_backward.h"
 
 namespace tessera::train {
 

@@ -18,8 +18,8 @@
 #include "tessera/base/file.h"
 #include "tessera/base/mapped_files.h"
 #include "tessera/base/units.h"
-#include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/launch/progress.h"
 #include "tessera/launch/stop_signal.h"
 #include "tessera/report/clock.h"
@@ -28,11 +28,11 @@
 #include "tessera/report/sink.h"
 #include "tessera/report/summary.h"
 #include "tessera/report/svg.h"
-#include "tessera/train/account.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
+#include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/step.h"
 
 namespace tessera::train {
@@ -217,10 +217,10 @@ void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& 
 /// Signals reach the steps, and the launcher hears what the steps are at.
 void connect(Run& run, const Checkpointing& checkpointing, launch::StepBeacon& beacon) {
   if (checkpointing.enabled()) launch::note_stop_signals();
-  run.wishes = [&checkpointing] {
-    return Wishes{.save = checkpointing.wanted(),
-                  .stop = launch::stop_signal() != 0,
-                  .lost_data = !lost_file().empty()};
+  run.requests = [&checkpointing] {
+    return StepRequests{.save = checkpointing.wanted(),
+                        .stop = launch::stop_signal() != 0,
+                        .lost_data = !lost_file().empty()};
   };
   if (run.pipeline_axis.size() == 1) return;
   run.watch_action = [&beacon](const auto& action) { beacon.doing(schedule::describe(action)); };
@@ -229,7 +229,7 @@ void connect(Run& run, const Checkpointing& checkpointing, launch::StepBeacon& b
 /// The right to write into the run folder, on rank 0. Collective.
 std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
   std::optional<checkpoint::FolderLock> lock;
-  checkpoint::agree(run.world, [&] {
+  checkpoint::run_on_all(run.world, [&] {
     if (run.world.rank() == 0) lock.emplace(run.config.train.run_dir, "run.lock");
     return "";
   });
@@ -244,7 +244,7 @@ std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
     say(checkpointing.after_step(counts, std::nullopt, {.save = true}));
     say(checkpointing.finish());
   }
-  checkpoint::agree(run.world, [] { return check_mapped_files(), ""; });
+  checkpoint::run_on_all(run.world, [] { return check_mapped_files(), ""; });
   throw SystemError("training data was cut while it was read");
 }
 
@@ -320,7 +320,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     const auto result = train_step(run, step - 1);
     const double seconds = seconds_since(start);
     beacon.doing({});
-    if (result.wishes.lost_data) end_without_data(run, checkpointing, counts, say);
+    if (result.requests.lost_data) end_without_data(run, checkpointing, counts, say);
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
       summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
@@ -335,8 +335,8 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     if (validates_after(train, step)) record.validation_loss = validation_loss(run);
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
-    say(checkpointing.after_step(counts, record.validation_loss, result.wishes));
-    if (result.wishes.stop && step < train.steps) {
+    say(checkpointing.after_step(counts, record.validation_loss, result.requests));
+    if (result.requests.stop && step < train.steps) {
       say(checkpointing.finish());
       say({stopped_text(step, train.steps)});
       return kPreemptedExit;

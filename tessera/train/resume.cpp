@@ -11,9 +11,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/strict_json.h"
-#include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/open_source.h"
+#include "tessera/checkpoint/formats/open_source.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/differences.h"
@@ -50,9 +50,9 @@ Counts apply_state(Run& run, const checkpoint::Checkpoint& found) {
 Counts load_open(Run& run, const checkpoint::Checkpoint& found) {
   auto held = held_state(run);
   if (!run.config.checkpoint.strict) {
-    std::erase_if(held, [&](const auto& part) { return !found.contains(part.piece.name); });
+    std::erase_if(held, [&](const auto& part) { return !found.contains(part.extent.name); });
   }
-  checkpoint::load_parts(found, held);
+  checkpoint::load_extents(found, held);
   run.parallel.values_changed();
   return apply_state(run, found);
 }
@@ -60,7 +60,7 @@ Counts load_open(Run& run, const checkpoint::Checkpoint& found) {
 /// The checkpoints in a folder, newest first; the same on all ranks, as rank 0 sees them.
 std::vector<fs::path> candidates(const Run& run, const fs::path& directory) {
   const auto& axis = run.world;
-  const auto listed = checkpoint::agree(axis, [&] {
+  const auto listed = checkpoint::run_on_all(axis, [&] {
     std::string lines;
     if (axis.rank() != 0) return lines;
     auto folders = checkpoint::step_folders(directory);
@@ -97,19 +97,19 @@ void check_own(const fs::path& directory, const checkpoint::Checkpoint& found) {
 /// Reads `folder` into the run. DamagedCheckpoint: the next one may do. Collective.
 void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Resumed& resumed) {
   std::optional<checkpoint::Checkpoint> opened;
-  checkpoint::agree(run.world, [&] { return opened.emplace(folder), ""; });
+  checkpoint::run_on_all(run.world, [&] { return opened.emplace(folder), ""; });
   std::vector<std::string> notes;
   const auto add = [&](std::vector<std::string> more) {
     notes.insert(notes.end(), std::move_iterator(more.begin()), std::move_iterator(more.end()));
   };
-  checkpoint::agree(run.world, [&] {
+  checkpoint::run_on_all(run.world, [&] {
     checkpoint::check_name(folder, opened->index().step);
     if (run.config.checkpoint.resume == "auto") check_own(directory, *opened);
     add(checkpoint::check_expected(*opened, expected_tensors(run), run.config.checkpoint.strict));
     add(check_same_function(run, *opened));
     return "";
   });
-  checkpoint::agree(run.world, [&] {
+  checkpoint::run_on_all(run.world, [&] {
     resumed.counts = load_open(run, *opened);
     return "";
   });
@@ -155,7 +155,7 @@ json data_of(const Run& run) {
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {
   Counts counts;
-  checkpoint::agree(run.world, [&] {
+  checkpoint::run_on_all(run.world, [&] {
     const checkpoint::Checkpoint found(folder);
     checkpoint::check_expected(found, expected_tensors(run), run.config.checkpoint.strict);
     counts = load_open(run, found);

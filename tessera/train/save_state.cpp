@@ -8,10 +8,10 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/agree.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
-#include "tessera/checkpoint/open_source.h"
+#include "tessera/checkpoint/formats/open_source.h"
+#include "tessera/checkpoint/run_on_all.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/torch_states.h"
@@ -23,7 +23,8 @@ using parallel::DataParallel;
 
 namespace train {
 
-std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers) {
+std::vector<checkpoint::HeldExtent> held_parts(const SavedModel& saved, bool all_states,
+                                               bool buffers) {
   const auto leaves = saved.model->parameters();
   struct Place {
     torch::optim::Optimizer* optimizer = nullptr;
@@ -52,8 +53,8 @@ std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_state
     TORCH_CHECK_VALUE(buffer.is_contiguous(), name,
                       ": expected a contiguous buffer, as checkpoints hold them; register "
                       "contiguous() or clone() of it");
-    held.push_back(checkpoint::make_part(saved.named(name), buffer.sizes().vec(), 0,
-                                         buffer.detach().view({-1})));
+    held.push_back(checkpoint::held_extent(saved.named(name), buffer.sizes().vec(), 0,
+                                           buffer.detach().view({-1})));
   }
   return held;
 }
@@ -96,12 +97,12 @@ void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel
   }
 }
 
-void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held,
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::HeldExtent>& held,
               const std::vector<const torch::optim::Optimizer*>& optimizers) {
   for (const auto& part : held) {
-    if (found.contains(part.piece.name)) continue;
+    if (found.contains(part.extent.name)) continue;
     user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
-               found.path().string(), part.piece.name);
+               found.path().string(), part.extent.name);
   }
   std::set<std::string> kept;
   for (const auto* optimizer : optimizers) kept.merge(torch_state_names(*optimizer));
@@ -112,7 +113,7 @@ void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint:
     user_error("{}: has {} of an optimizer; expected one that keeps it, as the one saved did",
                found.path().string(), state);
   }
-  checkpoint::load_parts(found, held);
+  checkpoint::load_extents(found, held);
 }
 
 fs::path newest_checkpoint(const fs::path& path) {
@@ -157,23 +158,23 @@ void check_sharded(const char* function, const DataParallel& model) {
 }
 
 /// One place for all ranks, where no other model's checkpoint stands. Collective.
-void check_place(const fs::path& directory, int64_t step, const std::vector<checkpoint::Part>& held,
-                 const mesh::Axis& axis) {
+void check_place(const fs::path& directory, int64_t step,
+                 const std::vector<checkpoint::HeldExtent>& held, const mesh::Axis& axis) {
   const auto own = fmt::format("step {} of '{}'", step, directory.string());
-  const auto places = checkpoint::agree(axis, [&] {
+  const auto places = checkpoint::run_on_all(axis, [&] {
     for (const auto& folder : checkpoint::step_folders(directory)) {
       if (folder.step != step || !checkpoint::is_checkpoint(folder.path)) continue;
       const checkpoint::Checkpoint there(folder.path);
       for (const auto& part : held) {
-        const auto found = there.index().tensors.find(part.piece.name);
+        const auto found = there.index().tensors.find(part.extent.name);
         if (found != there.index().tensors.end() &&
-            found->second.info.shape == part.piece.info.shape) {
+            found->second.info.shape == part.extent.info.shape) {
           continue;
         }
         user_error(
             "save_state: {} is of another model or optimizer: it has no {} of this shape; expected "
             "a folder for each",
-            folder.path.string(), part.piece.name);
+            folder.path.string(), part.extent.name);
       }
     }
     return own;
@@ -214,7 +215,7 @@ int64_t load_state(const fs::path& directory, DataParallel& model,
   check_sharded("load_state", model);
   const train::SavedModel saved{.model = &model, .optimizers = {&optimizer}};
   int64_t step = 0;
-  checkpoint::agree(saving_axis(mesh), [&] {
+  checkpoint::run_on_all(saving_axis(mesh), [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     checkpoint::check_name(found.path(), found.index().step);
     train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true),

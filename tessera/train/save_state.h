@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/held_extents.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/parallel/data/data_parallel.h"
 
@@ -44,7 +44,8 @@ struct SavedModel {
 
 /// What this rank holds of it. `all_states`: of the optimizers, those not used yet included.
 /// `buffers`: with the model's buffers.
-std::vector<checkpoint::Part> held_parts(const SavedModel& saved, bool all_states, bool buffers);
+std::vector<checkpoint::HeldExtent> held_parts(const SavedModel& saved, bool all_states,
+                                               bool buffers);
 
 /// An optimizer's count of steps, those of parameters that had fewer, and learning rates. `models`:
 /// whose parameters it updates. Collective.
@@ -55,7 +56,7 @@ void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel
 
 /// Reads `held` from `found`. UserError: it lacks one of them, or has a state of an optimizer that
 /// none of `optimizers` keeps.
-void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::Part>& held,
+void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::HeldExtent>& held,
               const std::vector<const torch::optim::Optimizer*>& optimizers);
 
 /// The checkpoint at `path`, or the newest complete one in it. UserError: there is none.

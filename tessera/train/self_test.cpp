@@ -17,7 +17,7 @@
 #include "tessera/models/language_model.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data/data_parallel.h"
-#include "tessera/train/engine_options.h"
+#include "tessera/train/join_run.h"
 
 namespace tessera::train {
 namespace {

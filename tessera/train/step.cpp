@@ -7,8 +7,8 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/optim/norm.h"
-#include "tessera/train/account.h"
-#include "tessera/train/passes.h"
+#include "tessera/train/forward_backward.h"
+#include "tessera/train/memory_and_traffic.h"
 
 namespace tessera::train {
 namespace {
@@ -64,16 +64,17 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
       accumulate_gradients(run, step, batches, loss_scale / num_tokens) / loss_scale;
 
   const auto norm = run.parallel.gradient_norm();
-  const auto wishes = run.wishes();
+  const auto requests = run.requests();
   const auto sums = summed(
-      run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0, static_cast<double>(wishes.save),
-                  static_cast<double>(wishes.stop), static_cast<double>(wishes.lost_data)});
-  StepResult result{.loss = sums[0],
-                    .grad_norm = norm.norm / loss_scale,
-                    .learning_rate = optim::learning_rate(run.learning_rate, step),
-                    .num_tokens = static_cast<int64_t>(num_tokens),
-                    .wishes = {.save = sums[1] > 0, .stop = sums[2] > 0, .lost_data = sums[3] > 0}};
-  if (result.wishes.lost_data) {
+      run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0, static_cast<double>(requests.save),
+                  static_cast<double>(requests.stop), static_cast<double>(requests.lost_data)});
+  StepResult result{
+      .loss = sums[0],
+      .grad_norm = norm.norm / loss_scale,
+      .learning_rate = optim::learning_rate(run.learning_rate, step),
+      .num_tokens = static_cast<int64_t>(num_tokens),
+      .requests = {.save = sums[1] > 0, .stop = sums[2] > 0, .lost_data = sums[3] > 0}};
+  if (result.requests.lost_data) {
     result.skipped = true;
     run.parallel.finish_step();
     return result;

@@ -18,7 +18,7 @@ struct StepResult {
   /// Loss or gradients held NaN or infinity, or data was lost: no update. The unit where it began, if one was found.
   bool skipped = false;
   std::string nonfinite_unit;
-  Wishes wishes;  ///< of all ranks together
+  StepRequests requests;  ///< of all ranks together
   /// Found in the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };

@@ -78,22 +78,22 @@ float expected(const std::string& name, int64_t position) {
   return std::bit_cast<float>((bits & 0x7F800000) == 0x7F800000 ? bits & 0xBFFFFFFF : bits);
 }
 
-void fill(const std::vector<checkpoint::Part>& held) {
-  for (const auto& [piece, values, replicas, replica, sharers] : held) {
+void fill(const std::vector<checkpoint::HeldExtent>& held) {
+  for (const auto& [extent, values, replicas, replica, replica_group] : held) {
     auto* data = values.mutable_data_ptr<float>();
-    for (int64_t i = 0; i < piece.length; ++i)
-      data[i] = expected(piece.name, piece.stripe.position(piece.begin + i));
+    for (int64_t i = 0; i < extent.length; ++i)
+      data[i] = expected(extent.name, extent.stripe.position(extent.begin + i));
   }
 }
 
-int64_t wrong_elements(const std::vector<checkpoint::Part>& held) {
+int64_t wrong_elements(const std::vector<checkpoint::HeldExtent>& held) {
   int64_t wrong = 0;
-  for (const auto& [piece, values, replicas, replica, sharers] : held) {
+  for (const auto& [extent, values, replicas, replica, replica_group] : held) {
     const auto* data = values.const_data_ptr<float>();
-    for (int64_t i = 0; i < piece.length; ++i) {
+    for (int64_t i = 0; i < extent.length; ++i) {
       wrong +=
           std::bit_cast<uint32_t>(data[i]) !=
-          std::bit_cast<uint32_t>(expected(piece.name, piece.stripe.position(piece.begin + i)));
+          std::bit_cast<uint32_t>(expected(extent.name, extent.stripe.position(extent.begin + i)));
     }
   }
   return wrong;

@@ -6,7 +6,7 @@
 
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
-#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/convert.h"
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"

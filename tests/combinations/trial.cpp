@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/convert_dtype.h"
-#include "tessera/checkpoint/open_source.h"
+#include "tessera/checkpoint/formats/open_source.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
 #include "tessera/models/hf_config.h"

@@ -13,6 +13,7 @@
 #include "tessera/data/testing.h"
 #include "tests/faults/check.h"
 #include "tests/faults/driver.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::faults {
 namespace {
@@ -50,7 +51,7 @@ class DamageTest : public ::testing::Test {
                                   Not(HasSubstr("\n")))));
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   const fs::path newest_ = folder_.path() / "step_00000002";
   std::vector<fs::path> files_;
 };

@@ -39,15 +39,15 @@ void say(const std::string& line) {
 }
 
 /// This rank's run of elements of every tensor; the last tensor stands on all ranks.
-std::vector<checkpoint::Part> parts_of(int rank, int size) {
-  std::vector<checkpoint::Part> parts;
+std::vector<checkpoint::HeldExtent> parts_of(int rank, int size) {
+  std::vector<checkpoint::HeldExtent> parts;
   const auto all = tensors();
   for (const auto& [name, info] : all) {
     const bool whole = name == all.back().name;
     const int64_t run = info.num_elements() / size / 8 * 8;
     const int64_t begin = whole ? 0 : rank * run;
     const int64_t end = whole || rank == size - 1 ? info.num_elements() : begin + run;
-    parts.push_back(checkpoint::make_part(
+    parts.push_back(checkpoint::held_extent(
         name, info.shape, begin,
         at::empty({end - begin}, at::TensorOptions(checkpoint::torch_dtype(info.dtype)))));
     if (!whole) continue;
@@ -57,10 +57,10 @@ std::vector<checkpoint::Part> parts_of(int rank, int size) {
   return parts;
 }
 
-void set_values(const std::vector<checkpoint::Part>& parts, int64_t step) {
+void set_values(const std::vector<checkpoint::HeldExtent>& parts, int64_t step) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto& [piece, values, replicas, replica, sharers] = parts[i];
-    fill(i, step, piece.begin * checkpoint::dtype_bytes(piece.info.dtype),
+    const auto& [extent, values, replicas, replica, replica_group] = parts[i];
+    fill(i, step, extent.begin * checkpoint::dtype_bytes(extent.info.dtype),
          {static_cast<std::byte*>(values.mutable_data_ptr()), values.nbytes()});
   }
 }

@@ -15,6 +15,7 @@
 #include "tessera/data/testing.h"
 #include "tests/faults/check.h"
 #include "tests/faults/driver.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::faults {
 namespace {
@@ -36,7 +37,7 @@ class FaultTest : public ::testing::TestWithParam<std::string> {
       ::setenv("TMPDIR", "/dev/shm", /*overwrite=*/0);
     }
     driver_ = std::make_unique<Driver>();
-    base_ = std::make_unique<data::testing::TemporaryFolder>();
+    base_ = std::make_unique<tessera::testing::TemporaryFolder>();
     const auto end =
         driver_->save({.folder = base_->path() / "before", .first = 1, .last = 2, .mode = "sync"});
     ASSERT_THAT(end.saved, ElementsAre(1, 2));
@@ -99,11 +100,11 @@ class FaultTest : public ::testing::TestWithParam<std::string> {
   static size_t stride() { return GetParam() == "sync" ? 1 : 3; }
 
   static std::unique_ptr<Driver> driver_;
-  static std::unique_ptr<data::testing::TemporaryFolder> base_;
+  static std::unique_ptr<tessera::testing::TemporaryFolder> base_;
 };
 
 std::unique_ptr<Driver> FaultTest::driver_;
-std::unique_ptr<data::testing::TemporaryFolder> FaultTest::base_;
+std::unique_ptr<tessera::testing::TemporaryFolder> FaultTest::base_;
 
 TEST_P(FaultTest, KilledAfterEveryCall) {
   const auto all = calls();

@@ -10,6 +10,7 @@
 #include "tessera/data/testing.h"
 #include "tests/faults/check.h"
 #include "tests/faults/driver.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::faults {
 namespace {
@@ -39,7 +40,7 @@ class RankFaultTest : public ::testing::TestWithParam<int> {
     return steps;
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
 };
 
 TEST_P(RankFaultTest, KilledAtPointsOverASave) {

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "tessera/kernels/cpu/memory.h"
-#include "tessera/train/account.h"
 #include "tessera/train/assemble.h"
+#include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/step.h"
 #include "tests/support/ranks.h"
 

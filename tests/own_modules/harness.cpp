@@ -9,7 +9,7 @@
 #include <map>
 #include <optional>
 
-#include "tessera/memory/checkpoint.h"
+#include "tessera/memory/activation_checkpointing.h"
 
 namespace tessera::own_modules {
 namespace {
@@ -105,13 +105,13 @@ double error_of_update(Run& run, const Result& plain, const mesh::DeviceMesh& me
     const auto before = i == 0 ? "" : fmt::format("{}:", i);
     for (const auto& part : run.model(i).parts()) {
       if (!part.slice) continue;
-      const auto& piece = part.piece;
+      const auto& piece = part.extent;
       const auto& [first, last] = expected.at(before + piece.name);
       const auto piece_of = [&](const torch::Tensor& whole) {
-        return whole.to(torch::kFloat64).flatten().narrow(0, piece.begin, piece.part.numel());
+        return whole.to(torch::kFloat64).flatten().narrow(0, piece.begin, piece.values.numel());
       };
       const auto square = [](const torch::Tensor& x) { return x.square().sum().item<double>(); };
-      error += square(piece.part.to(torch::kFloat64) - piece_of(last)) / part.replicas;
+      error += square(piece.values.to(torch::kFloat64) - piece_of(last)) / part.replicas;
       norm += square(piece_of(first) - piece_of(last)) / part.replicas;
     }
   }

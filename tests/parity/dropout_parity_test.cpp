@@ -4,7 +4,7 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/batch.h"
-#include "tessera/memory/checkpoint.h"
+#include "tessera/memory/activation_checkpointing.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/parallel/data/data_parallel.h"

@@ -5,9 +5,9 @@
 
 #include <filesystem>
 
-#include "tessera/checkpoint/convert.h"
-#include "tessera/checkpoint/family_names.h"
-#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/formats/convert.h"
+#include "tessera/checkpoint/formats/family_names.h"
+#include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/models/bert/modules.h"

@@ -1,7 +1,7 @@
 // Llama against what PyTorch and transformers recorded, on 1, 2 and 4 ranks.
 #include <gtest/gtest.h>
 
-#include "tessera/checkpoint/pretrained.h"
+#include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/models/hf_config.h"

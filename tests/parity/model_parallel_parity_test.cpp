@@ -1,4 +1,4 @@
-// Models divided over ranks, with every placement of the data dimensions: the losses and gradient
+// Models divided over ranks, with every placement of the data axes: the losses and gradient
 // norms that PyTorch recorded on one rank.
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ Layout piped(Layout layout, const schedule::FamilyFacts& facts) {
   return layout;
 }
 
-/// Ranks of the data dimensions and of tp, each way to keep activations, each schedule: all of them
+/// Ranks of the data axes and of tp, each way to keep activations, each schedule: all of them
 /// if TESSERA_EVERY_LAYOUT is set, else each of them somewhere, and each schedule alone.
 std::vector<Layout> pipelines() {
   std::vector<Layout> list;
@@ -168,12 +168,12 @@ double largest_difference(train::Run& run, train::Run& one) {
   const auto whole = one.model->named_parameters();
   double largest = 0;
   for (const auto& part : train::held_state(run)) {
-    if (checkpoint::is_optimizer_state(part.piece.name)) continue;
-    const auto expected = whole[part.piece.name].detach().view(-1);
-    part.piece.stripe.for_each_stretch(
-        part.piece.begin, part.piece.length, [&](int64_t position, int64_t k, int64_t n) {
+    if (checkpoint::is_optimizer_state(part.extent.name)) continue;
+    const auto expected = whole[part.extent.name].detach().view(-1);
+    part.extent.stripe.for_each_stretch(
+        part.extent.begin, part.extent.length, [&](int64_t position, int64_t k, int64_t n) {
           const auto difference =
-              part.values.narrow(0, k - part.piece.begin, n) - expected.narrow(0, position, n);
+              part.values.narrow(0, k - part.extent.begin, n) - expected.narrow(0, position, n);
           largest = std::max(largest, difference.abs().max().item<double>());
         });
   }
@@ -208,11 +208,11 @@ void for_each_matrix_part(const train::Run& run, const Visit& visit) {
   const auto parts = run.parallel.parts();
   for (const auto& part : parts) {
     if (!part.slice || !run.parallel.slices()[*part.slice].matrices) continue;
-    const auto divided = run.tensor_parts.find(part.piece.name);
+    const auto divided = run.tensor_parts.find(part.extent.name);
     const auto stripe = divided == run.tensor_parts.end() ? Stripe() : divided->second.stripe;
     std::vector<int64_t> positions;
-    for (int64_t k = 0; k < part.piece.part.numel(); ++k) {
-      positions.push_back(stripe.position(part.piece.begin + k));
+    for (int64_t k = 0; k < part.extent.values.numel(); ++k) {
+      positions.push_back(stripe.position(part.extent.begin + k));
     }
     visit(part, positions);
   }
@@ -239,9 +239,9 @@ void expect_whole_matrices(const train::Run& run) {
   }
   for_each_matrix_part(run, [&](const auto& part, const std::vector<int64_t>& positions) {
     auto values =
-        directions[index_of.at(*part.slice)].narrow(0, part.offset, part.piece.part.numel());
+        directions[index_of.at(*part.slice)].narrow(0, part.offset, part.extent.values.numel());
     for (size_t k = 0; k < positions.size(); ++k) {
-      values[static_cast<int64_t>(k)] = made_value(part.piece.name, positions[k]);
+      values[static_cast<int64_t>(k)] = made_value(part.extent.name, positions[k]);
     }
   });
   const train::Orthogonaliser orthogonalise(run.parallel, run.tensor_parts, run.tensor_axis,
@@ -250,10 +250,10 @@ void expect_whole_matrices(const train::Run& run) {
   ASSERT_EQ(updates.size(), directions.size());
   std::map<std::string, torch::Tensor> whole;
   for_each_matrix_part(run, [&](const auto& part, const std::vector<int64_t>& positions) {
-    const auto& name = part.piece.name;
+    const auto& name = part.extent.name;
     if (!whole.contains(name)) whole[name] = whole_update(run, name);
     const auto own =
-        updates[index_of.at(*part.slice)].narrow(0, part.offset, part.piece.part.numel());
+        updates[index_of.at(*part.slice)].narrow(0, part.offset, part.extent.values.numel());
     EXPECT_TRUE(torch::equal(own, whole[name].index_select(0, torch::tensor(positions)))) << name;
   });
 }
@@ -282,12 +282,12 @@ TEST(ModelParallel, MuonUpdatesWholeMatrices) {
 }
 
 void expect_traffic(const predict::Traffic& found, const predict::Traffic& expected,
-                    const char* dimension) {
+                    const char* axis) {
   constexpr double kFewNumbers = 256;  // losses, counts of tokens, norms
-  EXPECT_NEAR(found.all_reduce, expected.all_reduce, kFewNumbers) << dimension;
-  EXPECT_NEAR(found.all_gather, expected.all_gather, kFewNumbers) << dimension;
-  EXPECT_NEAR(found.reduce_scatter, expected.reduce_scatter, kFewNumbers) << dimension;
-  EXPECT_EQ(found.sent, expected.sent) << dimension;
+  EXPECT_NEAR(found.all_reduce, expected.all_reduce, kFewNumbers) << axis;
+  EXPECT_NEAR(found.all_gather, expected.all_gather, kFewNumbers) << axis;
+  EXPECT_NEAR(found.reduce_scatter, expected.reduce_scatter, kFewNumbers) << axis;
+  EXPECT_EQ(found.sent, expected.sent) << axis;
 }
 
 class TrafficTest : public ::testing::TestWithParam<Layout> {};

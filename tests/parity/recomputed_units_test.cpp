@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "tessera/memory/checkpoint.h"
+#include "tessera/memory/activation_checkpointing.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/data/data_parallel.h"
 #include "tests/support/ranks.h"

@@ -8,6 +8,7 @@
 #include "tessera/base/file.h"
 #include "tessera/data/testing.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +45,7 @@ class AccelerateConfigTest : public ::testing::Test {
     return end.error;
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path before_ = fs::current_path();
 };
 

@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/data/testing.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -43,7 +44,7 @@ class AccelerateFilesTest : public ::testing::Test {
   }
 
   const fs::path dcp_ = fs::current_path() / "tests/fixtures/dcp_micro";
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path before_ = fs::current_path();
 };
 

@@ -12,6 +12,7 @@
 #include "tessera/data/testing.h"
 #include "tessera/launch/socket.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -94,7 +95,7 @@ class BadInputTest : public ::testing::Test {
             {"MASTER_PORT", std::to_string(port)}};
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path before_ = fs::current_path();
 };
 

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/data/testing.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -96,7 +97,7 @@ class CheckpointCommandTest : public ::testing::Test {
 
   const std::string fixtures_ = (fs::current_path() / "tests/fixtures").string();
   const std::string step_ = "run/checkpoints/step_00000010";
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path before_ = fs::current_path();
 };
 

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/folder.h"
 #include "tessera/data/testing.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -408,7 +409,7 @@ class HostileTest : public ::testing::TestWithParam<Situation> {
     situation.check();
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path home_ = fs::current_path();
 };
 

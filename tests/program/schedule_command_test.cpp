@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/report/temporary_folder.h"
 #include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +26,7 @@ nlohmann::json json_of(std::vector<std::string> arguments) {
   return nlohmann::json::parse(end.out, nullptr, /*allow_exceptions=*/false);
 }
 
-class ScheduleCommand : public report::TemporaryFolderTest {};
+class ScheduleCommand : public tessera::testing::TemporaryFolderTest {};
 
 TEST_F(ScheduleCommand, DrawsAndCounts) {
   const auto end = schedule({"1f1b", "--ranks", "4", "--micro-batches", "8"});

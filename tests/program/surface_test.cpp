@@ -13,6 +13,7 @@
 #include "tessera/launch/process.h"
 #include "tests/program/program.h"
 #include "tests/program/terminal.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +52,7 @@ class SurfaceTest : public ::testing::Test {
     return end.error.size() < 10 ? end.error : end.error.substr(9, end.error.size() - 10);
   }
 
-  data::testing::TemporaryFolder folder_;
+  tessera::testing::TemporaryFolder folder_;
   fs::path before_ = fs::current_path();
 };
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "tessera/data/testing.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 
@@ -31,7 +32,7 @@ class SharedFolder {
 
  private:
   static constexpr const char* kVariable = "TESSERA_TEST_FOLDER";
-  std::optional<data::testing::TemporaryFolder> own_;
+  std::optional<testing::TemporaryFolder> own_;
   std::filesystem::path path_;
 };
 

@@ -275,7 +275,7 @@ TEST(AfterSharding, BlocksFirstThenTheRoot) {
           expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
         }
         for (const auto& part : model.parts()) {
-          EXPECT_TRUE(net.named_parameters().contains(part.piece.name)) << part.piece.name;
+          EXPECT_TRUE(net.named_parameters().contains(part.extent.name)) << part.extent.name;
         }
       }
     });
@@ -318,10 +318,10 @@ TEST(AfterSharding, WhatIsWrittenBetweenUnshardAndReshardStays) {
         // In full precision what was not written keeps all its bits.
         Net fresh;
         for (const auto& part : model.parts()) {
-          if (part.piece.name != "last.weight") continue;
+          if (part.extent.name != "last.weight") continue;
           const auto whole = fresh.last->weight.detach().flatten();
-          EXPECT_TRUE(torch::equal(part.piece.part,
-                                   whole.narrow(0, part.piece.begin, part.piece.part.numel())));
+          EXPECT_TRUE(torch::equal(part.extent.values,
+                                   whole.narrow(0, part.extent.begin, part.extent.values.numel())));
         }
       }
     });

@@ -70,7 +70,7 @@ GradientNorm DataParallel::gradient_norm() const {
   for (const auto& unit : engine.units) {
     std::vector<torch::Tensor> gradients;
     for (const auto& buffer : unit.buffers()) {
-      const bool first_copy = buffer.options().sharing.holders.rank() == 0;
+      const bool first_copy = buffer.options().replication.ranks.rank() == 0;
       if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
     }
     const bool counted = unit.sharded() || engine.axes.gather.rank() == 0;
@@ -139,22 +139,22 @@ const std::vector<std::pair<std::string, torch::Tensor>>& DataParallel::named_bu
 std::vector<DataParallel::Part> DataParallel::parts() const {
   const auto& axes = engine().axes;
   std::vector<Part> parts;
-  auto leaf = engine().leaves.begin();  // one for each piece, in the same order
+  auto leaf = engine().leaves.begin();  // one for each extent, in the same order
   for (const auto& unit : engine().units) {
     const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
     for (const auto& buffer : unit.buffers()) {
-      const auto& holders = buffer.options().sharing.holders;
-      for (auto& piece : buffer.pieces()) {
+      const auto& holders = buffer.options().replication.ranks;
+      for (auto& extent : buffer.owned()) {
         auto& part = parts.emplace_back();
         part.replicas = replicas.size() * holders.size();
         part.replica = replicas.rank() * holders.size() + holders.rank();
-        if (holders.size() > 1) part.sharers = holders.name();
+        if (holders.size() > 1) part.replica_group = holders.name();
         part.slice = (leaf++)->slice;
         if (part.slice) {
-          part.offset =
-              piece.part.storage_offset() - engine().slices[*part.slice].parameter.storage_offset();
+          part.offset = extent.values.storage_offset() -
+                        engine().slices[*part.slice].parameter.storage_offset();
         }
-        part.piece = std::move(piece);
+        part.extent = std::move(extent);
       }
     }
   }
@@ -177,8 +177,8 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
     auto& checked = (unit.sharded() ? sliced : whole).emplace_back();
     checked.name = unit.name();
     for (auto& buffer : unit.buffers()) {
-      for (const auto& piece : buffer.pieces()) {
-        checked.parameters.emplace_back(piece.name, piece.part);
+      for (const auto& extent : buffer.owned()) {
+        checked.parameters.emplace_back(extent.name, extent.values);
       }
     }
   }

@@ -134,11 +134,11 @@ class DataParallel {
 
   /// What this rank holds of a parameter, frozen ones included.
   struct Part {
-    FlatBuffer::Piece piece;
+    FlatBuffer::OwnedExtent extent;
     std::optional<size_t> slice;    ///< of slices(), in which it lies; none: frozen
     int64_t offset = 0;             ///< of its first element in that slice
     int replicas = 1, replica = 0;  ///< ranks that hold the same, and which of them this is
-    std::string sharers;            ///< the axis of those of them outside of the data axes
+    std::string replica_group;      ///< the axis of those of them outside of the data axes
   };
   std::vector<Part> parts() const;  ///< in the order of the units
 
@@ -190,7 +190,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
                          const DataAxes& axes, const DataParallelOptions& options = {});
 
 /// Shards `model` over the mesh's dp_shard and replicates over its dp_replicate (FSDP2's
-/// fully_shard; with both dimensions: HSDP). `rule`: which modules form units.
+/// fully_shard; with both axes: HSDP). `rule`: which modules form units.
 DataParallel fully_shard(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
                          const DataParallelOptions& options = {}, const UnitRule& rule = {});
 

@@ -17,13 +17,13 @@ namespace {
 nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
   nn::Hooks hooks;
   if (policy.param_dtype && policy.cast_forward_inputs) {
-    hooks.cast_input = [dtype = *policy.param_dtype,
-                        all = policy.cast_constant_inputs](torch::Tensor& input) {
+    hooks.replace_input = [dtype = *policy.param_dtype,
+                           all = policy.cast_constant_inputs](torch::Tensor& input) {
       if (input.is_floating_point() && (all || input.requires_grad())) input = input.to(dtype);
     };
   }
   if (policy.output_dtype) {
-    hooks.cast_output = [dtype = *policy.output_dtype](torch::Tensor& output) {
+    hooks.replace_output = [dtype = *policy.output_dtype](torch::Tensor& output) {
       if (output.is_floating_point()) output = output.to(dtype);
     };
   }
@@ -37,7 +37,7 @@ void DataParallel::Engine::list_slices() {
   std::map<std::string, int64_t> begin_of_shared;
   for (const auto& unit : units) {
     for (const auto& buffer : unit.buffers()) {
-      const auto& holders = buffer.options().sharing.holders;
+      const auto& holders = buffer.options().replication.ranks;
       auto& begin = begin_of_shared
                         .try_emplace(holders.size() > 1 ? holders.name() : "",
                                      int64_t{holders.size() - 1} << 48)
@@ -69,16 +69,16 @@ void DataParallel::Engine::list_leaves() {
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t b = 0; b < units[u].buffers().size(); ++b) {
       const auto& buffer = units[u].buffers()[b];
-      for (const auto& piece : buffer.pieces()) {
+      for (const auto& extent : buffer.owned()) {
         auto& leaf = leaves.emplace_back();
-        leaf.name = piece.name;
-        leaf.tensor = piece.part.detach().requires_grad_(buffer.trained());
-        leaf.unit = u, leaf.buffer = b, leaf.entry = piece.entry;
-        leaf.offset = piece.part.storage_offset() - buffer.slice().storage_offset();
+        leaf.name = extent.name;
+        leaf.tensor = extent.values.detach().requires_grad_(buffer.trained());
+        leaf.unit = u, leaf.buffer = b, leaf.entry = extent.entry;
+        leaf.offset = extent.values.storage_offset() - buffer.slice().storage_offset();
         if (!buffer.trained()) continue;
-        const auto begin = piece.part.storage_offset();
+        const auto begin = extent.values.storage_offset();
         const auto holds = [&](const torch::Tensor& other) {
-          return other.is_alias_of(piece.part) && begin >= other.storage_offset() &&
+          return other.is_alias_of(extent.values) && begin >= other.storage_offset() &&
                  begin < other.storage_offset() + other.numel();
         };
         while (!holds(slices[slice].parameter)) ++slice;
@@ -179,7 +179,7 @@ void DataParallel::Engine::attach() {
   for (size_t i = 0; i < modules.size(); ++i) {
     const auto casts = policy_hooks(units[i].options().mixed_precision);
     for (auto* module : modules[i].modules) {
-      module->add_hooks({.cast_output =
+      module->add_hooks({.replace_output =
                              [engine, i](torch::Tensor& output) {
                                engine->watch_output(i, output);
                                engine->keep_beyond(i, output);
@@ -191,8 +191,8 @@ void DataParallel::Engine::attach() {
                              module](bool follows) { engine->after_forward(i, *module, follows); },
            .before_backward = [engine, i] { engine->before_backward(i); },
            .after_backward = [engine, i] { engine->after_backward(i); },
-           .cast_input = casts.cast_input,
-           .cast_output = casts.cast_output,
+           .replace_input = casts.replace_input,
+           .replace_output = casts.replace_output,
            .owner = engine});
     }
     watch_gradients(i);
@@ -200,7 +200,7 @@ void DataParallel::Engine::attach() {
 }
 
 // Not hooks of the parameter: those are the user's, and operators hand gradients to them
-// (kernels/gradient_sink.h).
+// (autograd/gradient_sink.h).
 struct DataParallel::Engine::Arrival : torch::autograd::FunctionPreHook {
   Arrival(std::weak_ptr<Engine> engine, size_t unit, size_t buffer, size_t entry)
       : engine(std::move(engine)), unit(unit), buffer(buffer), entry(entry) {}

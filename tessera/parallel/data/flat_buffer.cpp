@@ -171,28 +171,32 @@ void FlatBuffer::adopt(FlatEntry& entry) {
          whole.tensor().narrow(0, entry.offset, parameter.numel()).view(parameter.sizes()));
 }
 
-std::vector<FlatBuffer::Piece> FlatBuffer::pieces() const {
-  std::vector<Piece> pieces;
+std::vector<FlatBuffer::OwnedExtent> FlatBuffer::owned() const {
+  std::vector<OwnedExtent> owned;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const auto& entry = entries_[i];
     const int64_t begin = std::max(slice_begin(), entry.offset);
     const int64_t end =
         std::min(slice_begin() + slice_size(), entry.offset + entry.parameter.numel());
     if (begin >= end) continue;
-    pieces.push_back({entry.name, entry.parameter.sizes().vec(), begin - entry.offset,
-                      slice_.narrow(0, begin - slice_begin(), end - begin), i});
+    owned.push_back({{begin - entry.offset, end - begin},
+                     entry.name,
+                     entry.parameter.sizes().vec(),
+                     slice_.narrow(0, begin - slice_begin(), end - begin),
+                     i});
   }
-  return pieces;
+  return owned;
 }
 
 void FlatBuffer::fill(const Fill& set) {
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, shape, begin, part, entry] : pieces()) {
+  for (const auto& extent : owned()) {
+    const auto& part = extent.values;
     if (part.is_cpu()) {
-      set(name, begin, part);
+      set(extent.name, extent.begin, part);
     } else {
       const auto host = torch::empty(part.sizes(), part.options().device(torch::kCPU));
-      set(name, begin, host);
+      set(extent.name, extent.begin, host);
       part.copy_(host);
     }
   }

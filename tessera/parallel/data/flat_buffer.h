@@ -11,8 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/extent.h"
 #include "tessera/parallel/data/transient.h"
-#include "tessera/parallel/sharing.h"
+#include "tessera/parallel/replication.h"
 #include "tessera/plan/buffer.h"
 
 namespace tessera::parallel {
@@ -38,7 +39,7 @@ struct FlatOptions {
   torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
   bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
-  Sharing sharing;                ///< of all its parameters
+  Replication replication;        ///< of all its parameters
   std::function<bool(const std::string&name, const torch::Tensor&parameter)> decays, matrices;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
@@ -75,18 +76,17 @@ class FlatBuffer {
   int64_t matrices() const { return matrices_; }  ///< [0, matrices()) are matrices
   bool trained() const { return plan_.trained; }
 
-  /// A part of a parameter that lies in this rank's slice.
-  struct Piece {
+  /// What of a parameter lies in this rank's slice.
+  struct OwnedExtent : Extent {
     std::string name;
-    std::vector<int64_t> shape;  ///< of the whole parameter
-    int64_t begin = 0;           ///< its first element in the parameter, row-major
-    torch::Tensor part;          ///< [n], of the slice
+    std::vector<int64_t> shape;  ///< of the parameter
+    torch::Tensor values;        ///< [length], of the slice
     size_t entry = 0;            ///< of entries()
   };
-  std::vector<Piece> pieces() const;
+  std::vector<OwnedExtent> owned() const;
 
   /// set(name, begin, part): write elements begin .. of the parameter `name` into `part` [n], on
-  /// the host; called for each piece.
+  /// the host; called for each of owned().
   using Fill =
       std::function<void(const std::string& name, int64_t begin, const torch::Tensor& part)>;
   void fill(const Fill& set);

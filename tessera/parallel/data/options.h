@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/choices.h"
-#include "tessera/parallel/sharing.h"
+#include "tessera/parallel/replication.h"
 
 namespace tessera::parallel {
 
@@ -71,7 +71,7 @@ struct DataParallelOptions {
   /// each buffer, and decay. By default none.
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> matrices;
   /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
-  std::function<Sharing(const std::string& name)> sharing;
+  std::function<Replication(const std::string& name)> replication;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums
   /// of values that are there. One pass and one small gather.
   bool check_parameters = true;

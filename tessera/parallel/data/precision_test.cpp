@@ -44,8 +44,8 @@ Dtypes step(const mesh::DeviceMesh& mesh, const UnitOptions& options) {
   layer->add_hooks(
       {.before_forward = [&] { found.weight = layer->weight.scalar_type(); },
        .before_backward = [&] { found.gradient = layer->weight.grad().scalar_type(); },
-       .cast_input = [&](torch::Tensor& input) { found.input = input.scalar_type(); },
-       .cast_output = [&](torch::Tensor& output) { found.product = output.scalar_type(); }});
+       .replace_input = [&](torch::Tensor& input) { found.input = input.scalar_type(); },
+       .replace_output = [&](torch::Tensor& output) { found.product = output.scalar_type(); }});
   torch::optim::AdamW optimizer(model.parameters(),
                                 torch::optim::AdamWOptions(1e-4).weight_decay(0));
   const auto dtype = options.mixed_precision.param_dtype ? kFp32 : kBf16;

@@ -7,10 +7,10 @@
 
 #include <numeric>
 
-#include "tessera/models/resnet.h"
 #include "tessera/nn/batch_norm.h"
 #include "tessera/parallel/data/data_parallel.h"
 #include "tests/support/ranks.h"
+#include "tests/support/resnet.h"
 
 namespace tessera::parallel {
 namespace {
@@ -96,7 +96,7 @@ TEST_P(SyncBatchNormTest, AnEmptyBatchOfOneRankEqualsTheWholeBatch) {
 INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNormTest, ::testing::Values(1, 2, 3, 4));
 
 /// Mean loss of a global batch of which these are this rank's rows; leaves gradients.
-double backward(models::ResNet& net, const Tensor& images, const Tensor& labels,
+double backward(testing::ResNet& net, const Tensor& images, const Tensor& labels,
                 int64_t global_batch, const mesh::Axis& axis) {
   const auto loss = at::cross_entropy_loss(net.forward(images), labels, {}, at::Reduction::Sum) /
                     static_cast<double>(global_batch);
@@ -117,9 +117,9 @@ TEST_P(ResNetTest, FourUnevenRanksEqualOneRank) {
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     constexpr double kLearningRate = 0.05;
     const Split split{3, 0, 6, 2};
-    models::ResNet net(models::resnet20_shape()), whole(models::resnet20_shape());
-    models::initialise(net, /*seed=*/3);
-    models::initialise(whole, /*seed=*/3);
+    testing::ResNet net(testing::resnet20_shape()), whole(testing::resnet20_shape());
+    testing::initialise(net, /*seed=*/3);
+    testing::initialise(whole, /*seed=*/3);
     EXPECT_EQ(convert_sync_batchnorm(net, mesh), 21);
     const auto units =
         make_units(net, {.kind = UnitRuleKind::by_class, .classes = {"ResNetBlock"}});

@@ -12,7 +12,7 @@ namespace {
 /// Parameters of one dtype, trained or frozen, shared alike.
 struct Kind {
   std::vector<Unit::Named> parameters;
-  Sharing sharing;
+  Replication replication;
 };
 
 /// The kinds of `parameters`, in the order of each kind's first one.
@@ -20,15 +20,16 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
                           const DataParallelOptions& options) {
   std::vector<Kind> kinds;
   for (const auto& named : parameters) {
-    const auto sharing = options.sharing ? options.sharing(named.first) : Sharing{};
+    const auto replication = options.replication ? options.replication(named.first) : Replication{};
     const auto same = [&](const Kind& kind) {
       const auto& other = kind.parameters.front().second;
       return other.scalar_type() == named.second.scalar_type() &&
-             other.requires_grad() == named.second.requires_grad() && kind.sharing.like(sharing);
+             other.requires_grad() == named.second.requires_grad() &&
+             kind.replication.like(replication);
     };
     const auto found = std::ranges::find_if(kinds, same);
     if (found == kinds.end()) {
-      kinds.push_back({{named}, sharing});
+      kinds.push_back({{named}, replication});
     } else {
       found->parameters.push_back(named);
     }
@@ -86,11 +87,11 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
            const DataParallelOptions& all, const DataAxes& axes)
     : name_(std::move(name)), options_(options), axes_(axes) {
-  for (const auto& [kind, sharing] : by_kind(parameters, all)) {
+  for (const auto& [kind, replication] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
     const auto device = first.is_meta() ? axes.device : first.device();
     auto flat = flat_options(options_, all, axes_, first, device);
-    flat.sharing = sharing;
+    flat.replication = replication;
     num_slices_ = flat.num_slices;
     buffers_.emplace_back(kind, std::move(flat));
   }
@@ -317,9 +318,9 @@ void Unit::start_replicate() {
 void Unit::finish_replicate() {
   wait(replicates_, times_.reduce_wait_seconds);
   for (auto& buffer : buffers_) {
-    const auto& sharing = buffer.options().sharing;
-    if (!buffer.trained() || !sharing.summands) continue;
-    replicates_.push_back(sharing.holders.all_reduce(buffer.gradient_of_slice()));
+    const auto& replication = buffer.options().replication;
+    if (!buffer.trained() || !replication.partial_gradients) continue;
+    replicates_.push_back(replication.ranks.all_reduce(buffer.gradient_of_slice()));
     replicated_ = true;
   }
   wait(replicates_, times_.reduce_wait_seconds);

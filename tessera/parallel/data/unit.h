@@ -70,7 +70,7 @@ class Unit {
 
   // Gradients of a step: begin, backward, start_reduce, finish_reduce, once per micro-batch or once
   // for all; then start_replicate and finish_replicate (sums over replicas, and over the ranks of
-  // FlatOptions::sharing); after the optimizer's step, forget.
+  // FlatOptions::replication); after the optimizer's step, forget.
   void begin_gradient();
   void start_reduce();  ///< zeros if no backward reached the unit
   bool reducing() const { return reducing_; }

@@ -130,8 +130,8 @@ void Pipeline::train_one(const Action& action, const Forward& forward, const Obs
       auto& call = in_flight_[key];
       peak_in_flight_ = std::max(peak_in_flight_, in_flight_.size());
       if (needed.defined()) call.input = needed.requires_grad_(needed.is_floating_point());
-      if (split_.contains(key)) call.deferred = std::make_shared<kernels::DeferredGradients>();
-      const kernels::DeferScope scope(call.deferred);
+      if (split_.contains(key)) call.deferred = std::make_shared<autograd::DeferredGradients>();
+      const autograd::DeferScope scope(call.deferred);
       const auto output = run_forward(action, std::move(needed), forward);
       call.output_options = output.options();
       if (output.requires_grad()) call.output = torch::autograd::impl::gradient_edge(output);

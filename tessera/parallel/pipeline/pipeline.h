@@ -1,4 +1,4 @@
-// Pipeline parallelism: executes any schedule (schedule/table.h) over the mesh's dimension pp.
+// Pipeline parallelism: executes any schedule (schedule/table.h) over the mesh's axis pp.
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/kernels/deferred_gradients.h"
+#include "tessera/autograd/deferred_gradients.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/parallel/pipeline/messages.h"
 #include "tessera/schedule/simulate.h"
@@ -20,7 +20,7 @@ namespace tessera::parallel {
 
 /// One rank's end of a pipeline. Each rank does its actions in the schedule's order, each as soon
 /// as what it needs has arrived. An output is freed once it was sent: its backward needs the graph
-/// alone. A backward in two parts puts the products for weights off (kernels/deferred_gradients.h).
+/// alone. A backward in two parts puts the products for weights off (autograd/deferred_gradients.h).
 /// Two actions at the same time are done one after the other: nothing but messages would overlap.
 class Pipeline {
  public:
@@ -32,7 +32,7 @@ class Pipeline {
   /// Called before each action, once what it waits for is there.
   using Observe = std::function<void(const schedule::Action&)>;
 
-  /// `schedule` has one rank for each of the mesh's dimension pp. UserError if it does not pass
+  /// `schedule` has one rank for each of the mesh's axis pp. UserError if it does not pass
   /// `check` (schedule/check.h). Collective over pp, as is what follows.
   Pipeline(schedule::Schedule schedule, const mesh::DeviceMesh& mesh);
 
@@ -66,7 +66,7 @@ class Pipeline {
     torch::Tensor input;
     torch::autograd::Edge output;
     torch::TensorOptions output_options;
-    kernels::DeferredGradientsPtr deferred;  ///< where the backward is split
+    autograd::DeferredGradientsPtr deferred;  ///< where the backward is split
   };
   using Key = std::pair<int, int>;  ///< stage, micro-batch
 

@@ -199,7 +199,7 @@ TEST_P(SleepingStages, TakeAsLongAsSimulated) {
     const auto stage = [&](int index, int, const Tensor& input) {
       auto x = Sleep::apply(index == 0 ? parameter : input, kForward,
                             splits ? kInput : kInput + kWeight);
-      if (const auto& deferred = kernels::DeferScope::current()) {
+      if (const auto& deferred = autograd::DeferScope::current()) {
         deferred->add([] { std::this_thread::sleep_for(std::chrono::duration<double>(kWeight)); });
       }
       return index + 1 == table.num_stages ? x.sum() : x;

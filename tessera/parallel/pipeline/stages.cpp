@@ -75,12 +75,12 @@ void check_frozen_alike(const std::string& name, bool trained, const std::set<in
 
 }  // namespace
 
-std::map<std::string, Sharing> keep_stages(Module& model, const StageModules& stages,
-                                           const std::vector<int>& rank_of_stage,
-                                           const mesh::DeviceMesh& mesh) {
+std::map<std::string, Replication> keep_stages(Module& model, const StageModules& stages,
+                                               const std::vector<int>& rank_of_stage,
+                                               const mesh::DeviceMesh& mesh) {
   const int rank = mesh.axis("pp").rank();
   const auto users = users_of(model, stages);
-  std::map<std::string, Sharing> shared;
+  std::map<std::string, Replication> shared;
   std::set<const void*> here;
   for (const auto& item : model.named_parameters()) {
     const auto found = users.find(key_of(item.value()));
@@ -92,7 +92,7 @@ std::map<std::string, Sharing> keep_stages(Module& model, const StageModules& st
     if (ranks.size() == 1) continue;
     const auto& holders = mesh.axis("pp", {.only = {ranks.begin(), ranks.end()}});
     check_frozen_alike(item.key(), item.value().requires_grad(), found->second, holders);
-    shared.emplace(item.key(), Sharing{.holders = holders, .summands = true});
+    shared.emplace(item.key(), Replication{.ranks = holders, .partial_gradients = true});
   }
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     if (rank_of_stage[stage] == rank) continue;

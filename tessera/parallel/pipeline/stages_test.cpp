@@ -46,10 +46,10 @@ TEST(Stages, KeepNamesAndShareWhatIsTied) {
       EXPECT_EQ(model->blocks().size(), mesh.rank() == 2 ? 0U : mesh.rank() + 1U);
       ASSERT_EQ(shared.size(), tied && mesh.rank() != 1 ? 1U : 0U);
       if (shared.empty()) continue;
-      const auto& sharing = shared.at("model.embed_tokens.weight");
-      EXPECT_EQ(sharing.holders.size(), 2);
-      EXPECT_EQ(sharing.holders.name(), "pp[0,2]");
-      EXPECT_TRUE(sharing.summands);
+      const auto& replication = shared.at("model.embed_tokens.weight");
+      EXPECT_EQ(replication.ranks.size(), 2);
+      EXPECT_EQ(replication.ranks.name(), "pp[0,2]");
+      EXPECT_TRUE(replication.partial_gradients);
     }
   });
 }

@@ -5,10 +5,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "tessera/autograd/held.h"
+#include "tessera/autograd/shared_input.h"
 #include "tessera/base/error.h"
 #include "tessera/kernels/autocast.h"
-#include "tessera/kernels/held.h"
-#include "tessera/kernels/shared_input.h"
 
 namespace tessera::parallel {
 namespace {
@@ -32,7 +32,7 @@ std::vector<int64_t> with_length(const Tensor& x, int64_t length) {
 }
 
 /// What was begun, and what comes of it.
-using Begun = kernels::SharedInput::Finish;
+using Begun = autograd::SharedInput::Finish;
 
 Begun begin_all_reduce(const Tensor& x, const mesh::Axis& axis) {
   auto work = std::make_shared<comm::Work>(axis.all_reduce(x));
@@ -90,18 +90,18 @@ Tensor to_write(Tensor x) {
 
 struct Entry {
   Activations to;
-  kernels::SharedInputPtr shared;
+  autograd::SharedInputPtr shared;
 };
 
 struct Enter : torch::autograd::Function<Enter> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Entry& entry) {
-    kernels::hold(context, "entry", entry);
+    autograd::hold(context, "entry", entry);
     const auto& to = entry.to;
     return to.sequence ? gather_positions(x, to.axis) : x.view_as(x);
   }
   /// Takes the gradient out of what autograd hands over, so that nobody else has it.
   static variable_list backward(AutogradContext* context, variable_list& gradients) {
-    const auto [to, shared] = *kernels::held<Entry>(context, "entry");
+    const auto [to, shared] = *autograd::held<Entry>(context, "entry");
     auto gradient = std::move(gradients[0]);
     const auto sum = to.sequence ? begin_sum(gradient, to.axis)
                                  : begin_all_reduce(to_write(std::move(gradient)), to.axis);
@@ -113,34 +113,34 @@ struct Enter : torch::autograd::Function<Enter> {
 
 struct Leave : torch::autograd::Function<Leave> {
   static Tensor forward(AutogradContext* context, const Tensor& summand, const Activations& to) {
-    kernels::hold(context, "to", to);
+    autograd::hold(context, "to", to);
     return to.sequence ? sum_positions(summand, to.axis)
                        : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto [axis, sequence] = *kernels::held<Activations>(context, "to");
+    const auto [axis, sequence] = *autograd::held<Activations>(context, "to");
     return {sequence ? gather_positions(gradients[0], axis) : gradients[0], Tensor()};
   }
 };
 
 struct SumOver : torch::autograd::Function<SumOver> {
   static Tensor forward(AutogradContext* context, const Tensor& part, const mesh::Axis& axis) {
-    kernels::hold(context, "axis", axis);
+    autograd::hold(context, "axis", axis);
     return all_reduced(part.clone(at::MemoryFormat::Contiguous), axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto axis = *kernels::held<mesh::Axis>(context, "axis");
+    const auto axis = *autograd::held<mesh::Axis>(context, "axis");
     return {all_reduced(gradients[0].clone(at::MemoryFormat::Contiguous), axis), Tensor()};
   }
 };
 
 struct OwnPositions : torch::autograd::Function<OwnPositions> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Activations& to) {
-    kernels::hold(context, "to", to);
+    autograd::hold(context, "to", to);
     return take_positions(x, to.axis);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {gather_positions(gradients[0], kernels::held<Activations>(context, "to")->axis),
+    return {gather_positions(gradients[0], autograd::held<Activations>(context, "to")->axis),
             Tensor()};
   }
 };
@@ -178,13 +178,13 @@ Tensor enter(const Tensor& x, const Activations& to, bool shared) {
   const auto part = kernels::autocast(x);
   // What is computed again has its backward next: it keeps what was gathered.
   const bool gathers_again = to.sequence && torch::autograd::get_current_graph_task_id() == -1;
-  const auto by = std::make_shared<kernels::SharedInput>([=](const Tensor& kept) -> Begun {
+  const auto by = std::make_shared<autograd::SharedInput>([=](const Tensor& kept) -> Begun {
     if (gathers_again) return begin_gather(kept, to.axis);
     return [kept] { return kept; };
   });
   auto input = Enter::apply(part, Entry{to, by});
   if (shared && input.requires_grad()) {
-    kernels::share({{.input = input, .kept = gathers_again ? part : input, .by = by}});
+    autograd::share({{.input = input, .kept = gathers_again ? part : input, .by = by}});
   }
   return input;
 }

@@ -24,7 +24,7 @@ struct Activations {
 };
 
 /// Takes x into a divided module: all positions of it. Under autocast x is cast first, so that its
-/// dtype is what is sent. `shared`: offered to the products that read it (kernels/shared_input.h).
+/// dtype is what is sent. `shared`: offered to the products that read it (autograd/shared_input.h).
 /// They keep this rank's positions alone, unless their backward is next: it gathers the others
 /// again while it computes the gradient of the input (section 4.2.2). Gradients of weights are
 /// computed while that gradient is summed over ranks.

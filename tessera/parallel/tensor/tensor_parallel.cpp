@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/autograd/shared_input.h"
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/pattern.h"
-#include "tessera/kernels/shared_input.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor/collectives.h"
@@ -58,7 +58,7 @@ class Division {
   int ranks() const { return activations_.axis.size(); }
 
   Range divide_features(const std::string& path, const TensorRule& rule, int64_t features,
-                        Sharing& sharing) const;
+                        Replication& replication) const;
   Range divide_vocabulary(const std::string& path, const Tensor& weight);
   void column_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
   void row_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
@@ -67,7 +67,7 @@ class Division {
   void head(const std::string& path, torch::nn::Module& module);
   void positions(const std::string& path, torch::nn::Module& module);
   void keep_part(const std::string& name, const Tensor& parameter, int64_t dim, const Cut& cut,
-                 const Sharing& sharing);
+                 const Replication& replication);
   /// `summands`: each rank's gradient comes from what it alone has.
   void keep_whole(const std::string& name, const Tensor& parameter, bool summands);
   void keep_whole(const std::string& path, const torch::nn::Module& module, bool summands);
@@ -94,8 +94,8 @@ std::string joined(const std::string& path, const std::string& name) {
 
 /// This rank's features of `features`, whole heads.
 Range Division::divide_features(const std::string& path, const TensorRule& rule, int64_t features,
-                                Sharing& sharing) const {
-  sharing = Sharing();
+                                Replication& replication) const {
+  replication = Replication();
   if (rule.heads == 0) return even_part(features, rank(), ranks());
   const int64_t heads = rule.heads, width = features / heads;
   if (heads % ranks() == 0) {
@@ -107,20 +107,20 @@ Range Division::divide_features(const std::string& path, const TensorRule& rule,
                heads, ranks());
   }
   const int neighbours = ranks() / static_cast<int>(heads);
-  sharing = {.holders = mesh_.axis("tp", {.split = neighbours}), .summands = true};
+  replication = {.ranks = mesh_.axis("tp", {.split = neighbours}), .partial_gradients = true};
   const int64_t own = rank() / neighbours;
   return {own * width, (own + 1) * width};
 }
 
 /// `parameter` becomes the part of itself that `cut` describes, along `dim`.
 void Division::keep_part(const std::string& name, const Tensor& parameter, int64_t dim,
-                         const Cut& cut, const Sharing& sharing) {
+                         const Cut& cut, const Replication& replication) {
   const int64_t kept = cut.range.end - cut.range.begin;
   TensorPart part{.shape = parameter.sizes().vec(),
                   .stripe = {.offset = cut.range.begin * cut.inner,
                              .run = kept * cut.inner,
                              .stride = cut.size * cut.inner},
-                  .sharing = sharing};
+                  .replication = replication};
   auto shape = part.shape;
   shape[dim] = shape[dim] / cut.size * kept;
   const torch::NoGradGuard no_grad;
@@ -150,11 +150,11 @@ void Division::column_wise(const std::string& path, torch::nn::Module& given,
       keep_whole(name, parameter.values, /*summands=*/true);
       continue;
     }
-    Sharing sharing;
-    const auto range =
-        divide_features(path, rule, parameter.values.size(parameter.out_dim) / rule.parts, sharing);
+    Replication replication;
+    const auto range = divide_features(
+        path, rule, parameter.values.size(parameter.out_dim) / rule.parts, replication);
     keep_part(name, parameter.values, parameter.out_dim,
-              cut_of(parameter.values, parameter.out_dim, rule.parts, range), sharing);
+              cut_of(parameter.values, parameter.out_dim, rule.parts, range), replication);
   }
 }
 
@@ -166,11 +166,11 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
       keep_whole(name, parameter.values, /*summands=*/activations_.sequence);
       continue;
     }
-    Sharing sharing;
+    Replication replication;
     const auto range =
-        divide_features(path, rule, parameter.values.size(parameter.in_dim), sharing);
+        divide_features(path, rule, parameter.values.size(parameter.in_dim), replication);
     keep_part(name, parameter.values, parameter.in_dim,
-              cut_of(parameter.values, parameter.in_dim, 1, range), sharing);
+              cut_of(parameter.values, parameter.in_dim, 1, range), replication);
   }
   module.over_ranks = leave_product(activations_);
 }
@@ -179,9 +179,10 @@ void Division::divided_norm(const std::string& path, torch::nn::Module& given,
                             const TensorRule& rule) {
   auto& module = as<nn::RMSNormImpl>(given, path, "an RMSNorm");
   const int64_t features = module.weight.size(0);
-  Sharing sharing;
-  const auto range = divide_features(path, rule, features, sharing);
-  keep_part(joined(path, "weight"), module.weight, 0, cut_of(module.weight, 0, 1, range), sharing);
+  Replication replication;
+  const auto range = divide_features(path, rule, features, replication);
+  keep_part(joined(path, "weight"), module.weight, 0, cut_of(module.weight, 0, 1, range),
+            replication);
   // Heads that several ranks have count once.
   const int64_t copies = rule.heads == 0 ? 1 : std::max<int64_t>(1, ranks() / rule.heads);
   module.divided = {.features = features,
@@ -193,7 +194,7 @@ void Division::divided_norm(const std::string& path, torch::nn::Module& given,
 /// Cuts an embedding or head to this rank's rows, which it returns.
 Range Division::divide_vocabulary(const std::string& path, const Tensor& weight) {
   const auto range = even_part(weight.size(0), rank(), ranks());
-  keep_part(joined(path, "weight"), weight, 0, cut_of(weight, 0, 1, range), Sharing());
+  keep_part(joined(path, "weight"), weight, 0, cut_of(weight, 0, 1, range), Replication());
   return range;
 }
 
@@ -201,7 +202,7 @@ void Division::embedding(const std::string& path, torch::nn::Module& given) {
   auto& module = as<nn::EmbeddingImpl>(given, path, "an Embedding");
   module.first_row = divide_vocabulary(path, module.weight).begin;
   module.add_hooks(
-      {.cast_output = [to = activations_](Tensor& output) { output = leave(output, to); }});
+      {.replace_output = [to = activations_](Tensor& output) { output = leave(output, to); }});
 }
 
 void Division::head(const std::string& path, torch::nn::Module& given) {
@@ -224,7 +225,7 @@ void Division::head(const std::string& path, torch::nn::Module& given) {
     const auto part = even_part(total, i, ranks());
     sizes.push_back(part.end - part.begin);
   }
-  module.add_hooks({.cast_output = [axis, sizes](Tensor& output) {
+  module.add_hooks({.replace_output = [axis, sizes](Tensor& output) {
     if (output.dim() > 0) output = side_by_side(output, sizes, axis);  // logits, not the loss
   }});
 }
@@ -232,14 +233,16 @@ void Division::head(const std::string& path, torch::nn::Module& given) {
 void Division::positions(const std::string& path, torch::nn::Module& given) {
   auto& module = as<nn::EmbeddingImpl>(given, path, "an Embedding");
   keep_whole(joined(path, "weight"), module.weight, /*summands=*/false);  // of all positions
-  module.add_hooks(
-      {.cast_output = [to = activations_](Tensor& output) { output = own_positions(output, to); }});
+  module.add_hooks({.replace_output = [to = activations_](Tensor& output) {
+    output = own_positions(output, to);
+  }});
 }
 
 void Division::keep_whole(const std::string& name, const Tensor& parameter, bool summands) {
-  parts_.emplace(name, TensorPart{.shape = parameter.sizes().vec(),
-                                  .stripe = {},
-                                  .sharing = {.holders = activations_.axis, .summands = summands}});
+  parts_.emplace(
+      name, TensorPart{.shape = parameter.sizes().vec(),
+                       .stripe = {},
+                       .replication = {.ranks = activations_.axis, .partial_gradients = summands}});
 }
 
 void Division::keep_whole(const std::string& path, const torch::nn::Module& module, bool summands) {
@@ -254,7 +257,7 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
     // gradients in its forward.
     const bool shared = rule.style != TensorStyle::head;
     as<nn::Hookable>(module, path, "a Hookable module")
-        .add_hooks({.after_forward = [](bool /*backward_follows*/) { kernels::share({}); },
+        .add_hooks({.after_forward = [](bool /*backward_follows*/) { autograd::share({}); },
                     .replace_first_input = [to = activations_,
                                             shared](Tensor& x) { x = enter(x, to, shared); }});
   }

@@ -6,8 +6,8 @@
 #include <functional>
 #include <optional>
 
+#include "tessera/autograd/deferred_gradients.h"
 #include "tessera/config/run_config.h"
-#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
@@ -63,8 +63,8 @@ torch::Tensor gathered_gradient(const torch::Tensor& parameter, const TensorPart
   part.stripe.for_each_stretch(0, own.numel(), [&](int64_t position, int64_t k, int64_t n) {
     flat.narrow(0, position, n).copy_(own.narrow(0, k, n));
   });
-  const bool summed = part.stripe.whole() && !part.sharing.summands;
-  if (summed && part.sharing.holders.rank() > 0) whole.zero_();  // all have the same
+  const bool summed = part.stripe.whole() && !part.replication.partial_gradients;
+  if (summed && part.replication.ranks.rank() > 0) whole.zero_();  // all have the same
   axis.all_reduce(whole).wait();
   return whole;
 }
@@ -77,8 +77,8 @@ void backward_of(const std::function<torch::Tensor()>& forward, Net& net, Gradie
   if (to != Gradients::returned) {
     for (auto& parameter : net->parameters()) parameter.mutable_grad() = zeros_like(parameter);
   }
-  const auto deferred = std::make_shared<kernels::DeferredGradients>();
-  std::optional<kernels::DeferScope> scope;
+  const auto deferred = std::make_shared<autograd::DeferredGradients>();
+  std::optional<autograd::DeferScope> scope;
   if (to == Gradients::deferred) scope.emplace(deferred);
   forward().square().sum().backward();
   if (to != Gradients::deferred) return;

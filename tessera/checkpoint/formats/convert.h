@@ -1,0 +1,29 @@
+// A stored model from one format to another, without the code of the model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "tessera/checkpoint/formats/training_source.h"
+
+namespace tessera::checkpoint {
+
+enum class Target { huggingface, tessera, llmc };
+
+struct ConvertOptions {
+  TrainingOptions from;  ///< with_optimizer and our_names follow from `to`
+  Target to = Target::huggingface;
+  std::filesystem::path destination;
+  int64_t max_file_bytes = 5'000'000'000;  ///< of tensors in one file; llmc: always one
+  SourceView::Progress progress;
+};
+
+/// Writes `destination`, a folder (llmc: a file) that appears when all of it is written.
+///   huggingface  parameters, config.json, tokenizer files (hf_export.h)
+///   tessera      a complete checkpoint; with the optimizer's state where the source has it
+///   llmc         GPT-2 weights as fp32 or bf16 (llmc.h)
+/// Memory: a few parts; llmc: a matrix or three. UserError: `destination` exists, an unknown model
+/// (no config.json), what the source or the format refuses. SystemError: no space, ..
+void convert(ConvertOptions options);
+
+}  // namespace tessera::checkpoint

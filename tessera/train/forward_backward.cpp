@@ -1,0 +1,113 @@
+#include "tessera/train/forward_backward.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/kernels/cpu/memory.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/precision/autocast.h"
+#include "tessera/train/engine_options.h"
+
+namespace tessera::train {
+namespace {
+
+using schedule::Action;
+using schedule::Kind;
+
+/// One stage's part of the model: `hidden` is what the stage before returned. Returns the loss, or
+/// without targets the logits (of `position` alone, if there is one), in the last stage.
+torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
+                            double scale, std::optional<int64_t> position = {}) {
+  const auto [begin, end] = run.plan.pipeline.layers_of(stage);
+  if (stage == 0) hidden = run.model->embed(batch.inputs);
+  hidden = run.model->run_layers(std::move(hidden), begin, end, batch.inputs.size(1));
+  const bool last = stage + 1 == run.plan.pipeline.schedule.num_stages;
+  if (last && position) hidden = hidden.narrow(1, *position, 1);
+  return last ? run.model->head(hidden, batch.targets, scale) : hidden;
+}
+
+/// Bytes in tensors of this process, but for what the engine accounts for itself.
+int64_t held_bytes(const Run& run) {
+  const auto memory = run.parallel.memory();
+  return kernels::allocator_stats().allocated_bytes - memory.gathered - memory.gradients;
+}
+
+double sum_of(const std::vector<torch::Tensor>& losses) {
+  double sum = 0;
+  for (const auto& loss : losses) sum += loss.item<double>();
+  return sum;
+}
+
+/// Tells data parallelism which pass comes next, and whether its backward is to be reduced: for
+/// placements that free whole gradients every one, but in a pipeline, where several micro-batches
+/// are under way, the last one of each stage alone.
+void prepare(Run& run, const Action& action) {
+  const bool each = parallel::frees_gradients(run.config.parallel.placement) &&
+                    run.plan.pipeline.schedule.num_stages == 1;
+  // What the backward before this forward started.
+  if (each && action.kind == Kind::forward && action.micro_batch > 0)
+    run.parallel.finish_backward();
+  const bool completes = run.pipeline.completes_gradients(action);
+  run.parallel.begin_pass(action.stage, action.micro_batch);
+  run.parallel.set_requires_gradient_sync(each || completes);
+  run.parallel.set_is_last_backward(completes);
+}
+
+}  // namespace
+
+double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
+                            double scale) {
+  std::optional<precision::Autocast> autocast;
+  if (run.autocast) autocast.emplace(*run.autocast, run.device.type());
+  std::vector<int64_t> first_rows{run.train_loader.rows().begin};
+  for (const auto& batch : batches) first_rows.push_back(first_rows.back() + batch.inputs.size(0));
+  const auto before = held_bytes(run);
+  const auto forward = [&](int stage, int micro_batch, torch::Tensor hidden) {
+    const auto index = static_cast<size_t>(micro_batch);
+    const nn::RandomScope random(
+        nn::RandomContext{.seed = static_cast<uint64_t>(run.config.model.seed),
+                          .step = step,
+                          .first_row = first_rows[index]});
+    auto result = forward_stage(run, stage, std::move(hidden), batches[index], scale);
+    run.peak_activations = std::max(run.peak_activations, held_bytes(run) - before);
+    return result;
+  };
+  const auto losses = run.pipeline.train(forward, [&](const Action& action) {
+    prepare(run, action);
+    run.watch_action(action);
+  });
+  run.parallel.set_requires_gradient_sync(true);
+  run.parallel.set_is_last_backward(true);
+  run.parallel.finish_backward();
+  return sum_of(losses);
+}
+
+double loss_sum(Run& run, const std::vector<data::Batch>& batches) {
+  return sum_of(run.pipeline.evaluate(
+      [&](int stage, int micro_batch, torch::Tensor hidden) {
+        run.parallel.begin_pass(stage, micro_batch);
+        return forward_stage(run, stage, std::move(hidden),
+                             batches[static_cast<size_t>(micro_batch)], 1.0);
+      },
+      static_cast<int>(batches.size())));
+}
+
+torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position) {
+  const data::Batch batch{.inputs = ids.to(run.device), .targets = torch::Tensor()};
+  // Under sequence parallelism a rank has a part of the positions: all of them go to the head.
+  const bool divided = run.tensor_axis.size() > 1 && run.config.parallel.sequence_parallel;
+  const auto taken = divided ? std::nullopt : std::optional(position);
+  const auto outputs = run.pipeline.evaluate(
+      [&](int stage, int, torch::Tensor hidden) {
+        return forward_stage(run, stage, std::move(hidden), batch, 1.0, taken);
+      },
+      1);
+  const auto result =
+      outputs.empty()
+          ? torch::empty({ids.size(0), run.model->shape().vocab_size})
+          : outputs[0].select(1, divided ? position : 0).to(torch::kFloat32).cpu().contiguous();
+  run.pipeline_axis.broadcast(result, run.pipeline.schedule().rank_of_stage.back()).wait();
+  return result;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,83 @@
+#include "tessera/train/memory_and_traffic.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "tessera/predict/activations.h"
+#include "tessera/predict/communication.h"
+#include "tessera/predict/states.h"
+#include "tessera/predict/step_memory.h"
+
+namespace tessera::train {
+namespace {
+
+std::vector<predict::UnitBytes> bytes_by_unit(const Run& run) {
+  std::vector<predict::UnitBytes> units;
+  for (const auto& unit : run.parallel.units()) {
+    plan::UnitPlan plan;
+    for (const auto& buffer : unit.buffers()) plan.buffers.push_back(buffer.plan());
+    units.push_back(predict::unit_bytes(plan, run.config));
+  }
+  return units;
+}
+
+}  // namespace
+
+std::vector<report::PredictedBytes> memory_account(const Run& run) {
+  const auto predicted = predict::peak_of_states(bytes_by_unit(run), run.config.parallel);
+  const auto measured = run.parallel.memory();
+  int64_t buffers = 0;
+  for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
+  const auto& own = run.rank_plan();
+  const auto part = [](const char* name, double bytes, int64_t found) {
+    return report::PredictedBytes{name, static_cast<int64_t>(bytes), found};
+  };
+  std::vector<report::PredictedBytes> parts{
+      part("parameters", predicted.parameters, measured.parameters),
+      part("gathered", predicted.gathered, measured.peak_gathered),
+      part("gradients", predicted.gradients, measured.peak_gradients),
+      part("optimizer", predicted.optimizer, run.optimizer.state_bytes()),
+      part("activations",
+           run.autocast ? -1
+                        : static_cast<double>(predict::kept_activation_bytes(run.config, own.part)),
+           run.peak_activations),
+      part("communication", -1, buffers)};
+  if (run.peak_tensors > 0) {
+    const auto at_once = step_memory(run.config, own, predict::this_cpu()).peak().total();
+    parts.push_back(part("at once", at_once, run.peak_tensors));
+  }
+  return parts;
+}
+
+predict::Communication traffic_so_far(const Run& run) {
+  predict::Communication moved;
+  for (const auto& axis : run.axes) {
+    if (axis.axes().size() != 1 || axis.channel() == mesh::kSaveChannel) continue;
+    const auto counters = axis.counters();
+    auto& traffic = moved.along(axis.axes().front());
+    traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
+    traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
+    traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
+    traffic.sent += static_cast<double>(counters.sent_bytes);
+  }
+  return moved;
+}
+
+std::vector<report::PredictedBytes> traffic_account(const Run& run) {
+  const auto& mesh = run.plan.mesh;
+  const auto predicted = predict::communication(run.config, run.rank_plan());
+  std::vector<report::PredictedBytes> parts;
+  const auto add = [&](const char* name, int64_t ranks, const predict::Traffic& expected,
+                       const predict::Traffic& found) {
+    if (ranks == 1) return;
+    parts.push_back(
+        {name, static_cast<int64_t>(expected.total()), static_cast<int64_t>(found.total())});
+  };
+  add("dp", mesh.data_ranks(), predicted.dp(), run.traffic.dp());
+  add("tp", mesh.tp, predicted.tp(), run.traffic.tp());
+  add("pp", mesh.pp, predicted.pp(), run.traffic.pp());
+  return parts;
+}
+
+}  // namespace tessera::train

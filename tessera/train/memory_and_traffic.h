@@ -1,0 +1,23 @@
+// What a rank's memory holds and what it sends: what the formulas predict, beside what was measured
+// (tessera/predict/, docs/estimates.md).
+#pragma once
+
+#include <vector>
+
+#include "tessera/report/summary.h"
+#include "tessera/train/assemble.h"
+
+namespace tessera::train {
+
+/// This rank's memory by purpose, each at the most during the steps so far; "at once": all tensors
+/// together, on a CPU. Buffers of communication are not predicted (-1).
+std::vector<report::PredictedBytes> memory_account(const Run& run);
+
+/// What this rank moved in the last step, along each axis of more than one rank.
+std::vector<report::PredictedBytes> traffic_account(const Run& run);
+
+/// The same as counted since the run began. What groups across axes agree on is left out, and
+/// so is saving.
+predict::Communication traffic_so_far(const Run& run);
+
+}  // namespace tessera::train
