@@ -7,6 +7,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(GTest REQUIRED)
 find_package(benchmark REQUIRED)
 find_package(CURL REQUIRED)
+include(static_libraries)
 
 set(TESSERA_LIBTORCH "${CMAKE_SOURCE_DIR}/.deps/libtorch-2.11.0" CACHE PATH
     "LibTorch: a folder with include/ and lib/ (a PyTorch wheel's torch/ folder will do)")

@@ -83,6 +83,7 @@ configure_package_config_file(cmake/TesseraConfig.cmake.in ${CMAKE_BINARY_DIR}/T
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package})
 install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake cmake/libtorch.cmake
+              cmake/static_libraries.cmake
         DESTINATION ${package})
 install(DIRECTORY examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)

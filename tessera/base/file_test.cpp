@@ -8,8 +8,7 @@
 
 #include <set>
 
-#include "tessera/base/sha1.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/base/testing.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 
 namespace tessera::comm {
 namespace {

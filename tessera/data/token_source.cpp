@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/data/text_files.h"
 
 namespace tessera::data {

@@ -10,8 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/sha1.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/base/units.h"
 #include "tessera/hub/file_lock.h"
 #include "tessera/hub/retries.h"

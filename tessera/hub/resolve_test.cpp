@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "tessera/base/file.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/data/testing.h"
 #include "tests/support/http_server.h"
 #include "tests/support/temporary_folder.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/data/testing.h"
 #include "tessera/hub/model_files.h"
 #include "tessera/hub/model_name.h"

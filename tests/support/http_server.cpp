@@ -17,8 +17,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
-#include "tessera/base/sha1.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 
 namespace tessera::hub::testing {
 namespace {

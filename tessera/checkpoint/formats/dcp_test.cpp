@@ -6,7 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/file.h"
-#include "tessera/base/sha256.h"
+#include "tessera/base/digest.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 

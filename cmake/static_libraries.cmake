@@ -1,0 +1,15 @@
+# Debian's libraries that are linked statically: installed programs ask for no other package. Included by the build and by the installed package.
+function(tessera_import_static name header library package)
+  if(TARGET Tessera::${name})
+    return()
+  endif()
+  find_path(TESSERA_${name}_INCLUDE ${header})
+  find_library(TESSERA_${name}_LIBRARY ${library})
+  if(NOT TESSERA_${name}_INCLUDE OR NOT TESSERA_${name}_LIBRARY)
+    message(FATAL_ERROR "no ${header} or no ${library} here; install ${package}")
+  endif()
+  add_library(Tessera::${name} STATIC IMPORTED)
+  set_target_properties(Tessera::${name} PROPERTIES IMPORTED_LOCATION ${TESSERA_${name}_LIBRARY}
+                        INTERFACE_INCLUDE_DIRECTORIES ${TESSERA_${name}_INCLUDE})
+endfunction()
+tessera_import_static(crypto openssl/sha.h libcrypto.a libssl-dev)
