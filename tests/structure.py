@@ -13,6 +13,7 @@ TABLES = {
     "tessera/config/accelerate/deepspeed_keys.cpp",  # each key of DeepSpeed, with what becomes of it
     "tessera/config/fields.cpp",  # each key of a job file
     "tessera/models/llama/spec.cpp",  # presets
+    "tessera/text/character_sets.cpp",  # ranges of characters
     "tessera/estimate/known_models.cpp",  # each model whose shape is known by its name
 }
 MAX_LINES, MAX_FUNCTION_LINES = 400, 60

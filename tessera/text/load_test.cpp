@@ -1,0 +1,202 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/file.h"
+#include "tessera/base/testing.h"
+#include "tessera/text/tokenizer_parts.h"
+
+namespace tessera::text {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using tessera::testing::message_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Ids = std::vector<uint32_t>;
+
+/// A tokenizer.json of few tokens: bytes of GPT-2's letters, and two merges.
+json small() {
+  return json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+    "added_tokens": [{"id": 8, "content": "<end>", "single_word": false, "lstrip": false,
+                      "rstrip": false, "normalized": false, "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "Ã": 5, "¤": 6, "abab": 7},
+              "merges": ["a b", ["Ġ", "ab"], "ab ab"]}})");
+}
+
+Tokenizer parsed(const json& file) { return parse_tokenizer_json("t.json", file.dump()); }
+std::string refusal(const json& file) {
+  return message_of([&] { parsed(file); });
+}
+
+TEST(TokenizerJson, MergesByRankFromLeftToRight) {
+  const auto tokenizer = parsed(small());
+  EXPECT_THAT(tokenizer.encode("ab ababb").ids, ElementsAre(2, 4, 2, 1));
+  EXPECT_THAT(tokenizer.encode("a<end>b").ids, ElementsAre(0, 8, 1));
+  EXPECT_THAT(tokenizer.encode("ab\xC3\xA4").ids, ElementsAre(2, 5, 6));
+  EXPECT_EQ(tokenizer.num_ids(), 9);
+}
+
+TEST(TokenizerJson, SpecialTokensOfATextStayTextIfAskedTo) {
+  auto file = small();
+  file["model"]["vocab"]["<"] = 9;
+  const auto tokenizer = parsed(file);
+  EXPECT_THAT(tokenizer.encode("<end>", {.find_special_tokens = false}).ids, ElementsAre(9));
+}
+
+TEST(TokenizerJson, ManySymbolsMergeAsFewDo) {
+  const auto tokenizer = parsed(small());
+  std::string text;
+  Ids expected;
+  for (int i = 0; i < 100; ++i) {
+    text += "abab";
+    expected.push_back(7);
+  }
+  EXPECT_EQ(tokenizer.encode(text + "b").ids.size(), expected.size() + 1);
+  EXPECT_EQ(tokenizer.encode(text).ids, expected);
+}
+
+TEST(TokenizerJson, AStreamShowsNoHalfCharacter) {
+  const auto tokenizer = parsed(small());
+  StreamDecoder stream(tokenizer);
+  EXPECT_EQ(stream.push(0), "a");
+  EXPECT_EQ(stream.push(5), "");
+  EXPECT_EQ(stream.push(6), "\xC3\xA4");
+  EXPECT_EQ(stream.push(5), "");
+  EXPECT_EQ(stream.push(1),
+            "\xEF\xBF\xBD"
+            "b");
+  EXPECT_EQ(stream.push(5), "");
+  EXPECT_EQ(stream.finish(), "\xEF\xBF\xBD");
+}
+
+TEST(TokenizerJson, WhatIsNotKnownIsNamed) {
+  auto file = small();
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "Rot13"}}}}};
+  EXPECT_THAT(refusal(file),
+              HasSubstr("t.json.normalizer.normalizers[0].type: expected a normalizer "
+                        "that is known here (NFC,"));
+  EXPECT_THAT(refusal(file), HasSubstr("got \"Rot13\""));
+  file = small();
+  file["pre_tokenizer"]["type"] = "Bytes";
+  EXPECT_THAT(refusal(file), HasSubstr("t.json.pre_tokenizer.type: expected a pre-tokenizer"));
+  file = small();
+  file["decoder"]["new_key"] = 1;
+  EXPECT_THAT(refusal(file), HasSubstr("t.json.decoder: the key \"new_key\" is not known here"));
+  file = small();
+  file["model"]["dropout"] = 0.1;
+  EXPECT_THAT(refusal(file), HasSubstr("t.json.model.dropout: expected no dropout, got 0.1"));
+  file = small();
+  file["model"]["merges"].push_back("a c");
+  EXPECT_THAT(
+      refusal(file),
+      HasSubstr("t.json.model.merges[3]: expected two tokens of the vocabulary, got \"a c\""));
+  file = small();
+  file["added_tokens"][0]["content"] = "ab";
+  EXPECT_THAT(refusal(file), HasSubstr("t.json.added_tokens[0].id: expected 2, which it has in the "
+                                       "vocabulary, got 8"));
+  file = small();
+  file["pre_tokenizer"] = {
+      {"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}};
+  EXPECT_THAT(refusal(file), HasSubstr("pattern.Regex: expected a regular expression, got (a: "));
+  file["pre_tokenizer"]["pattern"]["Regex"] = "(\na";
+  EXPECT_THAT(refusal(file), HasSubstr("got (\\x0aa: "));
+  EXPECT_THAT(message_of([] { parse_tokenizer_json("t.json", "{\"model\": "); }),
+              HasSubstr("t.json: expected JSON in UTF-8"));
+}
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("tessera_text_" + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+  void write(const std::string& name, std::string_view text) const {
+    write_file(path_ / name, text);
+  }
+
+ private:
+  fs::path path_;
+};
+
+TEST(LoadTokenizer, ReadsTiktokensRanks) {
+  const Folder folder;
+  // a b c ab cab
+  folder.write("tokenizer.model", "YQ== 0\nYg== 1\nYw== 2\nYWI= 3\nY2Fi 4\n");
+  const auto tokenizer = load_tokenizer(folder.path());
+  EXPECT_THAT(tokenizer.encode("abcab").ids, ElementsAre(5, 3, 4));
+  EXPECT_THAT(tokenizer.encode("cab").ids, ElementsAre(5, 4));
+  EXPECT_EQ(tokenizer.token_of(5), "<|begin_of_text|>");
+  EXPECT_EQ(tokenizer.decode(Ids{3, 2}), "abc");
+  folder.write("tokenizer.model", "YQ== 0\nYg== 2\n");
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }), HasSubstr("with gaps"));
+}
+
+TEST(LoadTokenizer, SaysWhatIsMissing) {
+  const Folder folder;
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }),
+              HasSubstr("expected a tokenizer in this folder, got neither tokenizer.json"));
+  folder.write("tokenizer.model", std::string("\x0a\xff\xff", 3));
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }),
+              HasSubstr("expected a SentencePiece model, got something else, or half of one"));
+}
+
+/// Old files beside a tokenizer.json give the same ids.
+TEST(LoadTokenizer, OldFilesGiveTheSameIds) {
+  const fs::path fixtures = "tests/fixtures/tokenizers";
+  for (const auto& [folder, old] :
+       {std::pair("gpt2_style", "vocab.json"), std::pair("wordpiece_bert", "vocab.txt")}) {
+    const auto now = load_tokenizer(fixtures / folder),
+               then = load_tokenizer(fixtures / folder / old);
+    std::ifstream file(fixtures / folder / "expected.jsonl");
+    int cases = 0;
+    for (std::string line; std::getline(file, line); ++cases) {
+      const auto text = json::parse(line)["text"].get<std::string>();
+      const auto encoding = then.encode(text);
+      EXPECT_EQ(encoding.ids, now.encode(text).ids) << line;
+      EXPECT_EQ(then.decode(encoding.ids), now.decode(encoding.ids)) << line;
+    }
+    EXPECT_GT(cases, 100);
+  }
+}
+
+TEST(LoadTokenizer, PairsOfTexts) {
+  const fs::path folder = "tests/fixtures/tokenizers/wordpiece_bert";
+  const auto tokenizer = load_tokenizer(folder);
+  std::ifstream file(folder / "pairs.jsonl");
+  int cases = 0;
+  for (std::string line; std::getline(file, line); ++cases) {
+    const auto each = json::parse(line);
+    const auto encoding =
+        tokenizer.encode_pair(each["text"].get<std::string>(), each["pair"].get<std::string>(),
+                              {.add_special_tokens = each["add_special_tokens"]});
+    EXPECT_EQ(json(encoding.ids), each["ids"]) << line;
+    EXPECT_EQ(json(encoding.type_ids), each["type_ids"]) << line;
+    json offsets = json::array();
+    for (const auto& one : encoding.offsets) offsets.push_back({one.begin, one.end});
+    EXPECT_EQ(offsets, each["offsets"]) << line;
+  }
+  EXPECT_GT(cases, 10);
+}
+
+TEST(Unicode, BrokenTextCountsAsReplacementCharacters) {
+  const auto tokenizer = parsed(small());
+  EXPECT_EQ(tokenizer
+                .encode("a\xFF\xC3"
+                        "b")
+                .offsets.size(),
+            tokenizer
+                .encode("a\xEF\xBF\xBD\xEF\xBF\xBD"
+                        "b")
+                .offsets.size());
+}
+
+}  // namespace
+}  // namespace tessera::text
