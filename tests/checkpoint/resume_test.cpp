@@ -44,7 +44,7 @@ std::vector<double> train_from(train::Run& run, train::Counts counts, int64_t la
     ++counts.step;
     counts.samples_seen += run.config.train.global_batch;
     counts.tokens_seen += result.num_tokens;
-    if (checkpointing != nullptr) checkpointing->after_step(counts, std::nullopt, result.wishes);
+    if (checkpointing != nullptr) checkpointing->after_step(counts, std::nullopt, result.requests);
   }
   if (checkpointing != nullptr) checkpointing->finish();
   return losses;
