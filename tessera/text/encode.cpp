@@ -138,30 +138,6 @@ Encoding put_together(const Tokenizer::Parts& parts, std::vector<Encoding> texts
   return all;
 }
 
-size_t place_to_cut(const Tokenizer& tokenizer, std::string_view text, size_t from) {
-  constexpr size_t kWindow = 256, kFarthest = size_t{1} << 20;
-  const auto word_at = [&](size_t at) { return text[at] > ' ' && text[at] < 0x7F; };
-  const EncodeOptions options{.add_special_tokens = false, .continues_text = true};
-  const auto tokens = [&](size_t begin, size_t end) {
-    return tokenizer.encode(text.substr(begin, end - begin), options).ids;
-  };
-  const size_t last = std::min(text.size(), from + kFarthest);
-  for (size_t at = std::max<size_t>(from, 2); at < last; ++at) {
-    if (text[at - 1] != '\n' || !word_at(at - 2) || !word_at(at)) continue;
-    size_t begin = at - std::min(at, kWindow), end = std::min(text.size(), at + kWindow);
-    const auto within = [&](size_t i) {
-      return i < text.size() && (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80;
-    };
-    while (within(begin)) ++begin;
-    while (within(end)) --end;
-    auto both = tokens(begin, at);
-    const auto right = tokens(at, end);
-    both.insert(both.end(), right.begin(), right.end());
-    if (both == tokens(begin, end)) return at;
-  }
-  return text.size();
-}
-
 struct Encoder::State {
   const Tokenizer::Parts* parts = nullptr;
   WordCache words;

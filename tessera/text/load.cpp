@@ -1,4 +1,6 @@
 // Which file a tokenizer is read from, and the formats that hold little more than a vocabulary.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -110,6 +112,44 @@ void add_all_merges(Bpe& model, const std::map<uint32_t, std::string>& by_rank,
   }
 }
 
+/// Files as old as these say by the name of a program what is to be done.
+void expect_class(const JsonNode& config, std::initializer_list<std::string_view> known) {
+  const auto node = config["tokenizer_class"];
+  auto name = node.text_or("");
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  if (name.empty()) return;
+  if (std::find(known.begin(), known.end(), name) == known.end())
+    node.refuse(fmt::format("{} (others only from a tokenizer.json)", fmt::join(known, " or ")));
+}
+
+/// The expression by which texts are cut; puts a normalizer into `parts` if there is one.
+std::string_view read_byte_level_config(const JsonNode& config, Tokenizer::Parts& parts) {
+  constexpr std::string_view kQwen2Pattern =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  expect_class(config, {"GPT2Tokenizer", "Qwen2Tokenizer"});
+  const auto prefix = config["add_prefix_space"];
+  if (prefix.truth_or(false)) prefix.refuse("false (others only from a tokenizer.json)");
+  if (!config["tokenizer_class"].text_or("").starts_with("Qwen2")) return gpt2_pattern();
+  parts.normalizer.emplace_back(NormalForm::nfc);
+  return kQwen2Pattern;
+}
+
+/// {"50256": {"content": "<|endoftext|>", "special": true, ..}, ..}
+std::vector<AddedToken> read_added_tokens_decoder(const JsonNode& node) {
+  nlohmann::json list = nlohmann::json::array();
+  if (node.is_null()) return {};
+  node.expect_object();
+  for (const auto& [id, token] : node.value().items()) {
+    const auto entry = node[id];
+    entry.expect_object();
+    if (id.empty() || id.size() > 8 || id.find_first_not_of("0123456789") != id.npos)
+      entry.refuse("ids as keys");
+    list.push_back(token);
+    list.back()["id"] = std::stoul(id);
+  }
+  return read_added_tokens(JsonNode(node.where(), list), {});
+}
+
 }  // namespace
 
 Tokenizer load_tiktoken(const fs::path& path) {
@@ -140,6 +180,7 @@ Tokenizer load_tiktoken(const fs::path& path) {
   parts->pre_tokenizer = byte_level(path.string(), kLlama3Pattern);
   parts->decoder.emplace().emplace_back(ByteLevelDecoding{});
   parts->added = AddedTokens(llama3_tokens(first), {});
+  parts->end_of_text = first + 1;
   const TemplatePart begin{TemplatePart::Kind::special, {first}, 0},
       a{TemplatePart::Kind::first, {}, 0};
   const TemplatePart again{TemplatePart::Kind::special, {first}, 1},
@@ -170,12 +211,17 @@ Tokenizer load_vocab_and_merges(const fs::path& vocab) {
     ++rank;
   }
   auto parts = std::make_unique<Tokenizer::Parts>();
-  constexpr std::string_view kEnd =
-      "<|endoftext|>";  // GPT-2's only one, which its files do not name
-  if (const auto id = model.vocabulary.id_of(kEnd))
-    parts->added = AddedTokens({special_token(*id, std::string(kEnd))}, {});
+  const auto config = config_beside(vocab);
+  const auto pattern = read_byte_level_config(JsonNode(config.path.string(), config.json), *parts);
+  auto added = read_added_tokens_decoder(
+      JsonNode(config.path.string(), config.json)["added_tokens_decoder"]);
+  constexpr std::string_view kEnd = "<|endoftext|>";  // of both, and not named by the old files
+  parts->end_of_text = model.vocabulary.id_of(kEnd);
+  if (added.empty() && parts->end_of_text)
+    added.push_back(special_token(*parts->end_of_text, std::string(kEnd)));
+  parts->added = AddedTokens(std::move(added), parts->normalizer);
   parts->model = std::move(model);
-  parts->pre_tokenizer = byte_level(vocab.string(), gpt2_pattern());
+  parts->pre_tokenizer = byte_level(vocab.string(), pattern);
   parts->decoder.emplace().emplace_back(ByteLevelDecoding{});
   take_bytes(parts->model, parts->pre_tokenizer);
   return Tokenizer(std::move(parts));
@@ -194,15 +240,13 @@ Tokenizer load_vocab_txt(const fs::path& path) {
     special.push_back(special_token(*found, name));
   }
   model.unknown = special[1].id;
-  const auto config = path.parent_path() / "tokenizer_config.json";
+  const auto config = config_beside(path);
+  const JsonNode node(config.path.string(), config.json);
+  expect_class(node, {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"});
   BertCleaning cleaning;
-  if (fs::exists(config)) {
-    const auto json = parse_json(config, read_file(config));
-    const JsonNode node(config.string(), json);
-    cleaning.lowercase = node["do_lower_case"].truth_or(true);
-    cleaning.strip_accents = node["strip_accents"].truth_or(cleaning.lowercase);
-    cleaning.chinese_characters = node["tokenize_chinese_chars"].truth_or(true);
-  }
+  cleaning.lowercase = node["do_lower_case"].truth_or(true);
+  cleaning.strip_accents = node["strip_accents"].truth_or(cleaning.lowercase);
+  cleaning.chinese_characters = node["tokenize_chinese_chars"].truth_or(true);
   auto parts = std::make_unique<Tokenizer::Parts>();
   const TemplatePart cls{TemplatePart::Kind::special, {special[2].id}, 0},
       a{TemplatePart::Kind::first, {}, 0};
@@ -233,28 +277,45 @@ bool is_tiktoken(const fs::path& path) {
 
 }  // namespace
 
-Tokenizer load_tokenizer(const fs::path& path) {
+std::vector<fs::path> tokenizer_files(const fs::path& path) {
   if (!fs::exists(path)) user_error("{}: no such file or folder", path.string());
+  auto file = path;
   if (fs::is_directory(path)) {
-    for (const auto* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}) {
-      if (fs::exists(path / name)) return load_tokenizer(path / name);
+    for (const auto* name : {"vocab.txt", "vocab.json", "tokenizer.model", "tokenizer.json"}) {
+      if (fs::exists(path / name)) file = path / name;
     }
-    user_error(
-        "{}: expected a tokenizer in this folder, got neither tokenizer.json nor tokenizer.model, "
-        "vocab.json, vocab.txt",
-        path.string());
+    if (file == path)
+      user_error(
+          "{}: expected a tokenizer in this folder, got neither tokenizer.json nor "
+          "tokenizer.model, vocab.json, vocab.txt",
+          path.string());
   }
-  const auto name = path.filename().string();
-  if (name == "vocab.json" || name == "merges.txt")
-    return load_vocab_and_merges(path.parent_path() / "vocab.json");
-  if (path.extension() == ".json") return load_tokenizer_json(path);
-  if (path.extension() == ".txt") return load_vocab_txt(path);
-  if (path.extension() == ".model")
-    return is_tiktoken(path) ? load_tiktoken(path) : load_sentencepiece(path);
-  user_error(
-      "{}: expected a tokenizer: a folder, or tokenizer.json, tokenizer.model, vocab.json, "
-      "vocab.txt",
-      path.string());
+  if (file.filename() == "merges.txt") file.replace_filename("vocab.json");
+  std::vector<fs::path> files{file};
+  if (file.filename() == "vocab.json") files.push_back(file.parent_path() / "merges.txt");
+  for (const auto* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const auto beside = file.parent_path() / name;
+    if (fs::exists(beside)) files.push_back(beside);
+  }
+  return files;
+}
+
+Tokenizer load_tokenizer(const fs::path& path) {
+  const auto file = tokenizer_files(path).front();
+  const auto load = [&] {
+    if (file.filename() == "vocab.json") return load_vocab_and_merges(file);
+    if (file.extension() == ".json") return load_tokenizer_json(file);
+    if (file.extension() == ".txt") return load_vocab_txt(file);
+    if (file.extension() == ".model")
+      return is_tiktoken(file) ? load_tiktoken(file) : load_sentencepiece(file);
+    user_error(
+        "{}: expected a tokenizer: a folder, or tokenizer.json, tokenizer.model, vocab.json, "
+        "vocab.txt",
+        path.string());
+  };
+  auto tokenizer = load();
+  if (const auto id = end_of_text_beside(file, tokenizer)) tokenizer.set_end_of_text(*id);
+  return tokenizer;
 }
 
 }  // namespace tessera::text

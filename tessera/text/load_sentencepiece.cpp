@@ -1,5 +1,6 @@
 // SentencePiece's tokenizer.model: a message of Protocol Buffers (its sentencepiece_model.proto).
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <set>
@@ -97,7 +98,7 @@ struct StoredModel {
   uint64_t type = 1;
   bool byte_fallback = false, whitespace_as_suffix = false;
   bool dummy_prefix = true, remove_extra = true, escape = true;
-  std::string unknown_surface = " \xE2\x81\x87 ", bos_piece = "<s>";
+  std::string unknown_surface = " \xE2\x81\x87 ", bos_piece = "<s>", eos_piece = "</s>";
   std::string_view character_map;
 };
 
@@ -115,6 +116,8 @@ StoredPiece read_piece(const std::filesystem::path& path, std::string_view bytes
   }
   if (piece.text.empty() || !is_utf8(piece.text))
     user_error("{}: piece {}: expected a text in UTF-8", path.string(), id);
+  if (!std::isfinite(piece.score))
+    user_error("{}: piece {}: expected a score, got {}", path.string(), id, piece.score);
   if (piece.type == PieceType::unused)
     user_error("{}: piece {}: pieces marked as unused are not known here", path.string(), id);
   if (piece.type == PieceType::byte && byte_of_token(piece.text) < 0)
@@ -136,6 +139,7 @@ StoredModel read_model_file(const std::filesystem::path& path, std::string_view 
         if (each->tag == 35) model.byte_fallback = each->number != 0;
         if (each->tag == 44) model.unknown_surface = each->bytes;
         if (each->tag == 46) model.bos_piece = each->bytes;
+        if (each->tag == 47) model.eos_piece = each->bytes;
       }
     }
     if (field->tag == 3) {
@@ -269,6 +273,7 @@ Tokenizer parse_sentencepiece(const std::filesystem::path& path, std::string_vie
     token.in_text = false;
     token.special = true;
     control.push_back(std::move(token));
+    if (piece.text == stored.eos_piece) parts->end_of_text = id;
     if (piece.text != stored.bos_piece) continue;
     const TemplatePart bos{TemplatePart::Kind::special, {id}, 0},
         a{TemplatePart::Kind::first, {}, 0}, b{TemplatePart::Kind::second, {}, 1};

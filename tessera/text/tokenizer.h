@@ -63,11 +63,16 @@ class Tokenizer {
   std::optional<std::string> token_of(uint32_t id) const;
   bool is_special(uint32_t id) const;
   size_t num_ids() const;  ///< one more than the largest id
+  /// What ends a text: `eos_token` of tokenizer_config.json or special_tokens_map.json beside the
+  /// file, else what the format has of itself (not tokenizer.json, not vocab.txt).
+  std::optional<uint32_t> end_of_text() const { return end_of_text_; }
+  void set_end_of_text(uint32_t id) { end_of_text_ = id; }
 
   const Parts& parts() const { return *parts_; }
 
  private:
   std::unique_ptr<const Parts> parts_;
+  std::optional<uint32_t> end_of_text_;
 };
 
 /// Encodes many texts in one thread, several times as fast as Tokenizer::encode: without offsets,
@@ -106,10 +111,17 @@ class StreamDecoder {
   std::string shown_;  // text of those that were shown
 };
 
-/// The first place at or behind `from` where `text` can be cut, so that the tokens of both parts (the
-/// second with `continues_text`), one behind the other, are those of the whole; the size of `text` if
-/// none is found. Looks at ends of lines between words, and tries each on 256 bytes to both sides.
-size_t place_to_cut(const Tokenizer& tokenizer, std::string_view text, size_t from);
+/// Where a text can be cut, so that the tokens of both parts, one behind the other, are those of the
+/// whole.
+struct TextCut {
+  size_t at = 0;
+  bool continues = true;  ///< `continues_text` for what is behind it; false: as a text of its own
+};
+/// One of the first such places behind `from`; none if a few dozen were tried in vain. Looks at blanks
+/// between words, ends of lines before others, and tries each on 256 bytes to both sides. `options`
+/// are those of the parts; special tokens around a text are left out.
+std::optional<TextCut> place_to_cut(const Tokenizer& tokenizer, std::string_view text, size_t from,
+                                    EncodeOptions options = {});
 
 /// Reads a tokenizer: a folder (tokenizer.json, else tokenizer.model, else vocab.json with
 /// merges.txt, else vocab.txt), or one of these files. tokenizer.model is SentencePiece's or
@@ -117,5 +129,8 @@ size_t place_to_cut(const Tokenizer& tokenizer, std::string_view text, size_t fr
 /// UserError, in one line with file, key and value: none there, no JSON, and whatever the file asks
 /// for that is not known here. Its `truncation` and `padding` are not applied.
 Tokenizer load_tokenizer(const std::filesystem::path& path);
+
+/// The files that load_tokenizer reads for `path`, and those that are beside them and say more.
+std::vector<std::filesystem::path> tokenizer_files(const std::filesystem::path& path);
 
 }  // namespace tessera::text
