@@ -10,24 +10,13 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/data/token_formats.h"
 
 namespace tessera::data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
               "token files are little endian and read in place");
-
-constexpr int64_t kLlmcHeaderInts = 256;
-constexpr int64_t kLlmcHeaderBytes = kLlmcHeaderInts * 4;
-constexpr std::string_view kMegatronMagic("MMIDIDX\0\0", 9);
-constexpr int64_t kMegatronHeaderBytes = 9 + 8 + 1 + 8 + 8;
-
-struct LlmcKind {
-  int32_t magic, version;
-  TokenType type;
-};
-constexpr std::array<LlmcKind, 2> kLlmcKinds{
-    {{20240520, 1, TokenType::uint16}, {20240801, 7, TokenType::uint32}}};
 
 /// A number at any byte, aligned or not.
 template <typename T>
@@ -109,24 +98,14 @@ MegatronIndex read_megatron_header(const MappedFile& index) {
     user_error("{}: expected Megatron index version 1, got {}", path, version);
   }
   MegatronIndex header{TokenType::uint16, load<int64_t>(bytes, 18), load<int64_t>(bytes, 26)};
-  switch (const int code = load<uint8_t>(bytes, 17); code) {
-    case 1:
-      header.type = TokenType::uint8;
-      break;
-    case 4:
-      header.type = TokenType::int32;
-      break;
-    case 5:
-      header.type = TokenType::int64;
-      break;
-    case 8:
-      header.type = TokenType::uint16;
-      break;
-    default:
-      user_error(
-          "{}: expected token type code 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16), got {}",
-          path, code);
+  const int code = load<uint8_t>(bytes, 17);
+  const auto* found =
+      std::ranges::find(kMegatronTypes, code, [](const auto& each) { return each.code; });
+  if (found == kMegatronTypes.end()) {
+    user_error("{}: expected token type code 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16), got {}",
+               path, code);
   }
+  header.type = found->type;
   // Bounded first, so that the products below cannot overflow.
   const int64_t most = size_of(index);
   const auto [type, sequences, documents] = header;
@@ -220,6 +199,10 @@ TokenFile open_token_file(const std::filesystem::path& path, TokenDtype dtype) {
   return {std::move(file), type, 0, size / token_bytes(type)};
 }
 
+std::filesystem::path megatron_index_of(const std::filesystem::path& path) {
+  return with_suffix(path, ".idx");
+}
+
 bool is_megatron(const std::filesystem::path& path) {
   const auto extension = path.extension();
   if (extension == ".idx") return true;
@@ -243,57 +226,6 @@ TokenFile open_megatron(const std::filesystem::path& path, TokenDtype dtype) {
   if (num_tokens == 0)
     user_error("{}: expected tokens, got an empty file; make it again", file.path().string());
   return {std::move(file), header.type, 0, num_tokens};
-}
-
-TokenWriter::TokenWriter(const std::filesystem::path& path, const TokenWriterOptions& options)
-    : path_(path), options_(options), file_(path) {
-  if (options_.header == TokenHeader::none) return;
-  if (options_.num_tokens > std::numeric_limits<int32_t>::max()) {
-    user_error(
-        "{}: an llm.c header counts at most {} tokens, got {}; use no header, or write several "
-        "files",
-        path.string(), std::numeric_limits<int32_t>::max(), options_.num_tokens);
-  }
-  const auto& kind = kLlmcKinds[options_.type == TokenType::uint16 ? 0 : 1];
-  std::array<int32_t, kLlmcHeaderInts> header{kind.magic, kind.version,
-                                              static_cast<int32_t>(options_.num_tokens)};
-  file_.write({reinterpret_cast<const char*>(header.data()), sizeof(header)});
-}
-
-void TokenWriter::write(std::span<const uint32_t> tokens) {
-  written_ += static_cast<int64_t>(tokens.size());
-  if (options_.type == TokenType::uint32) {
-    file_.write({reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes()});
-    return;
-  }
-  const std::vector<uint16_t> narrow(tokens.begin(), tokens.end());
-  file_.write({reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(uint16_t)});
-}
-
-void TokenWriter::append(std::span<const uint8_t> tokens) {
-  const std::vector<uint32_t> wide(tokens.begin(), tokens.end());
-  write(wide);
-}
-
-void TokenWriter::append(std::span<const int64_t> tokens) {
-  const int64_t most = options_.type == TokenType::uint16 ? std::numeric_limits<uint16_t>::max()
-                                                          : std::numeric_limits<uint32_t>::max();
-  for (const int64_t token : tokens) {
-    if (token < 0 || token > most) {
-      user_error("{}: expected tokens from 0 to {} in {}, got {}", path_.string(), most,
-                 name_of(options_.type), token);
-    }
-  }
-  const std::vector<uint32_t> wide(tokens.begin(), tokens.end());
-  write(wide);
-}
-
-void TokenWriter::commit() {
-  if (written_ != options_.num_tokens) {
-    user_error("{}: expected {} tokens, got {}; did an input change meanwhile?", path_.string(),
-               options_.num_tokens, written_);
-  }
-  file_.commit();
 }
 
 }  // namespace tessera::data

@@ -1,4 +1,4 @@
-// Token files on disk: reading nanoGPT, llm.c and Megatron files, and writing the first two.
+// Token files on disk: those of nanoGPT, llm.c and Megatron (token_writer.h writes them).
 //
 //   bare       uint16 or uint32, little endian, nothing else (nanoGPT's `train.bin`)
 //   llm.c      256 int32 (magic, version, number of tokens, zeros), then the tokens:
@@ -47,38 +47,10 @@ TokenFile open_token_file(const std::filesystem::path& path,
 TokenFile open_megatron(const std::filesystem::path& path,
                         TokenDtype dtype = TokenDtype::automatic);
 
+/// The .idx that belongs to a Megatron data set's .bin.
+std::filesystem::path megatron_index_of(const std::filesystem::path& path);
+
 /// True if `path` names a Megatron data set: prefix, .idx, or .bin with an .idx beside it.
 bool is_megatron(const std::filesystem::path& path);
-
-enum class TokenHeader { none, llmc };
-
-struct TokenWriterOptions {
-  TokenType type = TokenType::uint16;  ///< uint16 or uint32
-  TokenHeader header = TokenHeader::none;
-  int64_t num_tokens = 0;  ///< that will be appended in all: llm.c's header stands before them
-};
-
-/// Writes a token file that appears under its name only at commit().
-class TokenWriter {
- public:
-  /// UserError: more tokens than llm.c's int32 can count. SystemError: the folder cannot be
-  /// written.
-  TokenWriter(const std::filesystem::path& path, const TokenWriterOptions& options);
-
-  void append(
-      std::span<const uint8_t> tokens);  ///< bytes of text; SystemError when the disk is full
-  void append(std::span<const int64_t> tokens);  ///< UserError if one does not fit the type
-  /// UserError if other than `num_tokens` were appended (an input changed meanwhile); nothing is
-  /// left then.
-  void commit();
-
- private:
-  void write(std::span<const uint32_t> tokens);
-
-  std::filesystem::path path_;
-  TokenWriterOptions options_;
-  AtomicFile file_;
-  int64_t written_ = 0;
-};
 
 }  // namespace tessera::data

@@ -132,46 +132,6 @@ TEST(Megatron, RefusesAnIndexThatDisagrees) {
   EXPECT_THAT(refusal([&] { open_megatron(folder.path() / "none"); }), HasSubstr("none.idx"));
 }
 
-TEST(TokenWriter, WritesWhatIsReadBack) {
-  const TemporaryFolder folder;
-  for (const auto type : {TokenType::uint16, TokenType::uint32}) {
-    for (const auto header : {TokenHeader::none, TokenHeader::llmc}) {
-      const auto path = folder.path() / "out.bin";
-      TokenWriter writer(path, {.type = type, .header = header, .num_tokens = 5});
-      writer.append(std::vector<uint8_t>{0, 255});
-      writer.append(std::vector<int64_t>{1, 65535, 9});
-      writer.commit();
-      const auto dtype = type == TokenType::uint16 ? TokenDtype::uint16 : TokenDtype::uint32;
-      EXPECT_THAT(tokens_of({.paths = {path}, .token_dtype = dtype}),
-                  ElementsAre(0, 255, 1, 65535, 9));
-      const auto header_bytes = header == TokenHeader::llmc ? 1024 : 0;
-      EXPECT_EQ(std::filesystem::file_size(path),
-                static_cast<uint64_t>(header_bytes + 5 * token_bytes(type)));
-    }
-  }
-}
-
-TEST(TokenWriter, LeavesNothingHalfWritten) {
-  const TemporaryFolder folder;
-  const auto path = folder.path() / "out.bin";
-  EXPECT_THAT(refusal([&] {
-                TokenWriter writer(path, {.num_tokens = 2});
-                writer.append(std::vector<int64_t>{1, 65536});
-              }),
-              HasSubstr("expected tokens from 0 to 65535 in uint16, got 65536"));
-  EXPECT_THAT(refusal([&] {
-                TokenWriter writer(path, {.num_tokens = 3});
-                writer.append(std::vector<int64_t>{1, 2});
-                writer.commit();
-              }),
-              HasSubstr("expected 3 tokens, got 2"));
-  EXPECT_THAT(refusal([&] {
-                TokenWriter(path, {.header = TokenHeader::llmc, .num_tokens = int64_t{1} << 31});
-              }),
-              HasSubstr("an llm.c header counts at most 2147483647 tokens"));
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
 TEST(TokenDtype, IsNamed) {}
 
 }  // namespace

@@ -11,7 +11,9 @@ namespace tessera::report {
 /// second on standard error, and gone at the end. Not thread-safe.
 class ByteProgress {
  public:
-  explicit ByteProgress(std::string what) : what_(std::move(what)) {}
+  /// `earlier_bytes` were done before, which tell nothing of the speed.
+  explicit ByteProgress(std::string what, int64_t earlier_bytes = 0)
+      : what_(std::move(what)), earlier_bytes_(earlier_bytes) {}
   ~ByteProgress();
   ByteProgress(const ByteProgress&) = delete;
   ByteProgress& operator=(const ByteProgress&) = delete;
@@ -22,11 +24,12 @@ class ByteProgress {
   using Clock = std::chrono::steady_clock;
 
   std::string what_;
+  int64_t earlier_bytes_;
   Clock::time_point start_ = Clock::now(), shown_;
   bool is_shown_ = false;
 };
 
 std::string byte_progress_line(const std::string& what, int64_t done_bytes, int64_t total_bytes,
-                               double seconds);
+                               double seconds, int64_t earlier_bytes = 0);
 
 }  // namespace tessera::report
