@@ -3,7 +3,8 @@
 //   tessera_text_probe TOKENIZER < lines
 //
 // {"text": .., "add_special_tokens": ..} becomes {"ids": .., "offsets": .., "decoded": .., "skipped": ..}, where all that an
-// Encoder and a StreamDecoder make must be the same; {"ids": ..} becomes {"decoded": .., "skipped": ..}.
+// Encoder and a StreamDecoder make must be the same; {"ids": ..} becomes {"decoded": .., "skipped": ..}. "bytes", in hexadecimal
+// digits, stand for a text that is no UTF-8.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -17,11 +18,19 @@ namespace {
 
 using nlohmann::json;
 
+std::string bytes_of_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
 json answer(const Tokenizer& tokenizer, Encoder& encoder, const json& line) {
   json result;
   std::vector<uint32_t> ids;
   if (line.contains("text")) {
-    const auto text = line["text"].get<std::string>();
+    const auto text = line.contains("bytes") ? bytes_of_hex(line["bytes"].get<std::string>())
+                                             : line["text"].get<std::string>();
     const EncodeOptions options{.add_special_tokens = line.value("add_special_tokens", true)};
     const auto encoding = tokenizer.encode(text, options);
     ids = encoding.ids;
