@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/base/digest.h"
+#include "tessera/base/error.h"
 #include "tessera/data/text_files.h"
 
 namespace tessera::data {

@@ -7,9 +7,9 @@
 #include <limits>
 #include <memory>
 
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/digest.h"
 #include "tessera/data/encoding_threads.h"
 #include "tessera/data/text_files.h"
 #include "tessera/data/tokenize_state.h"
