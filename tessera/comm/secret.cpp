@@ -4,8 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "tessera/base/error.h"
 #include "tessera/base/digest.h"
+#include "tessera/base/error.h"
 
 namespace tessera::comm {
 namespace {

@@ -11,8 +11,8 @@ namespace tessera::data {
 namespace {
 
 using ::tessera::data::testing::refusal;
-using tessera::testing::TemporaryFolder;
 using ::tessera::data::testing::tokens_of;
+using tessera::testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tokens = std::vector<uint32_t>;

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <string_view>
 
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/units.h"
 #include "tessera/hub/file_lock.h"
 #include "tessera/hub/retries.h"

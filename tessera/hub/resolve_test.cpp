@@ -12,8 +12,8 @@
 #include <set>
 #include <thread>
 
-#include "tessera/base/file.h"
 #include "tessera/base/digest.h"
+#include "tessera/base/file.h"
 #include "tessera/data/testing.h"
 #include "tests/support/http_server.h"
 #include "tests/support/temporary_folder.h"

@@ -15,9 +15,9 @@
 #include <sstream>
 #include <string_view>
 
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
-#include "tessera/base/digest.h"
 
 namespace tessera::hub::testing {
 namespace {

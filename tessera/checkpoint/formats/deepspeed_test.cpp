@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
 #include "tessera/base/digest.h"
+#include "tessera/base/file.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 
