@@ -167,6 +167,44 @@ TEST(LoadTokenizer, OldFilesGiveTheSameIds) {
   }
 }
 
+TEST(LoadTokenizer, KnowsWhatEndsAText) {
+  const Folder folder;
+  folder.write("tokenizer.json", small().dump());
+  EXPECT_EQ(load_tokenizer(folder.path()).end_of_text(), std::nullopt);
+  folder.write("special_tokens_map.json", R"({"eos_token": "b"})");
+  EXPECT_EQ(load_tokenizer(folder.path()).end_of_text(), 1);
+  folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<end>", "lstrip": false}})");
+  EXPECT_EQ(load_tokenizer(folder.path()).end_of_text(), 8);
+  EXPECT_EQ(tokenizer_files(folder.path()).size(), 3);
+  folder.write("tokenizer_config.json", R"({"eos_token": "</s>"})");
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }),
+              HasSubstr("tokenizer_config.json.eos_token: expected a token of tokenizer.json, got "
+                        "\"</s>\""));
+  const fs::path fixtures = "tests/fixtures/tokenizers";
+  EXPECT_EQ(load_tokenizer(fixtures / "sentencepiece_bpe").end_of_text(), 2);
+  const auto gpt2 = load_tokenizer(fixtures / "gpt2_style" / "vocab.json");
+  EXPECT_EQ(gpt2.end_of_text(), gpt2.id_of("<|endoftext|>"));
+}
+
+TEST(LoadTokenizer, OldFilesStandForNoMoreThanTheyCan) {
+  const Folder folder;
+  folder.write("vocab.json", R"({"a": 0, "b": 1, "ab": 2, "\u0120": 3})");
+  folder.write("merges.txt", "#version: 0.2\na b\n");
+  EXPECT_THAT(load_tokenizer(folder.path()).encode("ab<x>ab").ids, ElementsAre(2, 2));
+  folder.write("tokenizer_config.json",
+               R"({"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {
+                   "7": {"content": "<x>", "special": true, "normalized": false}}})");
+  EXPECT_THAT(load_tokenizer(folder.path()).encode("ab<x>ab").ids, ElementsAre(2, 7, 2));
+  folder.write("tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }),
+              HasSubstr("tokenizer_config.json.tokenizer_class: expected GPT2Tokenizer or "
+                        "Qwen2Tokenizer (others only from a tokenizer.json), got "
+                        "\"RobertaTokenizer\""));
+  folder.write("tokenizer_config.json", R"({"add_prefix_space": true})");
+  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }),
+              HasSubstr("tokenizer_config.json.add_prefix_space: expected false"));
+}
+
 TEST(LoadTokenizer, PairsOfTexts) {
   const fs::path folder = "tests/fixtures/tokenizers/wordpiece_bert";
   const auto tokenizer = load_tokenizer(folder);
