@@ -37,7 +37,7 @@ struct TokenizeResult {
 };
 
 /// Writes the tokens of texts, one text behind the other; without a tokenizer the same sequence that
-/// TokenSource reads from `inputs` as text. Memory: some 20 MiB and 20 more for each thread, whatever
+/// TokenSource reads from `inputs` as text. Memory: some 50 MiB and 30 more for each thread, whatever
 /// the size. Interrupted, it leaves OUT.partial and OUT.partial.json, with which the same call goes
 /// on.
 /// UserError: no input, nothing but empty files, an output that is itself an input or whose folder is
