@@ -38,12 +38,17 @@ std::vector<Scalar> scalars_of(const StepRecord& record) {
   return values;
 }
 
-std::unique_ptr<Sink> make_sink(std::string_view name, const SinkOptions& options) {
+std::vector<std::string> sink_names() {
   std::vector<std::string> names;
+  for (const auto& [name, make_it] : kSinks) names.emplace_back(name);
+  return names;
+}
+
+std::unique_ptr<Sink> make_sink(std::string_view name, const SinkOptions& options) {
   for (const auto& [known, make_it] : kSinks) {
     if (known == name) return make_it(options);
-    names.emplace_back(known);
   }
+  const auto names = sink_names();
   user_error("expected figures to go to one of {}, got \"{}\"{}", fmt::join(names, ", "), name,
              did_you_mean(std::string(name), names));
 }

@@ -67,6 +67,8 @@ struct SinkOptions {
   int64_t steps_done = 0;  ///< of the run that this one goes on from: later figures are dropped
 };
 
+std::vector<std::string> sink_names();
+
 /// Makes a sink by its name, as in logging.report_to and log_with: "tensorboard", "csv", "mlflow".
 /// UserError: another name. SystemError: what cannot be written.
 std::unique_ptr<Sink> make_sink(std::string_view name, const SinkOptions& options);

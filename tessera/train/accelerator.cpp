@@ -89,7 +89,9 @@ bool Accelerator::check_trigger() {
 void Accelerator::init_trackers(const std::filesystem::path& run_dir,
                                 const report::HyperParameters& config) {
   if (!is_main_process()) return;
-  for (const auto& name : core_->options().log_with) {
+  auto names = core_->options().log_with;
+  if (std::ranges::count(names, "all") > 0) names = report::sink_names();
+  for (const auto& name : names) {
     trackers_.push_back(report::make_sink(name, {.run_dir = run_dir}));
     if (!config.empty()) trackers_.back()->hyper_parameters(config);
   }

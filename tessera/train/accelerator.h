@@ -75,23 +75,28 @@ class Accelerator {
     if (is_main_process()) fmt::print("{}\n", fmt::format(format, std::forward<Args>(args)...));
   }
 
-  /// Runs `work` on the main process first, then on all others (downloads, caches); local: on each
-  /// machine's main process first.
+  /// Runs `work` on the main process first (local: of each machine), then on all others.
   void main_process_first(const std::function<void()>& work) const;
   void local_main_process_first(const std::function<void()>& work) const;
 
-  /// `function` that does nothing on other processes.
-  template <typename Function>
-  auto on_main_process(Function function) const {
+  /// `function` that does nothing on other processes. An index counts where there are several.
+  auto on_main_process(auto function) const {
     return only_if(is_main_process(), std::move(function));
   }
-  template <typename Function>
-  auto on_local_main_process(Function function) const {
+  auto on_local_main_process(auto function) const {
     return only_if(is_local_main_process(), std::move(function));
   }
-  template <typename Function>
-  auto on_last_process(Function function) const {
+  auto on_last_process(auto function) const {
     return only_if(is_last_process(), std::move(function));
+  }
+
+  auto on_process(auto function, int process_index) const {
+    return only_if(num_processes() == 1 || this->process_index() == process_index,
+                   std::move(function));
+  }
+  auto on_local_process(auto function, int local_process_index) const {
+    return only_if(num_processes() == 1 || this->local_process_index() == local_process_index,
+                   std::move(function));
   }
 
   // ---- preparing ----
@@ -140,26 +145,17 @@ class Accelerator {
   /// gradient_accumulation_steps calls, and at the end of a loader. In between optimizers and
   /// schedulers do nothing.
   ///     auto scope = accelerator.accumulate(model);
-  template <typename... Models>
-  [[nodiscard]] AccumulationScope accumulate(const Models&...) {
-    return AccumulationScope(*core_);
-  }
+  [[nodiscard]] AccumulationScope accumulate(const auto&...) { return AccumulationScope(*core_); }
   bool sync_gradients() const { return core_->sync_gradients(); }
   int64_t gradient_accumulation_steps() const { return core_->accumulation_steps(); }
   void set_gradient_accumulation_steps(int64_t steps) { core_->set_accumulation_steps(steps); }
 
   /// While it lives, backward only accumulates.
-  template <typename... Models>
-  [[nodiscard]] NoSyncScope no_sync(const Models&...) {
-    return NoSyncScope(*core_);
-  }
+  [[nodiscard]] NoSyncScope no_sync(const auto&...) { return NoSyncScope(*core_); }
 
   /// While it lives, processes may have other numbers of batches (even_batches = false): gradients
   /// are sums over those that have one, divided by all. Under DDP.
-  template <typename... Models>
-  [[nodiscard]] JoinScope join_uneven_inputs(const Models&...) {
-    return JoinScope(*core_);
-  }
+  [[nodiscard]] JoinScope join_uneven_inputs(const auto&...) { return JoinScope(*core_); }
 
   /// Scales the gradients of these parameters of prepared models (`model->parameters()`) down to
   /// `max_norm`; gives their norm before. Between updates: this process's own gradients under DDP;
@@ -212,8 +208,7 @@ class Accelerator {
                        [&](const auto& tensor) { return core_->reduce(tensor, reduction); });
   }
 
-  /// Dimension `dim` brought to the largest size of any process with `pad_index`; a tensor without
-  /// it stays.
+  /// Dimension `dim` of the largest size of any process, by `pad_index`; stays if there is none.
   template <typename Value>
   Value pad_across_processes(Value value, int64_t dim = 0, double pad_index = 0,
                              bool pad_first = false) const {
@@ -279,8 +274,7 @@ class Accelerator {
   }
 
   /// torch::save on the main process alone.
-  template <typename Object>
-  void save(const Object& object, const std::filesystem::path& file) const {
+  void save(const auto& object, const std::filesystem::path& file) const {
     if (is_main_process()) torch::save(object, file.string());
   }
 
@@ -300,8 +294,7 @@ class Accelerator {
   AcceleratorCore& core() const { return *core_; }  ///< for LocalSGD
 
  private:
-  template <typename Function>
-  static auto only_if(bool here, Function function) {
+  static auto only_if(bool here, auto function) {
     return [here, function = std::move(function)](auto&&... args) {
       if (here) function(std::forward<decltype(args)>(args)...);
     };
@@ -359,7 +352,13 @@ class Accelerator {
       using Prepared = PreparedModel<ModuleOf<Object>>;
       return Prepared(core_, core_->model_of(*object.get()));
     } else if constexpr (std::derived_from<Object, torch::optim::Optimizer>) {
-      return PreparedOptimizer(core_, core_->add_optimizer(object));
+      auto record = core_->add_optimizer(object);
+      if constexpr (requires { object.train(), object.eval(); }) {
+        record->set_training = [&object](bool training) {
+          training ? object.train() : object.eval();
+        };
+      }
+      return PreparedOptimizer(core_, std::move(record));
     } else if constexpr (LoaderHolder<Object>) {
       auto& loader = loader_of(object);
       return PreparedLoader<std::remove_reference_t<decltype(loader)>>(core_, loader);

@@ -60,6 +60,7 @@ struct OptimizerRecord {
   bool skipped = false;        ///< its last step found an overflow
   bool done = false;           ///< stepped, or dropped its gradients, since the last backward
   bool stepped = false;        ///< and nobody called zero_grad() since
+  std::function<void(bool training)> set_training;  ///< its train() and eval(); none: it has none
 };
 
 /// The state of a scheduler, as it is saved.
@@ -116,6 +117,7 @@ class AcceleratorCore {
   void backward(const torch::Tensor& loss);
   void step(OptimizerRecord& optimizer, const std::function<torch::Tensor()>& closure = nullptr);
   void zero_grad(OptimizerRecord& optimizer);
+  void set_training(OptimizerRecord& optimizer, bool training);
   double clip_grad_norm(const std::vector<torch::Tensor>& parameters, double max_norm,
                         double norm_type);
   void clip_grad_value(const std::vector<torch::Tensor>& parameters, double clip_value);

@@ -35,7 +35,8 @@ struct AcceleratorOptions {
   bool broadcast_buffers = true;
   CommHook comm_hook = CommHook::none;  ///< DDP
   uint64_t seed = 0;                    ///< of nn::Dropout
-  /// Where init_trackers() sends what is logged: "tensorboard", "csv", "mlflow" (report/sink.h).
+  /// Where init_trackers() sends what is logged: "tensorboard", "csv", "mlflow" (report/sink.h);
+  /// "all": everywhere.
   std::vector<std::string> log_with = {"tensorboard"};
   /// save_state() without a folder writes project_dir/checkpoints/checkpoint_<0, 1, ..>, of which
   /// the newest `total_limit` stay; load_state() without one reads the newest.

@@ -249,6 +249,12 @@ void AcceleratorCore::zero_grad(OptimizerRecord& optimizer) {
   finish_step(optimizer);
 }
 
+void AcceleratorCore::set_training(OptimizerRecord& optimizer, bool training) {
+  if (!optimizer.set_training) return;
+  optimizer.set_training(training);
+  for (const auto index : optimizer.models) models_[index]->parallel.values_changed();
+}
+
 bool AcceleratorCore::any_skipped() const {
   return std::ranges::any_of(optimizers_, [](const auto& record) { return record->skipped; });
 }

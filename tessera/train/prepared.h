@@ -121,6 +121,11 @@ class PreparedOptimizer {
   void zero_grad() { core_->zero_grad(*record_); }
   bool step_was_skipped() const { return record_->skipped; }
 
+  /// Of an optimizer that has train() and eval(), as schedule-free ones do; else nothing. Call them
+  /// with the model's. Collective.
+  void train() { core_->set_training(*record_, /*training=*/true); }
+  void eval() { core_->set_training(*record_, /*training=*/false); }
+
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() {
     return record_->base->param_groups();
   }

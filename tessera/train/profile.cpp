@@ -11,6 +11,15 @@
 
 namespace tessera {
 namespace kineto = torch::autograd::profiler;
+namespace {
+
+std::string time_text(double microseconds) {
+  if (microseconds >= 1e6) return fmt::format("{:.3f}s", microseconds / 1e6);
+  if (microseconds >= 1e3) return fmt::format("{:.3f}ms", microseconds / 1e3);
+  return fmt::format("{:.3f}us", microseconds);
+}
+
+}  // namespace
 
 Profile::Profile(const ProfileOptions& options, int rank) : options_(options), rank_(rank) {
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO,
@@ -18,7 +27,7 @@ Profile::Profile(const ProfileOptions& options, int rank) : options_(options), r
                                                      /*with_stack=*/false, options.with_flops);
   const std::set activities{torch::profiler::impl::ActivityType::CPU};
   kineto::prepareProfiler(config, activities);
-  kineto::enableProfiler(config, activities, {at::RecordScope::FUNCTION});
+  kineto::enableProfiler(config, activities);
 }
 
 Profile::~Profile() {
@@ -69,16 +78,28 @@ std::vector<ProfiledOperator> Profile::key_averages() {
   return operators;
 }
 
-std::string Profile::table(size_t row_limit) {
-  auto text =
-      fmt::format("{:<48}{:>14}{:>14}{:>10}\n", "Name", "Self CPU us", "CPU total us", "Calls");
+std::string Profile::table(int64_t row_limit) {
   const auto operators = key_averages();
-  for (size_t i = 0; i < std::min(row_limit, operators.size()); ++i) {
-    const auto& each = operators[i];
-    text += fmt::format("{:<48.47}{:>14.1f}{:>14.1f}{:>10}\n", each.name, each.self_cpu_time_total,
-                        each.cpu_time_total, each.count);
+  double sum = 0;
+  for (const auto& each : operators) sum += each.self_cpu_time_total;
+  const auto share = [sum](double of) {
+    return fmt::format("{:.2f}%", sum > 0 ? of / sum * 100 : 0);
+  };
+  const auto within = [](const std::string& name) {
+    return name.size() <= 55 ? name : fmt::format("{:.52}...", name);
+  };
+  constexpr auto kRow = "{:>55}  {:>12}  {:>12}  {:>12}  {:>12}  {:>12}  {:>12}\n";
+  auto text = fmt::format(kRow, "Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total",
+                          "CPU time avg", "# of Calls");
+  for (int64_t i = 0; i < std::ssize(operators) && i != row_limit; ++i) {
+    const auto& each = operators[static_cast<size_t>(i)];
+    text +=
+        fmt::format(kRow, within(each.name), share(each.self_cpu_time_total),
+                    time_text(each.self_cpu_time_total), share(each.cpu_time_total),
+                    time_text(each.cpu_time_total),
+                    time_text(each.cpu_time_total / static_cast<double>(each.count)), each.count);
   }
-  return text;
+  return text + fmt::format("Self CPU time total: {}\n", time_text(sum));
 }
 
 }  // namespace tessera

@@ -40,7 +40,8 @@ class Profile {
 
   /// The operators, those with the largest self_cpu_time_total first; stops.
   std::vector<ProfiledOperator> key_averages();
-  std::string table(size_t row_limit = 10);  ///< of key_averages(), as text
+  /// key_averages() as text, with the columns of torch.profiler; below 0: all rows.
+  std::string table(int64_t row_limit = 10);
 
  private:
   ProfileOptions options_;

@@ -4,9 +4,11 @@ usage: by_feature.py FOLDER EXAMPLE.py [its options] [-- EXAMPLE.py [its options
 
 What the examples import beside Accelerate (transformers, datasets, evaluate, scikit-learn) is stood in for here by what
 examples/accelerate/by_feature/pairs.h has in C++. Shuffling is a fixed order, the same in both. Rank 0 writes the loss of each
-training step and what the example prints of its epochs to FOLDER/<example>_<processes>.txt."""
+training step and what the example prints of its epochs to FOLDER/<example>_<processes>.txt; an example that is named again goes
+on in that file. printed.sh makes such lines of what the examples of C++ print."""
 
 import builtins
+import dataclasses
 import importlib.machinery
 import math
 import os
@@ -19,6 +21,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 lines = []
+lines_of = {}  # by example
 LENGTH, WORDS, DIM, HIDDEN, GAIN = 10, 41, 8, 16, 60.0
 
 
@@ -70,9 +73,10 @@ class Tokenizer:
         return Batch({name: torch.tensor([row[name] for row in examples]) for name in examples[0]})
 
 
+@dataclasses.dataclass
 class Output:
-    def __init__(self, loss, logits):
-        self.loss, self.logits = loss, logits
+    loss: torch.Tensor
+    logits: torch.Tensor
 
 
 class Classifier(torch.nn.Module):
@@ -163,15 +167,45 @@ def module(name, **members):
     sys.modules[name].__dict__.update(members)
 
 
+# Of the profiler's table: what the model and the loss call in both languages (LibTorch has no aten::linear: its modules call addmm).
+OPERATORS = """addmm tanh tanh_backward embedding embedding_backward embedding_dense_backward index_select ne cross_entropy_loss
+log_softmax _log_softmax_backward_data nll_loss nll_loss_forward nll_loss_backward""".split()
+
+
 def shown(*words, **_):
     text = " ".join(str(word) for word in words)
     if text.startswith(("epoch", "Average")):
         lines.append("".join(c for c in text if c not in "{},'"))
+    elif "Memory" in text:
+        lines.append(text.rsplit(":", 1)[0] + ": number")
+    elif "# of Calls" in text:
+        rows = [row.split() for row in text.splitlines()]
+        lines.append("columns " + " ".join(next(row for row in rows if row[:1] == ["Name"])))
+        lines.extend(sorted(f"operator {row[0]} {row[-1]}" for row in rows if row and row[0].removeprefix("aten::") in OPERATORS))
+
+
+def logged():
+    """What TensorBoard's files below this folder hold."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = []
+    for folder, _, files in os.walk("."):
+        for file in files:
+            if file == "hparams.yml":
+                found += ["parameter " + line.strip().replace(": ", " ") for line in open(os.path.join(folder, file))]
+            elif file.startswith("events."):
+                events = EventAccumulator(os.path.join(folder, file)).Reload()
+                for tag in events.Tags()["scalars"]:
+                    found += [f"logged {tag} {event.step} {event.value:.8f}" for event in events.Scalars(tag)]
+    lines.extend(sorted(found))
 
 
 import accelerate  # noqa: E402: before the stand-ins
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 from accelerate.utils import set_seed  # noqa: E402
+from sharded_on_cpus import sharded_on_cpus  # noqa: E402
+
+sharded_on_cpus()
 
 module("transformers", AutoModelForSequenceClassification=Classifier, AutoTokenizer=Tokenizer, get_linear_schedule_with_warmup=warmup, set_seed=set_seed)
 module("datasets", load_dataset=load_dataset, DatasetDict=DatasetDict)
@@ -186,21 +220,26 @@ PartialState.destroy_process_group = lambda *_: None  # the next example uses it
 def run(example, options, out):
     AcceleratorState._reset_state(reset_partial_state=False)
     GradientState._reset_state()
+    name = os.path.basename(example).removesuffix(".py")
     lines.clear()
     source = open(example).read().replace("shuffle=True", "sampler=in_order(tokenized_datasets['train'])")
+    # This example knows the memory of GPUs alone, and ends on others.
+    source = source.replace("class TorchTracemalloc:", "class TorchTracemalloc:\n    begin = end = peak = 0\n")
     with tempfile.NamedTemporaryFile("w", suffix="_" + os.path.basename(example)) as copy:
         copy.write(source)
         copy.flush()
         sys.argv = [example] + options
         runpy.run_path(copy.name, run_name="__main__")
+    if "--with_tracking" in options and int(os.environ.get("RANK", 0)) == 0:
+        logged()
+    lines_of[name] = lines_of.get(name, []) + lines
     if int(os.environ.get("RANK", 0)) == 0:
-        with open(out, "w") as file:
-            file.write("\n".join(lines) + "\n")
+        with open(os.path.join(out, name + "_" + os.environ.get("WORLD_SIZE", "1") + ".txt"), "w") as file:
+            file.write("\n".join(lines_of[name]) + "\n")
 
 
 folder, words = sys.argv[1], sys.argv[2:] + ["--"]
 while words:
     end = words.index("--")
     (example, *options), words = words[:end], words[end + 1 :]
-    name = os.path.basename(example).removesuffix(".py")
-    run(example, options, os.path.join(folder, name + "_" + os.environ.get("WORLD_SIZE", "1") + ".txt"))
+    run(example, options, folder)

@@ -3,8 +3,6 @@
 //     tessera launch -n N accelerate_cases FILE
 //
 // Rank 0 writes a line for each result to FILE, as cases.py does; compare.cpp compares the two.
-#include <fmt/format.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -13,113 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "tessera/train/accelerator.h"
 #include "tessera/train/lr_scheduler.h"
+#include "tests/accelerate/problem.h"
 
 namespace {
 
-using tessera::Accelerator;
-using tessera::AcceleratorOptions;
 namespace lr = tessera::lr_scheduler;
-using Numbers = std::vector<double>;
-
-std::vector<std::string> lines;
-
-void add(Numbers& numbers, double value) { numbers.push_back(value); }
-void add(Numbers& numbers, const Numbers& values) {
-  numbers.insert(numbers.end(), values.begin(), values.end());
-}
-void add(Numbers& numbers, const torch::Tensor& value) {
-  const auto flat = value.detach().to(torch::kFloat64).flatten().contiguous();
-  const auto* data = flat.const_data_ptr<double>();
-  numbers.insert(numbers.end(), data, data + flat.numel());
-}
-void add(Numbers& numbers, torch::IntArrayRef sizes) {
-  for (const auto size : sizes) numbers.push_back(static_cast<double>(size));
-}
-
-template <typename... Values>
-Numbers numbers_of(const Values&... values) {
-  Numbers numbers;
-  (add(numbers, values), ...);
-  return numbers;
-}
-
-/// Values of this rank: numbers, or tensors of them. Rank 0's are written.
-template <typename... Values>
-void say(const Accelerator* accelerator, const std::string& name, const Values&... values) {
-  if (accelerator != nullptr && !accelerator->is_main_process()) return;
-  std::string line = name + ":";
-  for (const auto number : numbers_of(values...)) line += fmt::format(" {:.17g}", number);
-  lines.push_back(line);
-}
-
-/// Values of every rank, in order.
-template <typename... Values>
-void say_all(const Accelerator& accelerator, const std::string& name, const Values&... values) {
-  say(&accelerator, name, accelerator.gather_object(numbers_of(values...)));
-}
-
-// ---- a small problem: values are a formula, so that both programs have the same ----------------
-
-torch::Tensor formula(const std::vector<int64_t>& shape, double phase = 0) {
-  int64_t count = 1;
-  for (const auto size : shape) count *= size;
-  const auto at = torch::arange(count, torch::kFloat64) * 0.7 + phase;
-  return (torch::sin(at) * 0.5).to(torch::kFloat32).reshape(shape);
-}
-
-class Rows : public torch::data::Dataset<Rows> {
- public:
-  explicit Rows(int64_t count) : data_(formula({count, 4}, 1)), target_(formula({count, 2}, 2)) {}
-  torch::data::Example<> get(size_t index) override {
-    const auto i = static_cast<int64_t>(index);
-    return {data_[i], target_[i]};
-  }
-  torch::optional<size_t> size() const override { return static_cast<size_t>(data_.size(0)); }
-
- private:
-  torch::Tensor data_, target_;
-};
-
-auto make_loader(int64_t rows, int64_t batch_size, bool drop_last = false, size_t workers = 0) {
-  return torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
-      Rows(rows).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(static_cast<size_t>(batch_size))
-          .drop_last(drop_last)
-          .workers(workers));
-}
-
-/// Two layers and a branch that no loss reaches.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(bool with_norm = false, bool with_unused = false) {
-    register_module("first", first);
-    if (with_norm) norm = register_module("norm", torch::nn::BatchNorm1d(6));
-    register_module("second", second);
-    if (with_unused) unused = register_module("unused", torch::nn::Linear(3, 3));
-    const torch::NoGradGuard no_grad;
-    double phase = 0;
-    for (auto& parameter : parameters()) parameter.copy_(formula(parameter.sizes().vec(), phase++));
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    auto hidden = first(x);
-    if (norm) hidden = norm(hidden);
-    return second(torch::tanh(hidden));
-  }
-  torch::nn::Linear first{4, 6}, second{6, 2}, unused = nullptr;
-  torch::nn::BatchNorm1d norm = nullptr;
-};
-TORCH_MODULE(Net);
-
-torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) {
-  return (output - target).square().mean();
-}
-
-torch::Tensor weights(const Net& net) {
-  std::vector<torch::Tensor> flat;
-  for (const auto& parameter : net->parameters()) flat.push_back(parameter.detach().flatten());
-  return torch::cat(flat);
-}
+using namespace problem;
 
 // ---- the cases ---------------------------------------------------------------------------------
 
@@ -344,14 +242,17 @@ void prepared_schedules() {
       lr::StepLR{.step_size = 2});
 }
 
+/// A new folder, the same on all processes.
+std::filesystem::path new_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "accelerate_XXXXXX").string();
+  const Accelerator accelerator;
+  if (accelerator.is_main_process() && mkdtemp(name.data()) == nullptr) std::abort();
+  return accelerator.gather_object(std::vector{name})[0];
+}
+
 /// Steps that go on from a checkpoint equal those of the run that was not interrupted.
 void resume_in_an_epoch() {
-  std::string name = (std::filesystem::temp_directory_path() / "accelerate_XXXXXX").string();
-  {
-    Accelerator accelerator;
-    if (accelerator.is_main_process() && mkdtemp(name.data()) == nullptr) std::abort();
-    name = accelerator.gather_object(std::vector{name})[0];
-  }
+  const auto name = new_folder();
   for (const bool resume : {false, true}) {
     Accelerator accelerator;
     Net net;
@@ -397,6 +298,10 @@ void exchange() {
     say(&accelerator, "reduce." + reduction,
         accelerator.reduce(torch::tensor({1.5, 2.0 + rank}), reduction));
   }
+  if (size > 1) {
+    say(&accelerator, "reduce.mean_of_integers",
+        accelerator.reduce(torch::tensor({1, 2 + rank}), "mean"));
+  }
   say(&accelerator, "reduce.scale", accelerator.reduce(torch::tensor({1.5, 2.0})));
   const auto padded =
       accelerator.pad_across_processes(torch::full({rank + 1, 2}, static_cast<float>(rank)), 0, -1);
@@ -407,6 +312,44 @@ void exchange() {
   say_all(accelerator, "split",
           accelerator.split_between_processes(Numbers{0, 1, 2, 3, 4, 5, 6}, true));
   say(&accelerator, "size", static_cast<double>(size));
+}
+
+void who_runs() {
+  Accelerator accelerator;
+  if (accelerator.num_processes() == 1) return;
+  Numbers ran(5, 0);
+  const auto mark = [&](size_t i) { return [&ran, i](double value) { ran[i] = value; }; };
+  accelerator.on_main_process(mark(0))(1);
+  accelerator.on_local_main_process(mark(1))(2);
+  accelerator.on_last_process(mark(2))(3);
+  accelerator.on_process(mark(3), /*process_index=*/1)(4);
+  accelerator.on_local_process(mark(4), /*local_process_index=*/1)(5);
+  say_all(accelerator, "who_runs", ran);
+}
+
+void who_is_first() {
+  Accelerator accelerator;
+  if (accelerator.num_processes() == 1) return;
+  const auto folder = new_folder();
+  const auto run = [&](const std::string& name, auto first) {
+    double seen = 0;
+    (accelerator.*first)([&] {
+      if (accelerator.is_main_process()) usleep(300'000);
+      seen = std::filesystem::exists(folder / name);
+      std::ofstream(folder / name) << "here";
+    });
+    accelerator.wait_for_everyone();
+    say_all(accelerator, name, seen);
+  };
+  run("main_process_first", &Accelerator::main_process_first);
+  run("local_main_process_first", &Accelerator::local_main_process_first);
+  accelerator.save(formula({3}, accelerator.process_index()), folder / "saved");
+  accelerator.wait_for_everyone();
+  torch::Tensor saved;
+  torch::load(saved, (folder / "saved").string());
+  say_all(accelerator, "saved", saved);
+  accelerator.wait_for_everyone();
+  if (accelerator.is_main_process()) std::filesystem::remove_all(folder);
 }
 
 void lengths() {
@@ -522,16 +465,13 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: accelerate_cases FILE\n");
     return 2;
   }
-  for (const auto& run :
-       {optimizers, part_of_a_model, two_optimizers, unused_parameters, clipping, buffers,
-        prepared_schedules, resume_in_an_epoch, exchange, lengths, leave_and_come_back,
-        second_accelerator, steps_set_later, closures, local_sgd, uneven_inputs}) {
+  for (const auto& run : {optimizers, part_of_a_model, two_optimizers, unused_parameters, clipping,
+                          buffers, prepared_schedules, resume_in_an_epoch, exchange, who_runs,
+                          who_is_first, lengths, leave_and_come_back, second_accelerator,
+                          steps_set_later, closures, local_sgd, uneven_inputs}) {
     run();
   }
   const Accelerator accelerator;
   if (accelerator.num_processes() == 1) schedules();
-  if (!accelerator.is_main_process()) return 0;
-  std::ofstream file(argv[1]);
-  for (const auto& line : lines) file << line << "\n";
-  return file.flush() ? 0 : 1;
+  return write_lines(accelerator, argv[1]);
 }

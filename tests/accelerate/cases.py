@@ -9,95 +9,16 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.local_sgd import LocalSGD
-from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, gather_object
+from accelerate.utils import DataLoaderConfiguration, gather_object
+from problem import Net, Rows, formula, fresh, loss_of, say, say_all, weights, write_lines
 from torch.distributed.algorithms.join import Join
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset
-
-lines = []
-
-
-def say(accelerator, name, *values):
-    """Values of this rank: numbers, or tensors of them. Rank 0's are written."""
-    if accelerator is not None and not accelerator.is_main_process:
-        return
-    numbers = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            numbers += value.detach().double().flatten().tolist()
-        elif isinstance(value, (list, tuple)):
-            numbers += [float(number) for number in value]
-        else:
-            numbers.append(float(value))
-    lines.append(name + ": " + " ".join("%.17g" % number for number in numbers))
-
-
-def say_all(accelerator, name, *values):
-    """Values of every rank, in order."""
-    numbers = []
-    for value in values:
-        numbers += value.detach().double().flatten().tolist() if isinstance(value, torch.Tensor) else [float(value)]
-    say(accelerator, name, sum(gather_object([numbers]), []) if accelerator.num_processes > 1 else numbers)
-
-
-# ---- a small problem: values are a formula, so that both programs have the same ----
-
-
-def formula(*shape, phase=0.0):
-    count = 1
-    for size in shape:
-        count *= size
-    return (torch.sin(torch.arange(count, dtype=torch.float64) * 0.7 + phase) * 0.5).float().reshape(shape)
-
-
-class Rows(Dataset):
-    def __init__(self, count):
-        self.data = formula(count, 4, phase=1.0)
-        self.target = formula(count, 2, phase=2.0)
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.data[index], self.target[index]
-
-
-class Net(torch.nn.Module):
-    """Two layers and a branch that no loss reaches."""
-
-    def __init__(self, norm=False, unused=False):
-        super().__init__()
-        self.first = torch.nn.Linear(4, 6)
-        self.norm = torch.nn.BatchNorm1d(6) if norm else torch.nn.Identity()
-        self.second = torch.nn.Linear(6, 2)
-        self.unused = torch.nn.Linear(3, 3) if unused else None
-        with torch.no_grad():
-            for i, parameter in enumerate(self.parameters()):
-                parameter.copy_(formula(*parameter.shape, phase=float(i)))
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.norm(self.first(x))))
-
-
-def loss_of(output, target):
-    return (output - target).square().mean()
-
-
-def fresh(**options):
-    """An Accelerator like the first one of a program."""
-    AcceleratorState._reset_state(reset_partial_state=False)
-    GradientState._reset_state()
-    return Accelerator(**options)
-
-
-def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
+from torch.utils.data import DataLoader
 
 # ---- the cases ----
 
@@ -264,10 +185,15 @@ def prepared_schedules():
         say(accelerator, "prepared_schedule." + name, rates)
 
 
+def new_folder():
+    """The same on all processes."""
+    folder = tempfile.mkdtemp() if int(os.environ.get("RANK", 0)) == 0 else None
+    return gather_object([folder])[0] if int(os.environ.get("WORLD_SIZE", 1)) > 1 else folder
+
+
 def resume_in_an_epoch():
     """Steps that go on from a checkpoint equal those of the run that was not interrupted."""
-    folder = tempfile.mkdtemp() if int(os.environ.get("RANK", 0)) == 0 else None
-    folder = gather_object([folder])[0] if int(os.environ.get("WORLD_SIZE", 1)) > 1 else folder
+    folder = new_folder()
 
     def run(resume):
         accelerator = fresh()
@@ -307,6 +233,13 @@ def exchange():
     say(accelerator, "gather.objects", accelerator.gather_for_metrics([rank, rank + 10], use_gather_object=True))
     for reduction in ("sum", "mean", "none", "max"):
         say(accelerator, "reduce." + reduction, accelerator.reduce(torch.tensor([1.5, 2.0 + rank]), reduction=reduction))
+    if size > 1:
+        integers = torch.tensor([1, 2 + rank])
+        try:
+            accelerator.reduce(integers, reduction="mean")
+        except RuntimeError:  # there an error; the mean is that of the same numbers as floats
+            integers = integers.float()
+        say(accelerator, "reduce.mean_of_integers", accelerator.reduce(integers, reduction="mean"))
     say(accelerator, "reduce.scale", accelerator.reduce(torch.tensor([1.5, 2.0]), scale=0.5))
     padded = accelerator.pad_across_processes(torch.full((rank + 1, 2), float(rank)), dim=0, pad_index=-1)
     say(accelerator, "pad", padded.shape, padded)
@@ -315,6 +248,44 @@ def exchange():
     with accelerator.split_between_processes(list(range(7)), apply_padding=True) as mine:
         say_all(accelerator, "split", *mine)
     say(accelerator, "size", size)
+
+
+def who_runs():
+    accelerator = fresh()
+    if accelerator.num_processes == 1:
+        return
+    ran = [0] * 5
+
+    def mark(i):
+        def set_value(value):
+            ran[i] = value
+
+        return set_value
+
+    accelerator.on_main_process(mark(0))(1)
+    accelerator.on_local_main_process(mark(1))(2)
+    accelerator.on_last_process(mark(2))(3)
+    accelerator.on_process(mark(3), process_index=1)(4)
+    accelerator.on_local_process(mark(4), local_process_index=1)(5)
+    say_all(accelerator, "who_runs", *ran)
+
+
+def who_is_first():
+    accelerator = fresh()
+    if accelerator.num_processes == 1:
+        return
+    folder = new_folder()
+    for name in ("main_process_first", "local_main_process_first"):
+        with getattr(accelerator, name)():
+            if accelerator.is_main_process:
+                time.sleep(0.3)
+            seen = os.path.exists(os.path.join(folder, name))
+            open(os.path.join(folder, name), "w").close()
+        accelerator.wait_for_everyone()
+        say_all(accelerator, name, seen)
+    accelerator.save(formula(3, phase=float(accelerator.process_index)), os.path.join(folder, "saved"))
+    accelerator.wait_for_everyone()
+    say_all(accelerator, "saved", torch.load(os.path.join(folder, "saved")))
 
 
 def lengths():
@@ -420,6 +391,8 @@ def main():
         prepared_schedules,
         resume_in_an_epoch,
         exchange,
+        who_runs,
+        who_is_first,
         lengths,
         leave_and_come_back,
         second_accelerator,
@@ -432,8 +405,7 @@ def main():
     if int(os.environ.get("RANK", 0)) == 0:
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:
             schedules()
-        with open(sys.argv[1], "w") as file:
-            file.write("\n".join(lines) + "\n")
+        write_lines(sys.argv[1])
 
 
 main()

@@ -1,5 +1,6 @@
 // Compares two texts, line by line and word by word: numbers may differ by a hundred-thousandth,
-// those of lines whose name begins with `exact` in their last bits alone.
+// those of lines whose name begins with `exact` in their last bits alone, those with `bf16` by a
+// hundredth, and with `fp16` by a thousandth.
 //
 //     accelerate_compare EXPECTED FOUND [TOLERANCE]
 #include <fmt/format.h>
@@ -35,6 +36,8 @@ bool alike(const std::string& expected, const std::string& found, double toleran
 /// Why the lines differ; empty: they do not.
 std::string difference(const std::string& expected, const std::string& found, double tolerance) {
   if (expected.starts_with("exact")) tolerance = 1e-14;
+  if (expected.starts_with("bf16")) tolerance = 1e-2;
+  if (expected.starts_with("fp16")) tolerance = 1e-3;
   std::istringstream a(expected), b(found);
   for (int word = 0;; ++word) {
     std::string left, right;

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,21 @@ namespace pairs {
 constexpr int64_t kLength = 10, kWords = 41, kDim = 8, kHidden = 16;
 constexpr int64_t kTrainRows = 246, kEvalRows = 70, kEvalBatchSize = 32;
 constexpr double kGain = 60;
+
+/// The words after a program's name: --flag, or --name value.
+class Options {
+ public:
+  Options(int argc, char** argv) : words_(argv + 1, argv + argc) {}
+  bool has(const std::string& name) const { return std::ranges::count(words_, name) > 0; }
+  std::optional<std::string> operator[](const std::string& name) const {
+    const auto found = std::ranges::find(words_, name);
+    if (found == words_.end() || found + 1 == words_.end()) return std::nullopt;
+    return found[1];
+  }
+
+ private:
+  std::vector<std::string> words_;
+};
 
 /// Some of the pairs first, first + 1, ..: words [kLength], 0 where there is none; target 0 or 1.
 class Pairs : public torch::data::datasets::Dataset<Pairs> {
