@@ -108,7 +108,7 @@ Value Interpreter::compare_chain(const Compare& node) {
 }
 
 bool Interpreter::compare_two(Comparison what, const Value& left, const Value& right) {
-  spend(std::min(extent_of(left).nodes, extent_of(right).nodes));
+  spend(std::min(measure_of(left).nodes, measure_of(right).nodes));
   switch (what) {
     case Comparison::equal:
       return equal(left, right);

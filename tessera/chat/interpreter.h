@@ -42,7 +42,7 @@ class Interpreter {
 
   // For filters, tests, methods and functions.
   void spend(uint64_t steps);
-  void spend_on(const Value& value) { spend(extent_of(value).nodes); }
+  void spend_on(const Value& value) { spend(measure_of(value).nodes); }
   SourceId own() const { return own_; }  ///< source of what the template writes itself, now
   Value text(std::string_view bytes) const { return text_value(Text(bytes, own_)); }
   std::time_t now() const { return now_; }

@@ -131,7 +131,7 @@ Keyed with_keys(Interpreter& interpreter, const Value& of, const Value& attribut
 
 void sort_by_key(Interpreter& interpreter, Keyed& keyed, bool descending) {
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    interpreter.spend(std::min(extent_of(a.first).nodes, extent_of(b.first).nodes));
+    interpreter.spend(std::min(measure_of(a.first).nodes, measure_of(b.first).nodes));
     return descending ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0;
   });
 }
@@ -150,7 +150,7 @@ Value unique(Interpreter& interpreter, Arguments& arguments) {
   std::vector<Value> keys, items;
   for (auto& [key, item] : with_keys(interpreter, values[0], values[2], values[1])) {
     for (const auto& known : keys)
-      interpreter.spend(std::min(extent_of(known).nodes, extent_of(key).nodes));
+      interpreter.spend(std::min(measure_of(known).nodes, measure_of(key).nodes));
     if (std::any_of(keys.begin(), keys.end(),
                     [&, &wanted = key](const Value& known) { return equal(known, wanted); }))
       continue;

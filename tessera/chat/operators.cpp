@@ -90,7 +90,7 @@ std::string_view symbol_of(BinaryOperator what) {
 
 Value repeated(Interpreter& interpreter, const Value& subject, int64_t count) {
   count = std::max<int64_t>(count, 0);
-  const size_t nodes = extent_of(subject).nodes;
+  const size_t nodes = measure_of(subject).nodes;
   // The step limit is far below what overflows here.
   interpreter.spend(count > (int64_t{1} << 40) ? ~uint64_t{0}
                                                : nodes * static_cast<uint64_t>(count));

@@ -91,7 +91,7 @@ Text replaced(Interpreter& interpreter, const Text& text, const Text& old, const
 Text joined(Interpreter& interpreter, const std::vector<Value>& items, const Text& separator) {
   Text out;
   for (size_t i = 0; i < items.size(); ++i) {
-    interpreter.spend(separator.size() + extent_of(items[i]).nodes);
+    interpreter.spend(separator.size() + measure_of(items[i]).nodes);
     if (i > 0) out.append(separator);
     out.append(written(items[i]));
   }

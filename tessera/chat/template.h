@@ -24,8 +24,8 @@ struct Inputs {
   Json tools = nullptr;
   Json documents = nullptr;
   bool add_generation_prompt = false;
-  Json variables = Json::
-      object();  ///< bos_token and others, and what a template takes besides (enable_thinking)
+  /// bos_token and others, and what a template takes besides (enable_thinking).
+  Json variables = Json::object();
 };
 
 struct RenderOptions {

@@ -19,7 +19,7 @@ Value tojson(Interpreter& interpreter, Arguments& arguments) {
   JsonOptions options{.ascii = flag(values[1]), .sort_keys = flag(values[4])};
   if (!values[2].is_undefined() && !values[2].is_none()) {
     options.indent = static_cast<int>(std::clamp<int64_t>(whole_number(values[2]), 0, 64));
-    interpreter.spend(static_cast<uint64_t>(options.indent) * 16 * extent_of(values[0]).nodes);
+    interpreter.spend(static_cast<uint64_t>(options.indent) * 16 * measure_of(values[0]).nodes);
   }
   if (!values[3].is_undefined() && !values[3].is_none()) {
     const auto separators = items_of(values[3]);
@@ -27,7 +27,7 @@ Value tojson(Interpreter& interpreter, Arguments& arguments) {
     options.item_separator = text_of(separators[0]).bytes();
     options.key_separator = text_of(separators[1]).bytes();
     interpreter.spend((options.item_separator.size() + options.key_separator.size()) *
-                      extent_of(values[0]).nodes);
+                      measure_of(values[0]).nodes);
   }
   return text_value(json_text(values[0], options));
 }

@@ -12,10 +12,10 @@ namespace {
 constexpr size_t kMaxNodes = size_t{1} << 24;
 constexpr int kMaxValueDepth = 100;
 
-void include(Extent& whole, const Value& part) {
-  const auto extent = extent_of(part);
-  whole.nodes += extent.nodes;
-  whole.depth = std::max(whole.depth, extent.depth + 1);
+void include(Measure& whole, const Value& part) {
+  const auto measure = measure_of(part);
+  whole.nodes += measure.nodes;
+  whole.depth = std::max(whole.depth, measure.depth + 1);
   if (whole.nodes > kMaxNodes) throw Failure("a list or dict of the template grows too large");
   if (whole.depth > kMaxValueDepth) {
     throw Failure(fmt::format("a value nests lists or dicts more than {} deep", kMaxValueDepth));
@@ -24,12 +24,12 @@ void include(Extent& whole, const Value& part) {
 
 }  // namespace
 
-Extent extent_of(const Value& value) {
+Measure measure_of(const Value& value) {
   if (value.is_text()) return {1 + value.text().size(), 0};
-  if (value.is<ListPtr>()) return value.list().extent;
-  if (value.is<DictPtr>()) return value.dict().extent;
-  if (value.is<FunctionPtr>()) return value.as<FunctionPtr>()->extent;
-  if (value.is<LoopPtr>()) return value.as<LoopPtr>()->items->extent;
+  if (value.is<ListPtr>()) return value.list().measure;
+  if (value.is<DictPtr>()) return value.dict().measure;
+  if (value.is<FunctionPtr>()) return value.as<FunctionPtr>()->measure;
+  if (value.is<LoopPtr>()) return value.as<LoopPtr>()->items->measure;
   return {};
 }
 
@@ -55,7 +55,7 @@ Value text_value(Text text) { return {std::make_shared<const Text>(std::move(tex
 
 Value list_value(std::vector<Value> items, SourceId source, bool tuple) {
   auto list = std::make_shared<List>();
-  for (const auto& item : items) include(list->extent, item);
+  for (const auto& item : items) include(list->measure, item);
   list->items = std::move(items);
   list->tuple = tuple;
   return {ListPtr(std::move(list)), source};
@@ -64,8 +64,8 @@ Value list_value(std::vector<Value> items, SourceId source, bool tuple) {
 Value dict_value(std::vector<std::pair<Value, Value>> entries, SourceId source, int message) {
   auto dict = std::make_shared<Dict>();
   for (const auto& [key, value] : entries) {
-    include(dict->extent, key);
-    include(dict->extent, value);
+    include(dict->measure, key);
+    include(dict->measure, value);
   }
   dict->entries = std::move(entries);
   dict->message = message;
@@ -74,9 +74,9 @@ Value dict_value(std::vector<std::pair<Value, Value>> entries, SourceId source, 
 
 Value function_value(std::string name, std::function<Value(Interpreter&, Arguments)> call,
                      const Value* object) {
-  Extent extent;
-  if (object != nullptr) include(extent, *object);
-  return {std::make_shared<const Function>(Function{std::move(name), std::move(call), extent})};
+  Measure measure;
+  if (object != nullptr) include(measure, *object);
+  return {std::make_shared<const Function>(Function{std::move(name), std::move(call), measure})};
 }
 
 std::string type_name(const Value& value) {

@@ -70,22 +70,22 @@ struct Value {
 
 /// How much is in a value and how deep: shared parts count as often as they are met, so that whoever
 /// walks a value knows the cost before. Both are limited where lists and dicts are made.
-struct Extent {
+struct Measure {
   size_t nodes = 1;
   int depth = 0;
 };
-Extent extent_of(const Value& value);
+Measure measure_of(const Value& value);
 
 struct List {
   std::vector<Value> items;
   bool tuple = false;
-  Extent extent;
+  Measure measure;
 };
 
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;  ///< in the order of their insertion
   int message = -1;                              ///< this is messages[message]
-  Extent extent;
+  Measure measure;
 
   const Value* find(const Value& key) const;
   const Value* find(std::string_view key) const;
@@ -111,7 +111,7 @@ class Interpreter;
 struct Function {
   std::string name;
   std::function<Value(Interpreter&, Arguments)> call;
-  Extent extent;  ///< of the object that a method is of
+  Measure measure;  ///< of the object that a method is of
 };
 
 Value undefined(std::string why);

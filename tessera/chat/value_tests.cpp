@@ -14,7 +14,7 @@ Value of_type(Interpreter&, Arguments& arguments) {
 template <typename Compare>
 Value two(Interpreter& interpreter, Arguments& arguments, const Compare& compare) {
   const auto &left = arguments.values[0], &right = arguments.values[1];
-  interpreter.spend(extent_of(left).nodes + extent_of(right).nodes);
+  interpreter.spend(measure_of(left).nodes + measure_of(right).nodes);
   return {compare(left, right)};
 }
 
