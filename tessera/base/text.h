@@ -6,8 +6,6 @@
 
 namespace tessera {
 
-bool is_utf8(std::string_view text);
-
 /// Whether line feeds and tabs may stay.
 enum class LineBreaks { escaped, kept };
 

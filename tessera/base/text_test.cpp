@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera {
 namespace {
 

@@ -8,25 +8,6 @@
 
 namespace tessera::chat {
 
-Character character_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<uint8_t>(text[i])); };
-  const char32_t lead = byte(at);
-  if (lead < 0x80) return {lead, 1};
-  if (lead < 0xE0) return {(lead & 0x1F) << 6 | (byte(at + 1) & 0x3F), 2};
-  if (lead < 0xF0) {
-    return {(lead & 0x0F) << 12 | (byte(at + 1) & 0x3F) << 6 | (byte(at + 2) & 0x3F), 3};
-  }
-  return {(lead & 0x07) << 18 | (byte(at + 1) & 0x3F) << 12 | (byte(at + 2) & 0x3F) << 6 |
-              (byte(at + 3) & 0x3F),
-          4};
-}
-
-void append_utf8(std::string& text, char32_t code) {
-  utf8proc_uint8_t bytes[4];
-  const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes);
-  text.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(count));
-}
-
 size_t num_characters(std::string_view text) {
   size_t count = 0;
   for (const char byte : text) count += (static_cast<uint8_t>(byte) & 0xC0) != 0x80;

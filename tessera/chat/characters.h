@@ -6,15 +6,9 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::chat {
+#include "tessera/base/utf8.h"
 
-/// The character at `at` of valid UTF-8, and its bytes.
-struct Character {
-  char32_t code = 0;
-  size_t bytes = 1;
-};
-Character character_at(std::string_view text, size_t at);
-void append_utf8(std::string& text, char32_t code);
+namespace tessera::chat {
 
 /// How many characters valid UTF-8 has, and where each begins (and where the last ends).
 size_t num_characters(std::string_view text);

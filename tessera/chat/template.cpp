@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tessera/base/text.h"
+#include "tessera/base/utf8.h"
 #include "tessera/chat/parser.h"
 #include "tessera/chat/tokens.h"
 

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/base/utf8.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"

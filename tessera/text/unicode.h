@@ -1,25 +1,15 @@
-// UTF-8 and what Unicode says of characters, from utf8proc's tables.
+// What Unicode says of characters, from utf8proc's tables.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera::text {
 
-/// The character at `at` of valid UTF-8, and its bytes.
-struct Character {
-  char32_t code = 0;
-  uint32_t bytes = 1;
-};
-Character character_at(std::string_view text, size_t at);
-
-void append_utf8(std::string& text, char32_t code);
-std::string utf8_of(char32_t code);
-
 bool is_ascii(std::string_view text);
-/// True if `text` is UTF-8: no overlong forms, surrogates or values above U+10FFFF.
-bool is_utf8(std::string_view text);
 /// `text`, in which each longest beginning of a character that does not go on, and each byte that
 /// begins none, is U+FFFD (the practice that the Unicode standard recommends, 3.9).
 std::string replace_invalid_utf8(std::string_view text);

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/utf8.h"
 #include "tessera/config/accelerate/shown_value.h"
 
 namespace tessera::config::accelerate {
@@ -37,27 +38,6 @@ std::string expected(const Key& key) {
       break;
   }
   return fmt::format("a text on one line, UTF-8 of at most {} bytes", kLongestText);
-}
-
-/// Is `text` well-formed UTF-8 (RFC 3629: shortest, no surrogates, up to U+10FFFF), as JSON must
-/// be?
-bool is_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t at) {
-      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U;
-    };
-    const auto first = byte(i), second = byte(i + 1);
-    const size_t length = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    const auto low = first == 0xE0 ? 0xA0U : first == 0xF0 ? 0x90U : 0x80U;
-    const auto high = first == 0xED ? 0x9FU : first == 0xF4 ? 0x8FU : 0xBFU;
-    if ((first >= 0x80 && first < 0xC2) || first > 0xF4) return false;
-    if (length > 1 && (second < low || second > high)) return false;
-    for (size_t k = 2; k < length; ++k) {
-      if ((byte(i + k) & 0xC0U) != 0x80) return false;
-    }
-    i += length;
-  }
-  return true;
 }
 
 /// The truth value of a text as Accelerate's str_to_bool reads it, whatever the case.
