@@ -27,7 +27,7 @@ constexpr int64_t kDim = 128, kHeads = 4, kHeadDim = kDim / kHeads, kSeqLen = 64
 struct BlockImpl : nn::Hookable {  // [B, T, D] -> [B, T, D]
   Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
     const auto heads = qkv(norm(x)).view({x.size(0), x.size(1), 3, kHeads, kHeadDim}).unbind(2);
-    const auto attended = x + out(attention(heads[0], heads[1], heads[2], cos, sin));
+    const auto attended = x + out(attention(heads[0], heads[1], heads[2], nn::Positions{cos, sin}));
     return attended + down(at::silu(up(mlp_norm(attended))));
   }
   nn::RMSNorm norm = register_module("norm", nn::RMSNorm(kDim, 1e-5));

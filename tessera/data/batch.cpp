@@ -56,7 +56,7 @@ Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
       "rows [", begin_row, ", ", end_row, ") of step ", step);
   const int64_t length = dataset_.seq_len(), num_rows = end_row - begin_row;
   Batch batch{at::zeros({num_rows, length}, at::kLong),
-              at::full({num_rows, length}, kIgnoredTarget, at::kLong), 0};
+              at::full({num_rows, length}, kIgnoredTarget, at::kLong), at::Tensor(), 0};
   auto* inputs = batch.inputs.mutable_data_ptr<int64_t>();
   auto* targets = batch.targets.mutable_data_ptr<int64_t>();
   std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);

@@ -19,6 +19,7 @@ struct Batch {
   at::Tensor inputs;       ///< [B, T] int64
   at::Tensor targets;      ///< [B, T] int64, inputs shifted by one; kIgnoredTarget where there is
                            ///< nothing to predict
+  at::Tensor documents;    ///< in the rows (kernels/documents.h); undefined: each row is one
   int64_t num_tokens = 0;  ///< targets that are not ignored
 };
 

@@ -13,6 +13,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/attention_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/documents.h"
 
 namespace tessera::kernels {
 namespace {
@@ -35,7 +36,7 @@ double scale_of(const at::Tensor& q, const AttentionOptions& options) {
 }
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-           const AttentionOptions& options) {
+           const AttentionOptions& options, const at::Tensor& documents) {
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes(),
                     "attention: expected q [B, T, H, D], k and v [B, S, KV, D], got ", q.sizes(),
                     ", ", k.sizes(), " and ", v.sizes());
@@ -54,6 +55,10 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     options.window.value_or(0), options.causal ? "" : " and not causal");
   TORCH_CHECK_VALUE(!options.softcap || *options.softcap > 0,
                     "attention: expected a softcap > 0, got ", options.softcap.value_or(0));
+  TORCH_CHECK_VALUE(!documents.defined() || q.size(1) == k.size(1),
+                    "attention: expected as many queries as keys where there are documents, got ",
+                    q.size(1), " and ", k.size(1));
+  check_documents(documents, q.size(0), q.size(1));
 }
 
 /// The window that hides a key from some query: with more keys than there are, none does.
@@ -61,11 +66,26 @@ std::optional<int64_t> window_of(const at::Tensor& k, const AttentionOptions& op
   return options.window && *options.window < k.size(1) ? options.window : std::nullopt;
 }
 
-/// [T, S], true where a causal query sees a key.
-at::Tensor visible_keys(const at::Tensor& q, const at::Tensor& k, std::optional<int64_t> window) {
+/// [T, S], or [B, 1, T, S] with documents: true where a query sees a key. What is in no document sees itself.
+at::Tensor visible_keys(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options,
+                        const at::Tensor& documents) {
   const int64_t queries = q.size(1), keys = k.size(1), shift = keys - queries;
-  const auto visible = at::ones({queries, keys}, q.options().dtype(at::kBool)).tril(shift);
-  return window ? visible.triu(shift - *window + 1) : visible;
+  auto visible = at::ones({queries, keys}, q.options().dtype(at::kBool));
+  if (options.causal) visible = visible.tril(shift);
+  if (const auto window = window_of(k, options)) visible = visible.triu(shift - *window + 1);
+  if (!documents.defined()) return visible;
+  const auto index = document_indices(documents, q.size(0), queries).to(q.device());
+  const auto same = index.unsqueeze(2) == index.unsqueeze(1);
+  return (visible & same & (index >= 0).unsqueeze(1))
+      .logical_or_(at::eye(queries, visible.options()))
+      .unsqueeze(1);
+}
+
+/// Zero where there is no document.
+at::Tensor within_documents(const at::Tensor& out, const at::Tensor& documents) {
+  if (!documents.defined()) return out;
+  const auto index = document_indices(documents, out.size(0), out.size(1)).to(out.device());
+  return out.masked_fill((index < 0).unsqueeze(2).unsqueeze(3), 0);
 }
 
 at::Tensor with_contiguous_rows(const at::Tensor& x) {
@@ -85,6 +105,7 @@ struct Rule {
   bool causal;
   int64_t window;  ///< more than any query sees, if there is none
   double softcap;  ///< 0: none
+  at::Tensor documents;
 };
 
 AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -107,22 +128,70 @@ AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::
           .log_sum_exp = log_sum_exp.data_ptr<float>()};
 }
 
-/// Runs `kernel` over [0, count), each worker with a buffer of its own.
-void run_parallel(int64_t count, int64_t workspace, const AttentionProblem& problem,
-                  void (*kernel)(const AttentionProblem&, int64_t, int64_t, float*)) {
-  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-    const auto buffer = at::empty({workspace}, at::kFloat);  // LibTorch aligns to 64 bytes
-    kernel(problem, begin, end, buffer.data_ptr<float>());
+AttentionView from_token(AttentionView view, int64_t row, int64_t token, bool bfloat16) {
+  if (view.data == nullptr) return view;
+  const int64_t elements = row * view.batch_stride + token * view.token_stride;
+  view.data = static_cast<char*>(view.data) + elements * (bfloat16 ? 2 : 4);
+  return view;
+}
+
+/// The problem of one row, or of one document, as if there were no other.
+AttentionProblem part_of(const AttentionProblem& all, const Document& queries) {
+  auto part = all;
+  for (auto view : {&AttentionProblem::q, &AttentionProblem::k, &AttentionProblem::v,
+                    &AttentionProblem::out, &AttentionProblem::grad_out, &AttentionProblem::grad_q,
+                    &AttentionProblem::grad_k, &AttentionProblem::grad_v}) {
+    part.*view = from_token(all.*view, queries.row, queries.begin, all.bfloat16);
+  }
+  part.log_sum_exp += (queries.row * all.num_queries + queries.begin) * all.heads;
+  part.num_keys += queries.size() - all.num_queries;  // as many as queries, or those of a whole row
+  part.num_queries = queries.size();
+  return part;
+}
+
+using Kernel = void (*)(const AttentionProblem&, int64_t begin, int64_t end, float* workspace);
+
+/// Runs `kernel` for `heads` of each part. Each worker has a buffer of its own and a stretch of
+/// heads that takes as long as another's.
+void run_parallel(const AttentionProblem& all, const std::vector<Document>& parts, int64_t heads,
+                  int64_t (*workspace)(const AttentionProblem&), Kernel kernel) {
+  std::vector<int64_t> ends;  // what it takes to the end of each part
+  for (const auto& part : parts) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + part.size() * part.size());
+  }
+  if (ends.empty()) return;
+  const auto longest = std::ranges::max(parts, {}, &Document::size);
+  const int64_t buffer_size = workspace(part_of(all, longest));
+  const int64_t workers = std::min<int64_t>(at::get_num_threads(), std::ssize(parts) * heads);
+  at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    const auto buffer = at::empty({buffer_size}, at::kFloat);  // LibTorch aligns to 64 bytes
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const int64_t before = i == 0 ? 0 : ends[i - 1], cost = ends[i] - before;
+      // The heads that begin in this worker's share of it all.
+      const auto head_at = [&](int64_t worker) {
+        const int64_t share = ends.back() * heads * worker / workers - before * heads;
+        return std::clamp<int64_t>((share + cost - 1) / cost, 0, heads);
+      };
+      const int64_t begin = head_at(first), end = head_at(last);
+      if (begin < end) kernel(part_of(all, parts[i]), begin, end, buffer.data_ptr<float>());
+    }
   });
+}
+
+/// Memory for what each token of a document gets; zeros where a token is in none.
+at::Tensor results_like(const at::Tensor& x, const at::Tensor& documents) {
+  return cover_all(documents, x.size(0) * x.size(1)) ? at::empty(x.sizes(), x.options())
+                                                     : at::zeros(x.sizes(), x.options());
 }
 
 /// The result and the log-sum-exp.
 std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const Rule& rule) {
-  auto out = at::empty(q.sizes(), q.options());
+  auto out = results_like(q, rule.documents);
   auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
   const auto problem = problem_of(q, k, v, out, log_sum_exp, rule);
-  run_parallel(q.size(0) * q.size(2), table().forward_workspace(problem), problem, table().forward);
+  run_parallel(problem, documents_in(rule.documents, q.size(0), q.size(1)), q.size(2),
+               table().forward_workspace, table().forward);
   return {out, log_sum_exp};
 }
 
@@ -132,7 +201,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
                             const at::Tensor& k, const at::Tensor& v, const Rule& rule) {
     const auto results = autograd::compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
-    context->save_for_backward({q, k, v, out, log_sum_exp});
+    context->save_for_backward({q, k, v, out, log_sum_exp, rule.documents});
     context->saved_data["scale"] = rule.scale;
     context->saved_data["causal"] = rule.causal;
     context->saved_data["window"] = rule.window;
@@ -148,19 +217,20 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     const auto saved = context->get_saved_variables();
     const auto& [q, k, v] = std::tie(saved[0], saved[1], saved[2]);
     const auto grad_out = with_contiguous_rows(grads[0].to(q.scalar_type()));
-    auto grad_q = at::empty(q.sizes(), q.options());
-    auto grad_k = at::empty(k.sizes(), k.options());
-    auto grad_v = at::empty(v.sizes(), v.options());
+    const auto& documents = saved[5];
+    auto grad_q = results_like(q, documents);
+    auto grad_k = results_like(k, documents);
+    auto grad_v = results_like(v, documents);
     const Rule rule{context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool(),
                     context->saved_data["window"].toInt(),
-                    context->saved_data["softcap"].toDouble()};
+                    context->saved_data["softcap"].toDouble(), documents};
     auto problem = problem_of(q, k, v, saved[3], saved[4], rule);
     problem.grad_out = view_of(grad_out);
     problem.grad_q = view_of(grad_q);
     problem.grad_k = view_of(grad_k);
     problem.grad_v = view_of(grad_v);
-    run_parallel(q.size(0) * k.size(2), table().backward_workspace(problem), problem,
-                 table().backward);
+    run_parallel(problem, documents_in(documents, q.size(0), q.size(1)), k.size(2),
+                 table().backward_workspace, table().backward);
     return {grad_q, grad_k, grad_v, {}};
   }
 };
@@ -173,9 +243,10 @@ bool has_kernel(const at::Tensor& q) {
 }  // namespace
 
 at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
-                     const at::Tensor& given_v, const AttentionOptions& options) {
+                     const at::Tensor& given_v, const AttentionOptions& options,
+                     const at::Tensor& documents) {
   const auto q = autocast(given_q), k = autocast(given_k), v = autocast(given_v);
-  check(q, k, v, options);
+  check(q, k, v, options, documents);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   const double scale = scale_of(q, options);
   const auto window = window_of(k, options);
@@ -185,31 +256,32 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
                                  Rule{.scale = scale,
                                       .causal = options.causal,
                                       .window = window.value_or(q.size(1) + k.size(1)),
-                                      .softcap = options.softcap.value_or(0)});
+                                      .softcap = options.softcap.value_or(0),
+                                      .documents = documents});
   }
-  if (options.softcap) return attention_reference(q, k, v, options);
-  const bool masked = window || (options.causal && q.size(1) != k.size(1));
-  const auto mask = masked ? std::optional(visible_keys(q, k, window)) : std::nullopt;
-  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                          mask, 0.0, options.causal && !masked, scale,
-                                          q.size(2) != k.size(2))
-      .transpose(1, 2)
-      .contiguous();
+  if (options.softcap) return attention_reference(q, k, v, options, documents);
+  const bool masked = window || documents.defined() || (options.causal && q.size(1) != k.size(1));
+  const auto mask = masked ? std::optional(visible_keys(q, k, options, documents)) : std::nullopt;
+  const auto out = at::scaled_dot_product_attention(
+      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0, options.causal && !masked,
+      scale, q.size(2) != k.size(2));
+  return within_documents(out.transpose(1, 2), documents).contiguous();
 }
 
 at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const AttentionOptions& options) {
-  check(q, k, v, options);
+                               const AttentionOptions& options, const at::Tensor& documents) {
+  check(q, k, v, options, documents);
   const int64_t group = q.size(2) / k.size(2);
   const auto queries = q.transpose(1, 2);  // [B, H, T, D]
   const auto keys = k.transpose(1, 2).repeat_interleave(group, 1);
   const auto values = v.transpose(1, 2).repeat_interleave(group, 1);
   auto scores = queries.matmul(keys.transpose(2, 3)) * scale_of(q, options);
   if (options.softcap) scores = scores.div(*options.softcap).tanh() * *options.softcap;
-  if (options.causal) {
-    scores = scores.masked_fill(visible_keys(q, k, window_of(k, options)).logical_not(), -INFINITY);
+  if (options.causal || documents.defined()) {
+    scores = scores.masked_fill(visible_keys(q, k, options, documents).logical_not(), -INFINITY);
   }
-  return scores.softmax(-1).matmul(values).transpose(1, 2).contiguous();
+  return within_documents(scores.softmax(-1).matmul(values).transpose(1, 2), documents)
+      .contiguous();
 }
 
 }  // namespace tessera::kernels

@@ -37,13 +37,19 @@ struct AttentionOptions {
 ///
 /// With a softcap what has no kernel of ours goes through attention_reference.
 ///
+/// `documents` int64 [N, 2] on the CPU: tokens [begin, end) of the flat [B T] that see each other alone, as
+/// if each were a row of its own; ascending, none across rows, T = S. What is in no document
+/// is zero and has no gradient. Our kernel's work is then the sum of squares; elsewhere a
+/// mask [B, T, S]. Undefined: each row is one.
+///
 /// Throws c10::ValueError on shapes or dtypes that do not fit, if causal with T > S (queries
-/// without a key), and on a window that is < 1 or not causal.
+/// without a key), on a window that is < 1 or not causal, and on documents that are not as above.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const AttentionOptions& options = {});
+                     const AttentionOptions& options = {}, const at::Tensor& documents = {});
 
 /// The same in plain LibTorch operators, O(T S) memory: what `attention` is tested against.
 at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const AttentionOptions& options = {});
+                               const AttentionOptions& options = {},
+                               const at::Tensor& documents = {});
 
 }  // namespace tessera::kernels

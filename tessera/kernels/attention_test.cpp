@@ -43,7 +43,7 @@ Inputs inputs_of(const Shape& s, at::ScalarType dtype = at::kFloat) {
 }
 
 using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const AttentionOptions&);
+                                 const AttentionOptions&, const at::Tensor& documents);
 
 /// Output and gradients of q, k, v, all in float64.
 std::vector<at::Tensor> results_of(Attention function, const Inputs& in,
@@ -52,7 +52,7 @@ std::vector<at::Tensor> results_of(Attention function, const Inputs& in,
   for (const auto& x : {in.q, in.k, in.v}) {
     leaves.push_back(x.to(dtype).detach().requires_grad_(true));
   }
-  const auto out = function(leaves[0], leaves[1], leaves[2], options);
+  const auto out = function(leaves[0], leaves[1], leaves[2], options, /*documents=*/{});
   auto results = torch::autograd::grad({out}, leaves, {in.grad_out.to(dtype)});
   results.insert(results.begin(), out.detach());
   for (auto& x : results) x = x.to(at::kDouble);
@@ -212,7 +212,7 @@ double mean_error(const at::Tensor& actual, const at::Tensor& expected) {
 }
 
 at::Tensor attention_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const AttentionOptions& options) {
+                                 const AttentionOptions& options, const at::Tensor&) {
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           {}, 0.0, options.causal, options.scale)
       .transpose(1, 2);

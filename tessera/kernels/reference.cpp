@@ -26,8 +26,8 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
 }
 
 at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const auto c = cos.to(x.scalar_type()).unsqueeze(1);  // [T, 1, D] against [B, T, H, D]
-  const auto s = sin.to(x.scalar_type()).unsqueeze(1);
+  const auto c = cos.to(x.scalar_type()).unsqueeze(-2);  // [.., T, 1, D] against [B, T, H, D]
+  const auto s = sin.to(x.scalar_type()).unsqueeze(-2);
   const auto halves = x.chunk(2, -1);
   return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
 }

@@ -32,6 +32,7 @@ at::Tensor rotate(const at::Tensor& any, const at::Tensor& cos, const at::Tensor
                         .batch_stride = x.stride(0),
                         .token_stride = x.stride(1),
                         .head_stride = x.stride(2),
+                        .table_rows = cos.numel() / x.size(3),
                         .inverse = inverse};
   const auto& table = fused_table(x.scalar_type());
   at::parallel_for(0, x.size(0) * x.size(1), grain_of_rows(args.heads * args.dim),
@@ -145,12 +146,14 @@ std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_d
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   TORCH_CHECK_VALUE(x.dim() == 4 && x.size(3) % 2 == 0,
                     "rotary: expected x [B, T, H, D] with even D, got ", x.sizes());
-  TORCH_CHECK_VALUE(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) >= x.size(1) &&
-                        cos.size(1) == x.size(3),
-                    "rotary: expected cos and sin [>= ", x.size(1), ", ", x.size(3), "], got ",
-                    cos.sizes(), " and ", sin.sizes());
-  const auto c = cos.narrow(0, 0, x.size(1));
-  const auto s = sin.narrow(0, 0, x.size(1));
+  const bool of_each = cos.dim() == 3 && cos.size(0) == x.size(0) && cos.size(1) == x.size(1);
+  const bool of_rows = cos.dim() == 2 && cos.size(0) >= x.size(1);
+  TORCH_CHECK_VALUE((of_each || of_rows) && cos.sizes() == sin.sizes() && cos.size(-1) == x.size(3),
+                    "rotary: expected cos and sin [>= ", x.size(1), ", ", x.size(3), "] or [",
+                    x.size(0), ", ", x.size(1), ", ", x.size(3), "], got ", cos.sizes(), " and ",
+                    sin.sizes());
+  const auto c = cos.narrow(-2, 0, x.size(1));
+  const auto s = sin.narrow(-2, 0, x.size(1));
   if (!can_fuse({x}) || !can_fuse({c, s}) || c.scalar_type() != at::kFloat || x.numel() == 0) {
     return rotary_reference(x, c, s);
   }

@@ -45,8 +45,9 @@ std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_d
                                                  const RotaryTablesOptions& options = {});
 
 /// x * cos + rotate_half(x) * sin, out of place and contiguous. x [B, T, H, D], any strides with a
-/// contiguous last dimension (else copied); cos, sin [>= T, D] float32, positions 0 .. T - 1 are
-/// used. Saves the tables only. Throws c10::ValueError on shapes that do not fit.
+/// contiguous last dimension (else copied); cos, sin float32: [>= T, D], positions 0 .. T - 1 are
+/// used, or [B, T, D], those of each token. Saves the tables only. Throws c10::ValueError on shapes
+/// that do not fit.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace tessera::kernels

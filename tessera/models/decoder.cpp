@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "tessera/kernels/activation.h"
+#include "tessera/kernels/documents.h"
 
 namespace tessera::models {
 
@@ -34,7 +35,7 @@ SelfAttentionImpl::SelfAttentionImpl(const ModelShape& shape, const SelfAttentio
   k_norm_ = register_module("k_norm", norm(shape.num_kv_heads));
 }
 
-Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+Tensor SelfAttentionImpl::forward(const Tensor& x, const nn::Positions& positions) {
   const auto batch = x.size(0), seq_len = x.size(1);
   // The number of heads is that of the weights here, which may be a part.
   const auto in_heads = [&](const Tensor& features) {
@@ -45,7 +46,8 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& cos, const Tens
   q = in_heads(q), k = in_heads(k);
   const auto v = in_heads(v_proj_(x));
   if (q_norm_ && !norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
-  return o_proj_(rotates_ ? attention_(q, k, v, cos, sin) : attention_(q, k, v));
+  const nn::Positions unrotated{.cos = {}, .sin = {}, .documents = positions.documents};
+  return o_proj_(attention_(q, k, v, rotates_ ? positions : unrotated));
 }
 
 GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options,
@@ -87,8 +89,8 @@ class PreNormBlock : public DecoderBlockImpl {
     register_module("post_attention_layernorm", post_attention_layernorm_);
   }
 
-  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin) override {
-    const auto attended = x + self_attn_(input_layernorm_(x), cos, sin);
+  Tensor forward(const Tensor& x, const nn::Positions& positions) override {
+    const auto attended = x + self_attn_(input_layernorm_(x), positions);
     return attended + mlp_(post_attention_layernorm_(attended));
   }
 
@@ -130,20 +132,27 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
   return options;
 }
 
-bool RotaryTables::reach(int64_t seq_len) const {
-  if (!cos_.defined() || cos_.size(0) < seq_len) return false;
+bool RotaryTables::reach(int64_t length) const {
+  if (!cos_.defined() || cos_.size(0) < length) return false;
   const auto& scaling = options_.scaling;
   const bool by_length = scaling && (scaling->type == kernels::RopeScalingType::dynamic ||
                                      scaling->type == kernels::RopeScalingType::longrope);
-  return !by_length || cos_.size(0) == seq_len || cos_.size(0) <= scaling->original_max_seq_len;
+  return !by_length || cos_.size(0) == length || cos_.size(0) <= scaling->original_max_seq_len;
 }
 
-std::pair<Tensor, Tensor> RotaryTables::at(int64_t seq_len, const torch::Device& device) {
-  if (!reach(seq_len) || cos_.device() != device) {
-    std::tie(cos_, sin_) = kernels::rotary_tables(seq_len, width_, options_);
+nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch::Device& device) {
+  const auto& documents = rows.documents;
+  const int64_t first = rows.first_position;
+  const int64_t length = first + kernels::longest_document(documents, rows.seq_len);
+  if (!reach(length) || cos_.device() != device) {
+    std::tie(cos_, sin_) = kernels::rotary_tables(length, width_, options_);
     cos_ = cos_.to(device), sin_ = sin_.to(device);
   }
-  return {cos_.narrow(0, 0, seq_len), sin_.narrow(0, 0, seq_len)};
+  if (!documents.defined()) {
+    return {cos_.narrow(0, first, rows.seq_len), sin_.narrow(0, first, rows.seq_len), documents};
+  }
+  const auto positions = kernels::document_positions(documents, batch, rows.seq_len).to(device);
+  return {cos_.index({positions}), sin_.index({positions}), documents};
 }
 
 Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOptions& options)
@@ -173,16 +182,17 @@ Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOption
   register_module("lm_head", lm_head_);
 }
 
-Tensor Decoder::embed(const Tensor& ids) {
+Tensor Decoder::embed(const Tensor& ids, const RowLayout& /*rows*/) {
   const auto embedded = embed_tokens_(ids);
   if (embedding_scale_ == 1) return embedded;
   return embedded * torch::scalar_tensor(embedding_scale_, embedded.options());
 }
 
-Tensor Decoder::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t seq_len) {
+Tensor Decoder::run_layers(Tensor hidden, int64_t begin, int64_t end, const RowLayout& rows) {
+  std::vector<nn::Positions> positions;
+  for (auto& table : tables_) positions.push_back(table.at(rows, hidden.size(0), hidden.device()));
   for (int64_t i = begin; i < end; ++i) {
-    const auto [cos, sin] = tables_.at(table_of_(i)).at(seq_len, hidden.device());
-    hidden = layers_[i](std::move(hidden), cos, sin);
+    hidden = layers_[i](std::move(hidden), positions.at(table_of_(i)));
   }
   return hidden;
 }

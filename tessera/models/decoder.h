@@ -28,8 +28,8 @@ class SelfAttentionImpl : public nn::Hookable {
  public:
   SelfAttentionImpl(const ModelShape& shape, const SelfAttentionOptions& attention,
                     const torch::TensorOptions& options);
-  /// x [B, T, D]; cos, sin [T, R] -> [B, T, D]
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
+  /// x [B, T, D] -> [B, T, D]
+  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions);
 
  private:
   int64_t head_dim_;
@@ -59,8 +59,7 @@ using GatedMlp = nn::Hooked<GatedMlpImpl>;
 /// named `.._layernorm`, its parts `self_attn` and `mlp`.
 class DecoderBlockImpl : public nn::Hookable {
  public:
-  virtual torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos,
-                                const torch::Tensor& sin) = 0;
+  virtual torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) = 0;
 };
 using DecoderBlock = nn::Hooked<DecoderBlockImpl>;
 
@@ -77,11 +76,12 @@ class RotaryTables {
   RotaryTables(int64_t width, kernels::RotaryTablesOptions options)
       : width_(width), options_(std::move(options)) {}
 
-  /// cos and sin, each [seq_len, width].
-  std::pair<torch::Tensor, torch::Tensor> at(int64_t seq_len, const torch::Device& device);
+  /// Of `batch` rows: cos and sin [T, width], with documents [B, T, width]. Where they depend on the
+  /// sequence's length, that is the longest document's.
+  nn::Positions at(const RowLayout& rows, int64_t batch, const torch::Device& device);
 
  private:
-  bool reach(int64_t seq_len) const;
+  bool reach(int64_t length) const;
 
   int64_t width_;
   kernels::RotaryTablesOptions options_;
@@ -105,9 +105,9 @@ struct DecoderParts {
 class Decoder : public LanguageModel {
  public:
   Decoder(const ModelShape& shape, DecoderParts parts, const torch::TensorOptions& options);
-  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor embed(const torch::Tensor& ids, const RowLayout& rows) override;
   torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
-                           int64_t seq_len) override;
+                           const RowLayout& rows) override;
   torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
                      double scale) override;
   Layout layout() const override;

@@ -28,13 +28,14 @@ std::optional<int64_t> window_of(const ModelShape& shape, int64_t layer) {
   return spec_of(shape.family).window(shape, layer);
 }
 
-torch::Tensor LanguageModel::logits(const torch::Tensor& ids) {
-  return loss(ids, torch::Tensor(), 1.0);
+torch::Tensor LanguageModel::logits(const torch::Tensor& ids, const torch::Tensor& documents) {
+  return loss(ids, torch::Tensor(), 1.0, documents);
 }
 
 torch::Tensor LanguageModel::loss(const torch::Tensor& ids, const torch::Tensor& targets,
-                                  double scale) {
-  return head(run_layers(embed(ids), 0, shape_.num_layers, ids.size(1)), targets, scale);
+                                  double scale, const torch::Tensor& documents) {
+  const RowLayout rows{.seq_len = ids.size(1), .documents = documents};
+  return head(run_layers(embed(ids, rows), 0, shape_.num_layers, rows), targets, scale);
 }
 
 std::vector<std::string> LanguageModel::numbered(const std::string& prefix, int64_t count) {

@@ -12,28 +12,39 @@
 
 namespace tessera::models {
 
+/// How the rows of a batch are made up.
+struct RowLayout {
+  int64_t seq_len = 0;         ///< T, tokens of a row, also where a rank has a part of them
+  int64_t first_position = 0;  ///< of each row's first token; what is before it lies in a cache
+  /// Documents in the rows (kernels/documents.h): attention stays inside of each, and positions
+  /// begin anew. Undefined: each row is one.
+  torch::Tensor documents;
+};
+
 /// A decoder-only language model, written as if one device existed. Parameter names are Hugging
 /// Face's. Its forward has three parts, which the stages of a pipeline divide between them.
 class LanguageModel : public nn::Hookable {
  public:
   explicit LanguageModel(ModelShape shape) : shape_(std::move(shape)) {}
 
-  /// ids int64 [B, T] -> hidden [B, T, D]. ValueError if T exceeds shape().max_seq_len where
-  /// positions are learned.
-  virtual torch::Tensor embed(const torch::Tensor& ids) = 0;
+  /// ids int64 [B, T] -> hidden [B, T, D]. ValueError if a position exceeds shape().max_seq_len
+  /// where they are learned.
+  virtual torch::Tensor embed(const torch::Tensor& ids, const RowLayout& rows) = 0;
 
-  /// hidden [B, T, D] before layer `begin` -> hidden after layer `end` - 1; sequences are `seq_len`
-  /// long (T is a part of that under sequence parallelism).
+  /// hidden [B, T, D] before layer `begin` -> hidden after layer `end` - 1 (T is a part of
+  /// rows.seq_len under sequence parallelism).
   virtual torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
-                                   int64_t seq_len) = 0;
+                                   const RowLayout& rows) = 0;
 
   /// hidden after the last layer -> logits [B, T, V]; with targets int64 [B, T] (-100: ignored):
   /// `scale` times the sum of the token cross-entropies, fp32, 0-d; logits are never held whole.
   virtual torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
                              double scale) = 0;
 
-  torch::Tensor logits(const torch::Tensor& ids);  ///< all three parts
-  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale);
+  /// All three parts.
+  torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& documents = {});
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale,
+                     const torch::Tensor& documents = {});
 
   /// Paths of its modules, by the part that calls them.
   struct Layout {

@@ -8,11 +8,21 @@
 
 namespace tessera::nn {
 
+/// Where the tokens of a batch stand, as attention needs it.
+struct Positions {
+  /// Of each position's rotation (kernels/rotary.h), float32 [T, R] or [B, T, R]: the first R of D
+  /// columns of q and k are rotated. Undefined: none.
+  torch::Tensor cos, sin;
+  torch::Tensor documents;  ///< kernels/documents.h; undefined: each row is one
+
+  void visit_tensors(const auto& visit) { visit(cos), visit(sin), visit(documents); }
+};
+
 /// Computes softmax attention of heads that are rotated already: q [B, T, H, D], k and v
 /// [B, S, KV, D] -> [B, T, H, D], contiguous.
-using AttentionCore =
-    std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k,
-                                const torch::Tensor& v, const kernels::AttentionOptions& options)>;
+using AttentionCore = std::function<torch::Tensor(
+    const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+    const kernels::AttentionOptions& options, const torch::Tensor& documents)>;
 
 /// What stands between the projections of a self-attention layer; without parameters. Who divides
 /// sequences over ranks puts another core in the place of kernels::attention, which sees the keys
@@ -21,11 +31,9 @@ class AttentionImpl : public Hookable {
  public:
   explicit AttentionImpl(kernels::AttentionOptions options = {});
 
-  /// q [B, T, H, D], k and v [B, S, KV, D] -> [B, T, H D]. cos, sin [T, R] float32 are those of
-  /// these tokens' positions (kernels/rotary.h): the first R of D columns of q and k are rotated.
-  /// Undefined: none.
+  /// q [B, T, H, D], k and v [B, S, KV, D] -> [B, T, H D].
   torch::Tensor forward(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                        const torch::Tensor& cos = {}, const torch::Tensor& sin = {});
+                        const Positions& positions = {});
 
   AttentionCore core = kernels::attention;
 

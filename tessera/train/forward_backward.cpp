@@ -19,8 +19,9 @@ using schedule::Kind;
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
                             double scale, std::optional<int64_t> position = {}) {
   const auto [begin, end] = run.plan.pipeline.layers_of(stage);
-  if (stage == 0) hidden = run.model->embed(batch.inputs);
-  hidden = run.model->run_layers(std::move(hidden), begin, end, batch.inputs.size(1));
+  const models::RowLayout rows{.seq_len = batch.inputs.size(1), .documents = batch.documents};
+  if (stage == 0) hidden = run.model->embed(batch.inputs, rows);
+  hidden = run.model->run_layers(std::move(hidden), begin, end, rows);
   const bool last = stage + 1 == run.plan.pipeline.schedule.num_stages;
   if (last && position) hidden = hidden.narrow(1, *position, 1);
   return last ? run.model->head(hidden, batch.targets, scale) : hidden;
@@ -93,7 +94,8 @@ double loss_sum(Run& run, const std::vector<data::Batch>& batches) {
 }
 
 torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position) {
-  const data::Batch batch{.inputs = ids.to(run.device), .targets = torch::Tensor()};
+  const data::Batch batch{
+      .inputs = ids.to(run.device), .targets = torch::Tensor(), .documents = torch::Tensor()};
   // Under sequence parallelism a rank has a part of the positions: all of them go to the head.
   const bool divided = run.tensor_axis.size() > 1 && run.config.parallel.sequence_parallel;
   const auto taken = divided ? std::nullopt : std::optional(position);

@@ -47,16 +47,16 @@ plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
 
   const int64_t rows = config.train.global_batch / mesh.shape().data_ranks() /
                        config::num_micro_batches(config, mesh.shape());
-  const int64_t seq_len = config.data.seq_len;
-  const auto ids = at::randint(shape.vocab_size, {std::max<int64_t>(1, rows), seq_len},
+  const models::RowLayout layout{.seq_len = config.data.seq_len};
+  const auto ids = at::randint(shape.vocab_size, {std::max<int64_t>(1, rows), layout.seq_len},
                                torch::dtype(torch::kInt64).device(mesh.device()));
   const nn::RandomScope random(nn::RandomContext{});
   std::optional<precision::Autocast> autocast;
   if (precision.autocast) autocast.emplace(torch_dtype(precision.compute), mesh.device().type());
-  auto hidden = model->embed(ids).detach().requires_grad_();
+  auto hidden = model->embed(ids, layout).detach().requires_grad_();
   const auto seconds = torch::tensor(
-      {seconds_of([&] { return model->embed(ids); }, mesh.device()),
-       seconds_of([&] { return model->run_layers(hidden, 0, 1, seq_len); }, mesh.device()),
+      {seconds_of([&] { return model->embed(ids, layout); }, mesh.device()),
+       seconds_of([&] { return model->run_layers(hidden, 0, 1, layout); }, mesh.device()),
        seconds_of([&] { return model->head(hidden, ids, 1.0); }, mesh.device())},
       torch::kFloat64);
   mesh.all_of_training().all_reduce(seconds, comm::ReduceOp::max).wait();

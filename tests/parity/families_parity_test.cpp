@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "tessera/checkpoint/formats/convert.h"
 #include "tessera/checkpoint/formats/family_names.h"
@@ -84,6 +87,42 @@ TEST_P(FamilyParityTest, LossAndGradientsEqualTransformers) {
     ++compared;
   }
   EXPECT_GE(compared, 2);
+}
+
+/// Loss and gradients of documents in rows, with padding between them, are the sums of each by itself.
+TEST_P(FamilyParityTest, DocumentsInARowAreAsIfEachWereAlone) {
+  const auto flat = ids_.flatten().slice(0, 0, 28);
+  const auto targets = flat.roll(-1).clone();
+  const std::vector<std::pair<int64_t, int64_t>> documents{{0, 5}, {5, 6}, {6, 13}, {14, 27}};
+  const auto gradients_of = [](models::LanguageModel& model) {
+    std::map<std::string, torch::Tensor> gradients;
+    for (const auto& item : model.named_parameters()) gradients[item.key()] = item.value().grad();
+    return gradients;
+  };
+  const auto apart = model();
+  double sum = 0;
+  for (auto [begin, end] : documents) {
+    const auto of = [&](const torch::Tensor& x) { return x.slice(0, begin, end).unsqueeze(0); };
+    const auto loss = apart->loss(of(flat), of(targets), 0.1);
+    loss.backward();
+    sum += loss.item<double>();
+  }
+  const auto together = model();
+  auto padded = torch::full({28}, -100, torch::kLong);
+  std::vector<int64_t> bounds;
+  for (auto [begin, end] : documents) {
+    padded.slice(0, begin, end).copy_(targets.slice(0, begin, end));
+    bounds.insert(bounds.end(), {begin, end});
+  }
+  const auto loss = together->loss(flat.view({2, 14}), padded.view({2, 14}), 0.1,
+                                   torch::tensor(bounds, torch::kLong).view({-1, 2}));
+  loss.backward();
+  EXPECT_NEAR(loss.item<double>(), sum, 1e-6 * std::abs(sum));
+  const auto expected = gradients_of(*apart);
+  for (const auto& [name, gradient] : gradients_of(*together)) {
+    const double size = expected.at(name).abs().max().item<double>();
+    EXPECT_LE(largest_difference(gradient, expected.at(name)), 2e-6 * std::max(size, 1.0)) << name;
+  }
 }
 
 /// Into a checkpoint and out again: what transformers loads is what it had written.

@@ -154,8 +154,8 @@ void rotary(const RotaryArgs& args, int64_t begin, int64_t end) {
     const T* x = static_cast<const T*>(args.x) + row / args.tokens * args.batch_stride +
                  token * args.token_stride;
     T* y = static_cast<T*>(args.y) + row * args.heads * args.dim;
-    const float* cos = args.cos + token * args.dim;
-    const float* sin = args.sin + token * args.dim;
+    const float* cos = args.cos + row % args.table_rows * args.dim;
+    const float* sin = args.sin + row % args.table_rows * args.dim;
     // The transpose swaps which half's sine meets which, and the sign.
     const float* sin_of_second = args.inverse ? sin + half : sin;
     const float* sin_of_first = args.inverse ? sin : sin + half;

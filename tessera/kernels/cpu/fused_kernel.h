@@ -59,6 +59,7 @@ struct RotaryArgs {
   const float* sin;  ///< [tokens, dim]
   int64_t tokens, heads, dim;
   int64_t batch_stride, token_stride, head_stride;  ///< of x, in elements
+  int64_t table_rows;                               ///< of cos and sin: of each token, or of T
   bool inverse;                                     ///< the transposed rotation, for gradients
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/kernels/activation.h"
+#include "tessera/kernels/documents.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/dropout.h"
@@ -20,10 +21,11 @@ class Gpt2BlockImpl : public nn::Hookable {
  public:
   /// `index`: of the block, which names what it drops.
   Gpt2BlockImpl(const ModelShape& shape, int64_t index, const torch::TensorOptions& options);
-  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+  /// x [B, T, D] -> [B, T, D]
+  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions);
 
  private:
-  torch::Tensor attend(const torch::Tensor& x);
+  torch::Tensor attend(const torch::Tensor& x, const nn::Positions& positions);
 
   int64_t head_dim_;
   nn::LayerNorm ln_1_, ln_2_;
@@ -36,9 +38,9 @@ using Gpt2Block = nn::Hooked<Gpt2BlockImpl>;
 class Gpt2 : public LanguageModel {
  public:
   explicit Gpt2(const ModelShape& shape, const torch::TensorOptions& options = {});
-  torch::Tensor embed(const torch::Tensor& ids) override;
+  torch::Tensor embed(const torch::Tensor& ids, const RowLayout& rows) override;
   torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
-                           int64_t seq_len) override;
+                           const RowLayout& rows) override;
   torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
                      double scale) override;
   Layout layout() const override;
@@ -76,15 +78,15 @@ Gpt2BlockImpl::Gpt2BlockImpl(const ModelShape& shape, int64_t index, const Tenso
   mlp->register_module("dropout", mlp_dropout_);
 }
 
-Tensor Gpt2BlockImpl::attend(const Tensor& x) {
+Tensor Gpt2BlockImpl::attend(const Tensor& x, const nn::Positions& positions) {
   const auto projected = c_attn_(x);
   const auto batch = projected.size(0), seq_len = projected.size(1);
   const auto qkv = projected.view({batch, seq_len, 3, -1, head_dim_}).unbind(2);
-  return attn_c_proj_(attention_(qkv[0], qkv[1], qkv[2]));
+  return attn_c_proj_(attention_(qkv[0], qkv[1], qkv[2], positions));
 }
 
-Tensor Gpt2BlockImpl::forward(const Tensor& x) {
-  const auto attended = x + attn_dropout_(attend(ln_1_(x)));
+Tensor Gpt2BlockImpl::forward(const Tensor& x, const nn::Positions& positions) {
+  const auto attended = x + attn_dropout_(attend(ln_1_(x), positions));
   return attended + mlp_dropout_(mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended)))));
 }
 
@@ -113,15 +115,21 @@ Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
   register_module("lm_head", lm_head_);
 }
 
-Tensor Gpt2::embed(const Tensor& ids) {
-  const auto seq_len = ids.size(1);
-  TORCH_CHECK_VALUE(seq_len <= shape().max_seq_len, "sequence length: expected at most ",
-                    shape().max_seq_len, " positions of this GPT-2, got ", seq_len);
-  return drop_(wte_(ids) + wpe_(torch::arange(seq_len, ids.options())));
+Tensor Gpt2::embed(const Tensor& ids, const RowLayout& rows) {
+  const auto batch = ids.size(0), seq_len = ids.size(1), first = rows.first_position;
+  const auto length = first + kernels::longest_document(rows.documents, seq_len);
+  TORCH_CHECK_VALUE(length <= shape().max_seq_len, "sequence length: expected at most ",
+                    shape().max_seq_len, " positions of this GPT-2, got ", length);
+  const auto positions =
+      rows.documents.defined()
+          ? kernels::document_positions(rows.documents, batch, seq_len).to(ids.device())
+          : torch::arange(first, first + seq_len, ids.options());
+  return drop_(wte_(ids) + wpe_(positions));
 }
 
-Tensor Gpt2::run_layers(Tensor hidden, int64_t begin, int64_t end, int64_t) {
-  for (int64_t i = begin; i < end; ++i) hidden = blocks_[i](std::move(hidden));
+Tensor Gpt2::run_layers(Tensor hidden, int64_t begin, int64_t end, const RowLayout& rows) {
+  const nn::Positions positions{.cos = {}, .sin = {}, .documents = rows.documents};
+  for (int64_t i = begin; i < end; ++i) hidden = blocks_[i](std::move(hidden), positions);
   return hidden;
 }
 

@@ -21,9 +21,8 @@ class Block : public DecoderBlockImpl {
     register_module("post_feedforward_layernorm", post_feedforward_layernorm_);
   }
 
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cos,
-                        const torch::Tensor& sin) override {
-    const auto attended = x + post_attention_layernorm_(self_attn_(x, cos, sin));
+  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) override {
+    const auto attended = x + post_attention_layernorm_(self_attn_(x, positions));
     return attended + post_feedforward_layernorm_(mlp_(attended));
   }
 
