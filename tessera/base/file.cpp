@@ -12,26 +12,11 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/input_file.h"
 #include "tessera/base/random.h"
 
 namespace tessera {
 namespace {
-
-const char* kind_of(mode_t mode) {
-  if (S_ISDIR(mode)) return "a folder";
-  if (S_ISFIFO(mode)) return "a named pipe";
-  return S_ISSOCK(mode) ? "a socket" : "a device";
-}
-
-/// What is known of an open file. Closes it and throws UserError if it is no regular one.
-struct stat regular_status(const std::filesystem::path& path, int fd) {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(fd);
-    user_error("{}: expected a regular file, got {}", path.string(), kind_of(status.st_mode));
-  }
-  return status;
-}
 
 /// "PATH.<16 hex digits>.partial": nobody else, in whatever container or on whatever machine, draws
 /// the same.
@@ -42,23 +27,13 @@ std::filesystem::path temporary_name(std::filesystem::path path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // O_NONBLOCK: a named pipe would wait for somebody who writes.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) {
-    const auto line = fmt::format("{}: cannot be opened: {}", path.string(), std::strerror(errno));
-    if (errno == ENOENT) throw MissingFile(line);
-    throw UserError(line);
-  }
-  const auto status = regular_status(path, fd);
-  size_ = static_cast<size_t>(status.st_size);
+  const InputFile file(path);
+  size_ = file.size();
   if (size_ > 0) {
-    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    ::close(fd);
+    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
     if (address == MAP_FAILED) system_error(path.string() + ": cannot be mapped");
     data_ = static_cast<const std::byte*>(address);
     watched_ = mapped_files::add(path_, data_, size_);
-  } else {
-    ::close(fd);
   }
 }
 
@@ -162,7 +137,7 @@ int open_to_append(const std::filesystem::path& path) {
   const bool known = fd >= 0 ? ::fstat(fd, &status) == 0 : ::stat(path.c_str(), &status) == 0;
   if (known && S_ISFIFO(status.st_mode)) {
     if (fd >= 0) ::close(fd);
-    user_error("{}: expected a regular file, got {}", path.string(), kind_of(status.st_mode));
+    user_error("{}: expected a regular file, got a named pipe", path.string());
   }
   errno = error;
   if (fd < 0) system_error(path.string() + ": cannot be written");

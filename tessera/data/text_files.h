@@ -8,9 +8,8 @@
 
 namespace tessera::data {
 
-/// The regular files below `folder`, sorted by the bytes of their path. Left out: names that begin
-/// with a dot and all below them, links to folders, links to files outside `folder`, and, unless
-/// `extensions` is empty, files with another extension (".h" or "h"; letters as written).
+/// What list_files() (base/list_files.h) finds below `folder`: all, or the files with one of
+/// `extensions` (".h" or "h"; letters as written).
 /// UserError: not a folder, unreadable, or no file is left.
 std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder,
                                                std::span<const std::string> extensions);
