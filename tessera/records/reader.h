@@ -18,8 +18,6 @@ struct RecordOptions {
   std::vector<std::string> paths;
   /// Rows that are broken are counted, and not an error. What breaks a file is one still.
   bool skip_bad_lines = false;
-  /// Of Parquet's columns, those to read; empty: all. Other files' rows come with all they have.
-  std::vector<std::string> columns = {};
   /// A longer row is broken. Memory follows the longest one.
   size_t max_row_bytes = size_t{256} << 20;
 };
@@ -30,8 +28,7 @@ struct Record {
   int64_t line = 0;  ///< on which it begins, from 1; in Parquet the row's number, from 1
 };
 
-/// Reads the rows of files one after the other. Memory: a row and some MB, whatever the size; of
-/// Parquet a page of each column.
+/// Reads the rows of files one after the other. Memory: a row and some MB, whatever the size.
 class RecordReader {
  public:
   /// Finds the files; UserError as find_files() says.
