@@ -1,5 +1,7 @@
 #include "tessera/models/decoder.h"
 
+#include <algorithm>
+#include <bit>
 #include <map>
 #include <tuple>
 
@@ -132,12 +134,21 @@ kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
   return options;
 }
 
+bool RotaryTables::by_length() const {
+  return options_.scaling && (options_.scaling->type == kernels::RopeScalingType::dynamic ||
+                              options_.scaling->type == kernels::RopeScalingType::longrope);
+}
+
 bool RotaryTables::reach(int64_t length) const {
   if (!cos_.defined() || cos_.size(0) < length) return false;
-  const auto& scaling = options_.scaling;
-  const bool by_length = scaling && (scaling->type == kernels::RopeScalingType::dynamic ||
-                                     scaling->type == kernels::RopeScalingType::longrope);
-  return !by_length || cos_.size(0) == length || cos_.size(0) <= scaling->original_max_seq_len;
+  return !by_length() || cos_.size(0) == length ||
+         cos_.size(0) <= options_.scaling->original_max_seq_len;
+}
+
+int64_t RotaryTables::rows_for(int64_t length) const {
+  const auto doubled = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)));
+  if (!by_length()) return doubled;
+  return std::max(length, std::min(doubled, options_.scaling->original_max_seq_len));
 }
 
 nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch::Device& device) {
@@ -145,7 +156,7 @@ nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch
   const int64_t first = rows.first_position;
   const int64_t length = first + kernels::longest_document(documents, rows.seq_len);
   if (!reach(length) || cos_.device() != device) {
-    std::tie(cos_, sin_) = kernels::rotary_tables(length, width_, options_);
+    std::tie(cos_, sin_) = kernels::rotary_tables(rows_for(length), width_, options_);
     cos_ = cos_.to(device), sin_ = sin_.to(device);
   }
   if (!documents.defined()) {

@@ -81,7 +81,9 @@ class RotaryTables {
   nn::Positions at(const RowLayout& rows, int64_t batch, const torch::Device& device);
 
  private:
+  bool by_length() const;  ///< do all angles depend on the sequence's length?
   bool reach(int64_t length) const;
+  int64_t rows_for(int64_t length) const;  ///< of a new table: a text that grows needs few
 
   int64_t width_;
   kernels::RotaryTablesOptions options_;
