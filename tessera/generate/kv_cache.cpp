@@ -7,7 +7,8 @@ namespace tessera::generate {
 KvCache::KvCache(models::LanguageModel& model) {
   for (const auto& module : model.modules()) {
     if (auto* attention = dynamic_cast<nn::AttentionImpl*>(module.get())) {
-      layers_.push_back({.attention = attention, .keys = {}, .values = {}});
+      layers_.push_back(
+          {.attention = attention, .core = attention->core, .keys = {}, .values = {}});
     }
   }
   for (auto& layer : layers_) {
@@ -16,14 +17,14 @@ KvCache::KvCache(models::LanguageModel& model) {
                  const kernels::AttentionOptions& options, const torch::Tensor& documents) {
           layer.append(k, v, options.window);
           const int64_t kept = layer.length - layer.first;
-          return kernels::attention(q, layer.keys.narrow(1, layer.at, kept),
-                                    layer.values.narrow(1, layer.at, kept), options, documents);
+          return layer.core(q, layer.keys.narrow(1, layer.at, kept),
+                            layer.values.narrow(1, layer.at, kept), options, documents);
         };
   }
 }
 
 KvCache::~KvCache() {
-  for (auto& layer : layers_) layer.attention->core = kernels::attention;
+  for (auto& layer : layers_) layer.attention->core = layer.core;
 }
 
 int64_t KvCache::length() const { return layers_.empty() ? 0 : layers_.front().length; }

@@ -30,6 +30,7 @@ class KvCache {
  private:
   struct Layer {
     nn::AttentionImpl* attention;
+    nn::AttentionCore core;      ///< its own
     torch::Tensor keys, values;  ///< [B, capacity, KV, D]
     int64_t length = 0;          ///< tokens seen
     int64_t first = 0;           ///< the first of them that is kept

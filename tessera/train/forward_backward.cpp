@@ -14,16 +14,23 @@ namespace {
 using schedule::Action;
 using schedule::Kind;
 
+/// Under sequence parallelism all positions go to the head, not the one that is asked for.
+bool has_part_of_positions(const Run& run) {
+  return run.tensor_axis.size() > 1 && run.config.parallel.sequence_parallel;
+}
+
 /// One stage's part of the model: `hidden` is what the stage before returned. Returns the loss, or
-/// without targets the logits (of `position` alone, if there is one), in the last stage.
+/// without targets the logits (of `at` alone, if it is given), in the last stage.
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
-                            double scale, std::optional<int64_t> position = {}) {
+                            double scale, std::optional<TextPosition> at = {}) {
   const auto [begin, end] = run.plan.pipeline.layers_of(stage);
-  const models::RowLayout rows{.seq_len = batch.inputs.size(1), .documents = batch.documents};
+  const models::RowLayout rows{.seq_len = batch.inputs.size(1),
+                               .first_position = at ? at->first_position : 0,
+                               .documents = batch.documents};
   if (stage == 0) hidden = run.model->embed(batch.inputs, rows);
   hidden = run.model->run_layers(std::move(hidden), begin, end, rows);
   const bool last = stage + 1 == run.plan.pipeline.schedule.num_stages;
-  if (last && position) hidden = hidden.narrow(1, *position, 1);
+  if (last && at && !has_part_of_positions(run)) hidden = hidden.narrow(1, at->position, 1);
   return last ? run.model->head(hidden, batch.targets, scale) : hidden;
 }
 
@@ -93,21 +100,20 @@ double loss_sum(Run& run, const std::vector<data::Batch>& batches) {
       static_cast<int>(batches.size())));
 }
 
-torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position) {
+torch::Tensor logits_at(Run& run, const torch::Tensor& ids, const TextPosition& at) {
   const data::Batch batch{
       .inputs = ids.to(run.device), .targets = torch::Tensor(), .documents = torch::Tensor()};
-  // Under sequence parallelism a rank has a part of the positions: all of them go to the head.
-  const bool divided = run.tensor_axis.size() > 1 && run.config.parallel.sequence_parallel;
-  const auto taken = divided ? std::nullopt : std::optional(position);
   const auto outputs = run.pipeline.evaluate(
       [&](int stage, int, torch::Tensor hidden) {
-        return forward_stage(run, stage, std::move(hidden), batch, 1.0, taken);
+        return forward_stage(run, stage, std::move(hidden), batch, 1.0, at);
       },
       1);
-  const auto result =
-      outputs.empty()
-          ? torch::empty({ids.size(0), run.model->shape().vocab_size})
-          : outputs[0].select(1, divided ? position : 0).to(torch::kFloat32).cpu().contiguous();
+  const auto result = outputs.empty() ? torch::empty({ids.size(0), run.model->shape().vocab_size})
+                                      : outputs[0]
+                                            .select(1, has_part_of_positions(run) ? at.position : 0)
+                                            .to(torch::kFloat32)
+                                            .cpu()
+                                            .contiguous();
   run.pipeline_axis.broadcast(result, run.pipeline.schedule().rank_of_stage.back()).wait();
   return result;
 }

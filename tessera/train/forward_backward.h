@@ -17,8 +17,14 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
 /// The same sum without gradients. Collective.
 double loss_sum(Run& run, const std::vector<data::Batch>& batches);
 
+/// Where logits are asked for.
+struct TextPosition {
+  int64_t position = 0;        ///< in the rows of ids
+  int64_t first_position = 0;  ///< of the rows in their texts (models::RowLayout)
+};
+
 /// ids int64 [B, T] -> logits [B, V] of one position in float32 on the CPU, the same on every rank.
 /// The head computes no other position, but under sequence parallelism all. Collective.
-torch::Tensor logits_at(Run& run, const torch::Tensor& ids, int64_t position);
+torch::Tensor logits_at(Run& run, const torch::Tensor& ids, const TextPosition& at);
 
 }  // namespace tessera::train

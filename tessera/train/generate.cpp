@@ -1,41 +1,82 @@
 #include "tessera/train/generate.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/multinomial.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <vector>
 
+#include "tessera/generate/generate.h"
 #include "tessera/train/forward_backward.h"
 
 namespace tessera::train {
+namespace {
+
+/// The end of a text that has grown beyond `longest` tokens: it begins anew every half of that, so
+/// that what a cache keeps serves for many tokens.
+std::span<const int64_t> latest(std::span<const int64_t> tokens, int64_t longest) {
+  const int64_t beyond = std::ssize(tokens) - longest, half = std::max<int64_t>(1, longest / 2);
+  if (beyond <= 0) return tokens;
+  return tokens.subspan(static_cast<size_t>((beyond + half - 1) / half * half));
+}
+
+/// A forward over all of the text. Sequence parallelism divides positions evenly; what follows a
+/// position does not change it.
+torch::Tensor recomputed_logits(Run& run, std::span<const int64_t> tokens) {
+  const size_t multiple = static_cast<size_t>(run.tensor_axis.size());
+  std::vector<int64_t> given(tokens.begin(), tokens.end());
+  given.resize((given.size() + multiple - 1) / multiple * multiple);
+  return logits_at(run, torch::tensor(given).unsqueeze(0), {.position = std::ssize(tokens) - 1})
+      .squeeze(0);
+}
+
+/// Keys and values are kept where a rank has all layers, and all positions of them.
+generate::NextLogits next_logits_of(Run& run) {
+  const auto longest = run.model->shape().max_seq_len;
+  const auto tensor_ranks = run.tensor_axis.size();
+  const bool divided = tensor_ranks > 1 && run.config.parallel.sequence_parallel;
+  if (divided || run.pipeline_axis.size() > 1) {
+    return [&run, most = longest / tensor_ranks * tensor_ranks](auto tokens) {
+      return recomputed_logits(run, latest(tokens, most));
+    };
+  }
+  auto cached = std::make_shared<generate::CachedModel>(
+      *run.model, [&run](const torch::Tensor& ids, int64_t first_position) {
+        const TextPosition last{.position = ids.size(1) - 1, .first_position = first_position};
+        return logits_at(run, ids, last).squeeze(0);
+      });
+  return [cached, longest](auto tokens) { return (*cached)(latest(tokens, longest)); };
+}
+
+}  // namespace
 
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
-  const auto& shape = run.model->shape();
-  // Sequence parallelism divides positions evenly.
-  const int64_t multiple = run.tensor_axis.size();
-  const int64_t longest = shape.max_seq_len / multiple * multiple;
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
   std::vector<int64_t> tokens;
   for (const unsigned char byte : prompt)
-    tokens.push_back(std::min<int64_t>(byte, shape.vocab_size - 1));
+    tokens.push_back(std::min<int64_t>(byte, run.model->shape().vocab_size - 1));
   if (tokens.empty()) tokens.push_back('\n');
+  const auto compute = next_logits_of(run);
+  bool is_number = true;
+  const auto next_logits = [&](std::span<const int64_t> text) {
+    const auto logits = compute(text);
+    is_number = logits.isfinite().all().item<bool>();
+    return is_number ? logits : torch::zeros_like(logits);
+  };
   std::string text = prompt;
-  for (int64_t i = 0; i < options.num_tokens; ++i) {
-    const int64_t length = std::min(static_cast<int64_t>(tokens.size()), longest);
-    // What follows a position does not change it.
-    std::vector<int64_t> given(tokens.end() - length, tokens.end());
-    given.resize((given.size() + multiple - 1) / multiple * multiple);
-    const auto values = logits_at(run, torch::tensor(given).unsqueeze(0), length - 1).squeeze(0);
-    if (!values.isfinite().all().item<bool>()) return text + "<the model's output is no number>";
-    const auto token =
-        at::multinomial(at::softmax(values / options.temperature, 0), 1, false, generator)
-            .item<int64_t>();
-    tokens.push_back(token);
-    options.on_token(i + 1);
+  int64_t num_done = 0;
+  const auto on_token = [&](int64_t token) {
+    if (!is_number) return text += "<the model's output is no number>", false;
+    options.on_token(++num_done);
     text += token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);
-  }
+    return true;
+  };
+  generate::generate(next_logits, std::move(tokens),
+                     {.max_new_tokens = options.num_tokens,
+                      .sampling = {.temperature = options.temperature,
+                                   .seed = static_cast<uint64_t>(options.seed)},
+                      .end_tokens = {},
+                      .on_token = on_token});
   return text;
 }
 

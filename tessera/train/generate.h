@@ -17,8 +17,9 @@ struct GenerateOptions {
 };
 
 /// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and
-/// continuation; tokens beyond a byte are written as <id>. Same seed, same text. Cost: one forward
-/// over at most max_seq_len tokens per token. Collective.
+/// continuation; tokens beyond a byte are written as <id>. Same seed, same text. Keys and
+/// values are kept; pipelines and sequence parallelism compute the text anew for each token.
+/// Collective.
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options = {});
 
 }  // namespace tessera::train
