@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/data/testing.h"
 #include "tessera/launch/socket.h"
 #include "tests/program/program.h"
@@ -298,6 +299,25 @@ TEST_F(BadInputTest, ADividedModelSpeaks) {
   EXPECT_EQ(end.error, "");
   EXPECT_THAT(end.out, HasSubstr("\ngenerating 3 tokens of text (train.sample_tokens)\n"));
   EXPECT_THAT(end.out, HasSubstr("3 steps on 2 ranks"));
+}
+
+/// With keys and values kept or computed anew, and beyond the model's positions.
+TEST_F(BadInputTest, ASampleIsTheSameInEveryLayout) {
+  const auto sample = [](std::vector<std::string> layout) {
+    layout.insert(layout.begin(), {"train", "job.yaml", "--train.sample_tokens=150"});
+    EXPECT_EQ(run_tessera(layout).error, "");
+    const auto text = read_file("run/summary.json");
+    fs::remove_all("run");
+    const auto begin = text.find("\"sample\"");
+    EXPECT_NE(begin, std::string::npos);
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const auto alone = sample({"--parallel.num_ranks=1"});
+  EXPECT_GT(alone.size(), 150u);
+  EXPECT_EQ(sample({"--parallel.tp=2"}), alone);
+  EXPECT_EQ(sample({"--parallel.tp=2", "--parallel.sequence_parallel=false"}), alone);
+  EXPECT_EQ(sample({"--parallel.pp=2"}), alone);
+  EXPECT_EQ(sample({"--parallel.placement=full_shard"}), alone);
 }
 
 TEST_F(BadInputTest, RanksThatDoNotExist) {
