@@ -7,6 +7,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/deepspeed.h"
+#include "tessera/checkpoint/formats/gguf/file.h"
 #include "tessera/checkpoint/formats/llmc.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/shard.h"
@@ -34,7 +35,8 @@ constexpr std::array kKinds{
     Kind{Format::dcp, "torch.distributed.checkpoint", is_dcp, open_as<DcpSource>},
     Kind{Format::deepspeed, "DeepSpeed universal checkpoint", is_deepspeed_universal,
          open_as<DeepspeedUniversalSource>},
-    Kind{Format::llmc, "llm.c checkpoint", is_llmc, open_as<LlmcSource>}};
+    Kind{Format::llmc, "llm.c checkpoint", is_llmc, open_as<LlmcSource>},
+    Kind{Format::gguf, "GGUF", is_gguf, open_as<GgufSource>}};
 
 [[noreturn]] void refuse(const fs::path& path) {
   if (!fs::exists(path)) user_error("{}: no such file or folder", path.string());
@@ -49,8 +51,8 @@ constexpr std::array kKinds{
   }
   user_error(
       "{}: no checkpoint; expected a folder with {}, model.safetensors, .metadata "
-      "(torch.distributed.checkpoint) or zero/ (DeepSpeed universal), a .safetensors file, or "
-      "llm.c's .bin",
+      "(torch.distributed.checkpoint) or zero/ (DeepSpeed universal), a .safetensors or "
+      ".gguf file, or llm.c's .bin",
       path.string(), kMarkerFile);
 }
 

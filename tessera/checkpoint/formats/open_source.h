@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-enum class Format { tessera, safetensors, dcp, deepspeed, llmc };
+enum class Format { tessera, safetensors, dcp, deepspeed, llmc, gguf };
 
 struct OpenedSource {
   Format format;
@@ -22,8 +22,8 @@ struct OpenedSource {
 std::string_view format_name(Format format);  ///< for people
 
 /// Recognises a checkpoint of ours, safetensors (a file, an index, a folder as Hugging Face has
-/// it), a folder of torch.distributed.checkpoint or of DeepSpeed's universal checkpoints, or a file
-/// of llm.c. UserError: nothing there, none of these, several checkpoints, or what the format's
+/// it), a folder of torch.distributed.checkpoint or of DeepSpeed's universal checkpoints, a file
+/// of llm.c, or a GGUF file. UserError: nothing there, none of these, several checkpoints, or what the format's
 /// constructor refuses.
 OpenedSource open_with_format(const std::filesystem::path& path);
 std::unique_ptr<TensorSource> open_source(const std::filesystem::path& path);

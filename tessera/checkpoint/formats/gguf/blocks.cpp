@@ -1,0 +1,160 @@
+#include "tessera/checkpoint/formats/gguf/blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+
+#include "tessera/checkpoint/convert_dtype.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::array kGgmlTypes{GgmlTypeInfo{GgmlType::f32, "F32", 1, 4, DType::f32},
+                                GgmlTypeInfo{GgmlType::f16, "F16", 1, 2, DType::f16},
+                                GgmlTypeInfo{GgmlType::q4_0, "Q4_0", 32, 18, DType::f32},
+                                GgmlTypeInfo{GgmlType::q8_0, "Q8_0", 32, 34, DType::f32},
+                                GgmlTypeInfo{GgmlType::q4_k, "Q4_K", 256, 144, DType::f32},
+                                GgmlTypeInfo{GgmlType::q6_k, "Q6_K", 256, 210, DType::f32},
+                                GgmlTypeInfo{GgmlType::i8, "I8", 1, 1, DType::i8},
+                                GgmlTypeInfo{GgmlType::i16, "I16", 1, 2, DType::i16},
+                                GgmlTypeInfo{GgmlType::i32, "I32", 1, 4, DType::i32},
+                                GgmlTypeInfo{GgmlType::i64, "I64", 1, 8, DType::i64},
+                                GgmlTypeInfo{GgmlType::f64, "F64", 1, 8, DType::f64},
+                                GgmlTypeInfo{GgmlType::bf16, "BF16", 1, 2, DType::bf16}};
+
+float read_f16(const std::byte* at) {
+  float value = 0;
+  convert_values({at, 2}, DType::f16, std::as_writable_bytes(std::span(&value, 1)), DType::f32);
+  return value;
+}
+
+void write_f16(float value, std::byte* at) {
+  convert_values(std::as_bytes(std::span(&value, 1)), DType::f32, {at, 2}, DType::f16);
+}
+
+unsigned bits(std::byte byte) { return std::to_integer<unsigned>(byte); }
+
+void read_q8_0(const std::byte* block, float* values) {
+  const float scale = read_f16(block);
+  for (int i = 0; i < 32; ++i)
+    values[i] = scale * static_cast<float>(static_cast<int8_t>(bits(block[2 + i])));
+}
+
+void read_q4_0(const std::byte* block, float* values) {
+  const float scale = read_f16(block);
+  for (int i = 0; i < 16; ++i) {
+    const unsigned both = bits(block[2 + i]);
+    values[i] = scale * static_cast<float>(static_cast<int>(both & 15) - 8);
+    values[i + 16] = scale * static_cast<float>(static_cast<int>(both >> 4) - 8);
+  }
+}
+
+/// 6 bits of scale and of minimum of one of Q4_K's 8 groups. Those of the last four are divided: 4 bits
+/// stand together in the last four bytes, 2 above those of the first groups.
+struct GroupScale {
+  unsigned scale, minimum;
+};
+GroupScale group_scale(const std::byte* packed, int group) {
+  const auto at = [&](int i) { return bits(packed[i]); };
+  if (group < 4) return {at(group) & 63, at(group + 4) & 63};
+  return {(at(group + 4) & 15) | (at(group - 4) >> 6 << 4),
+          (at(group + 4) >> 4) | (at(group) >> 6 << 4)};
+}
+
+void read_q4_k(const std::byte* block, float* values) {
+  const float scale = read_f16(block), minimum = read_f16(block + 2);
+  for (int group = 0; group < 8; ++group) {
+    const auto own = group_scale(block + 4, group);
+    const float times = scale * static_cast<float>(own.scale);
+    const float less = minimum * static_cast<float>(own.minimum);
+    const auto* bytes = block + 16 + group / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+      const unsigned number = group % 2 == 0 ? bits(bytes[i]) & 15 : bits(bytes[i]) >> 4;
+      values[group * 32 + i] = times * static_cast<float>(number) - less;
+    }
+  }
+}
+
+void read_q6_k(const std::byte* block, float* values) {
+  const auto *low = block, *high = block + 128, *scales = block + 192;
+  const float scale = read_f16(block + 208);
+  for (int i = 0; i < 256; ++i) {
+    const int half = i / 128, quarter = i % 128 / 32, column = i % 32;
+    const unsigned lows = bits(low[half * 64 + quarter % 2 * 32 + column]);
+    const unsigned highs = bits(high[half * 32 + column]) >> (2 * quarter) & 3;
+    const unsigned number = (quarter < 2 ? lows & 15 : lows >> 4) | highs << 4;
+    const auto group = static_cast<int8_t>(bits(scales[i / 16]));
+    values[i] =
+        scale * static_cast<float>(group) * static_cast<float>(static_cast<int>(number) - 32);
+  }
+}
+
+float inverse(float scale) { return scale == 0 ? 0 : 1 / scale; }
+
+void write_q8_0(const float* values, std::byte* block) {
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::abs(values[i]));
+  const float scale = largest / 127, times = inverse(scale);
+  write_f16(scale, block);
+  for (int i = 0; i < 32; ++i)
+    block[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(values[i] * times)));
+}
+
+/// The value of largest magnitude, the first of several, becomes -8. The product is taken in float64, as
+/// the package does, since its rounding depends on the processor otherwise.
+void write_q4_0(const float* values, std::byte* block) {
+  float extreme = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (std::abs(values[i]) > std::abs(extreme)) extreme = values[i];
+  }
+  const float scale = extreme / -8, times = inverse(scale);
+  write_f16(scale, block);
+  const auto number = [&](int i) {
+    const double shifted = static_cast<double>(values[i]) * static_cast<double>(times) + 8.5;
+    return static_cast<unsigned>(std::clamp(shifted, 0.0, 15.0));
+  };
+  for (int i = 0; i < 16; ++i)
+    block[2 + i] = static_cast<std::byte>(number(i) | number(i + 16) << 4);
+}
+
+}  // namespace
+
+const GgmlTypeInfo* find_ggml_type(uint32_t number) {
+  const auto found =
+      std::ranges::find(kGgmlTypes, static_cast<GgmlType>(number), &GgmlTypeInfo::type);
+  return found == kGgmlTypes.end() ? nullptr : &*found;
+}
+
+const GgmlTypeInfo& ggml_type_info(GgmlType type) {
+  return *find_ggml_type(static_cast<uint32_t>(type));
+}
+
+void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> values) {
+  const auto& info = ggml_type_info(type);
+  auto* read = type == GgmlType::q8_0   ? read_q8_0
+               : type == GgmlType::q4_0 ? read_q4_0
+               : type == GgmlType::q4_k ? read_q4_k
+                                        : read_q6_k;
+  const auto count = blocks.size() / static_cast<size_t>(info.block_bytes);
+  assert(info.block_values > 1 && values.size() == count * static_cast<size_t>(info.block_values));
+  for (size_t i = 0; i < count; ++i)
+    read(blocks.data() + i * static_cast<size_t>(info.block_bytes),
+         values.data() + i * static_cast<size_t>(info.block_values));
+}
+
+void quantize(GgmlType type, std::span<const float> values, std::span<std::byte> blocks) {
+  assert(type == GgmlType::q8_0 || type == GgmlType::q4_0);
+  const auto block_bytes = static_cast<size_t>(ggml_type_info(type).block_bytes);
+  assert(values.size() % 32 == 0 && blocks.size() == values.size() / 32 * block_bytes);
+  for (size_t i = 0; i < values.size() / 32; ++i) {
+    if (type == GgmlType::q8_0) {
+      write_q8_0(values.data() + i * 32, blocks.data() + i * block_bytes);
+    } else {
+      write_q4_0(values.data() + i * 32, blocks.data() + i * block_bytes);
+    }
+  }
+}
+
+}  // namespace tessera::checkpoint

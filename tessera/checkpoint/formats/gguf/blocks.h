@@ -1,0 +1,55 @@
+// How GGUF stores numbers: plain ones, and blocks of small integers with scales.
+//
+//   Q8_0  32 values: f16 scale, 32 int8
+//   Q4_0  32 values: f16 scale, 16 bytes; byte i holds value i below and value i + 16 above
+//   Q4_K 256 values: f16 scale and f16 minimum, 12 bytes with 6-bit scales and minima of 8 groups, 128 bytes
+//   Q6_K 256 values: 128 bytes of low and 64 of high bits, int8 scales of 16 groups, f16 scale
+//
+// Format: https://github.com/ggml-org/ggml (docs/gguf.md; src/ggml-common.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "tessera/checkpoint/dtype.h"
+
+namespace tessera::checkpoint {
+
+/// Numbers as the format has them.
+enum class GgmlType : uint32_t {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q8_0 = 8,
+  q4_k = 12,
+  q6_k = 14,
+  i8 = 24,
+  i16 = 25,
+  i32 = 26,
+  i64 = 27,
+  f64 = 28,
+  bf16 = 30
+};
+
+struct GgmlTypeInfo {
+  GgmlType type;
+  std::string_view name;
+  int64_t block_values, block_bytes;
+  DType dtype;  ///< in which its values are read: f32 for blocks
+};
+
+/// None: a type that is not read here.
+const GgmlTypeInfo* find_ggml_type(uint32_t number);
+const GgmlTypeInfo& ggml_type_info(GgmlType type);
+
+/// Whole blocks into values. Exact: as the package `gguf` has them.
+void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> values);
+
+/// Values into whole blocks of q8_0 or q4_0; the bytes are those of the package `gguf`.
+/// Assertion: another type, a part of a block.
+void quantize(GgmlType type, std::span<const float> values, std::span<std::byte> blocks);
+
+}  // namespace tessera::checkpoint
