@@ -84,6 +84,14 @@ void convert(ConvertOptions options) {
     case Target::llmc:
       return export_llmc(training.tensors, gpt2_shape(training), options.destination,
                          options.from.dtype.value_or(llmc_dtype(training)));
+    case Target::gguf: {
+      const auto done = export_gguf(training.tensors, options.destination,
+                                    {.config = config_of(training),
+                                     .assets = training.assets_folder,
+                                     .type = options.type,
+                                     .name = options.destination.stem().string()});
+      if (options.on_gguf) options.on_gguf(done);
+    }
   }
 }
 
