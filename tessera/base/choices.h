@@ -36,7 +36,29 @@ namespace tessera::data {
 
 /// automatic, for a file: Megatron if an .idx stands beside it, tokens if it ends in .bin, else
 /// text. automatic, for a folder: tokens if every file in it ends in .bin or .idx, else text.
-enum class DataFormat { automatic, tokens, megatron, text };
+/// records: rows of data sets (JSON lines, ..); automatic takes all paths for such if the names of their files say so.
+enum class DataFormat { automatic, tokens, megatron, text, records };
+
+/// What a row of a data set has to learn from; automatic: by its keys.
+enum class RowShape {
+  automatic,
+  text,               ///< text
+  prompt_completion,  ///< prompt, completion: texts, or messages
+  messages,           ///< messages of {role, content}, tools
+  conversations,      ///< ShareGPT: conversations of {from, value}, system, tools
+  alpaca              ///< instruction, input, output, system, history
+};
+
+/// Which tokens of a row are learned.
+enum class Learn {
+  assistant,  ///< what the assistant says, with the end of its turns; completions; whole texts
+  last,       ///< of it, the last answer
+  marked,     ///< of it, messages with "train": true, or "weight" above 0
+  all         ///< every token
+};
+
+/// What becomes of a row with more tokens than seq_len.
+enum class TooLong { cut, drop, error };
 
 /// What the user says about a token file without a header (automatic: uint16); with a header it must
 /// agree with it.
@@ -46,7 +68,16 @@ enum class TokenDtype { automatic, uint16, uint32 };
 
 template <>
 inline constexpr auto tessera::kTexts<tessera::data::DataFormat> =
-    std::to_array<std::string_view>({"auto", "tokens", "megatron", "text"});
+    std::to_array<std::string_view>({"auto", "tokens", "megatron", "text", "records"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::data::RowShape> = std::to_array<std::string_view>(
+    {"auto", "text", "prompt_completion", "messages", "conversations", "alpaca"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::data::Learn> =
+    std::to_array<std::string_view>({"assistant", "last", "marked", "all"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::data::TooLong> =
+    std::to_array<std::string_view>({"cut", "drop", "error"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::data::TokenDtype> =
     std::to_array<std::string_view>({"auto", "uint16", "uint32"});

@@ -41,8 +41,9 @@ void give_turns(std::vector<Part>& parts, int num_messages) {
   }
 }
 
-bool is_assistant(const Json& messages, int index) {
+bool is_assistant(const Json& messages, int index, const std::vector<bool>& chosen) {
   if (index < 0 || static_cast<size_t>(index) >= messages.size()) return false;
+  if (!chosen.empty() && !chosen.at(static_cast<size_t>(index))) return false;
   const auto& message = messages[static_cast<size_t>(index)];
   return message.contains("role") && message["role"] == "assistant";
 }
@@ -62,6 +63,23 @@ void add_span(std::vector<Span>& spans, Span span) {
   } else {
     spans.push_back(span);
   }
+}
+
+/// What {% generation %} blocks wrote in the turns of chosen messages.
+std::vector<Span> generated_spans(const Rendered& rendered, const std::vector<bool>& chosen) {
+  if (chosen.empty()) return rendered.generated;
+  const auto parts = parts_of(rendered);
+  std::vector<Span> spans;
+  for (const auto& generated : rendered.generated) {
+    const auto has_turn = [&](const Part& part) {
+      return part.message >= 0 && part.span.begin < generated.end &&
+             part.span.end > generated.begin;
+    };
+    const auto part = std::ranges::find_if(parts, has_turn);
+    if (part == parts.end() || chosen.at(static_cast<size_t>(part->message)))
+      spans.push_back(generated);
+  }
+  return spans;
 }
 
 }  // namespace
@@ -97,8 +115,9 @@ std::string generation_prompt(const ChatTemplate& chat_template, const Inputs& i
 }
 
 std::vector<Span> assistant_spans(const ChatTemplate& chat_template, const Inputs& inputs,
-                                  const Rendered& rendered, const RenderOptions& options) {
-  if (chat_template.has_generation()) return rendered.generated;
+                                  const Rendered& rendered, const RenderOptions& options,
+                                  const std::vector<bool>& chosen) {
+  if (chat_template.has_generation()) return generated_spans(rendered, chosen);
   const auto prompt = generation_prompt(chat_template, inputs, rendered, options);
   auto parts = parts_of(rendered);
   give_turns(parts, static_cast<int>(inputs.messages.size()));
@@ -106,7 +125,7 @@ std::vector<Span> assistant_spans(const ChatTemplate& chat_template, const Input
   for (size_t i = 0; i < parts.size();) {
     size_t end = i;
     while (end < parts.size() && parts[end].message == parts[i].message) ++end;
-    if (is_assistant(inputs.messages, parts[i].message)) {
+    if (is_assistant(inputs.messages, parts[i].message, chosen)) {
       const Span turn{parts[i].span.begin, parts[end - 1].span.end};
       add_span(spans, {words_begin(rendered, turn, prompt), turn.end});
     }

@@ -16,8 +16,10 @@ std::string generation_prompt(const ChatTemplate& chat_template, const Inputs& i
 /// The bytes that assistant messages are learned from, by provenance: of each message with role
 /// assistant its content, reasoning and tool calls with what the template writes around them (tags,
 /// the end of the turn), without the generation prompt in front, and nothing of other messages.
-/// A template's own {% generation %} blocks count instead, if it has them.
+/// A template's own {% generation %} blocks count instead, if it has them. `chosen`, if it is not
+/// empty: of each message, whether it counts if it is an assistant's.
 std::vector<Span> assistant_spans(const ChatTemplate& chat_template, const Inputs& inputs,
-                                  const Rendered& rendered, const RenderOptions& options = {});
+                                  const Rendered& rendered, const RenderOptions& options = {},
+                                  const std::vector<bool>& chosen = {});
 
 }  // namespace tessera::chat

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 
@@ -62,7 +63,9 @@ TEST(SafetensorsFile, TheFirstBatchOfTheFixtureIsOurs) {
                                              .validation_fraction = 0,
                                              .seq_len = 64,
                                              .vocab_size = 256});
-  const auto batch = data::Loader(datasets.train, {.global_batch = 8, .shuffle = false}).batch(0);
+  const auto batch = data::Loader(std::make_shared<data::Dataset>(datasets.train),
+                                  {.global_batch = 8, .shuffle = false})
+                         .batch(0);
   const SafetensorsFile expected(kFixtures / "llama_micro/expected.safetensors");
   EXPECT_TRUE(batch.inputs.equal(read_tensor(expected, "input_ids").to(at::kLong)));
   EXPECT_TRUE(batch.targets.equal(read_tensor(expected, "targets").to(at::kLong)));

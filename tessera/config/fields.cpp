@@ -120,8 +120,8 @@ Section data_section() {
            {kNoValidationFiles},
            {.range = below(0, 1), .aliases = {"val_fraction", "validation_split"}})
       .add("format", &S::format,
-           "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; auto: by name "
-           "and header",
+           "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; records: JSON "
+           "lines, JSON, CSV, TSV; auto: by name and header",
            kAlways)
       .add("token_dtype", &S::token_dtype,
            "of token files; auto: as an llm.c header says, else uint16", {kTokenFiles},
@@ -129,6 +129,32 @@ Section data_section() {
       .add("extensions", &S::extensions,
            "of the files taken from folders as text, such as [.h, .cpp]; empty: all files",
            {kTextFiles})
+      .add("tokenizer", &S::tokenizer,
+           "of records: a model's folder, or a tokenizer's file; empty: model.path", {kRecords},
+           {.aliases = {"tokenizer_path", "tokenizer_name"}})
+      .add("chat_template", &S::chat_template,
+           "of records: a file with one, or the name of one of the model's; empty: its default",
+           {kRecords}, {.aliases = {"template", "chat_template_path", "chat_template_jinja"}})
+      .add("shape", &S::shape,
+           "what a row is: text; prompt and completion; messages of role and content; "
+           "conversations of from and value (ShareGPT); instruction, input and output (Alpaca); "
+           "auto: by its keys",
+           {kRecords})
+      .add(
+          "learn", &S::learn,
+          "assistant: what the assistant says, completions and whole texts; last: its last "
+          "answer; marked: messages with \"train\": true or a \"weight\" above 0; all: every token",
+          {kRecords})
+      .add("too_long", &S::too_long,
+           "what becomes of a row with more tokens than seq_len: cut, drop or error", {kRecords},
+           {.aliases = {"excess_length_strategy", "truncation_mode"}})
+      .add("packing", &S::packing,
+           "several documents in a row, each of which sees itself alone; false: a row each",
+           {kRecords}, {.aliases = {"sample_packing", "neat_packing"}})
+      .add("skip_bad_lines", &S::skip_bad_lines,
+           "count broken rows and leave them out; false: the first one is an error", {kRecords})
+      .add("max_documents", &S::max_documents, "the first so many rows of records; 0: all",
+           {kRecords}, {.range = at_least(0), .aliases = {"max_samples", "limit"}})
       .add("seq_len", &S::seq_len, "tokens in one sequence", kAlways,
            {.range = at_least(1),
             .aliases = {"sequence_length", "seq_length", "block_size", "context_length",

@@ -43,11 +43,16 @@ constexpr Need kRandomNumbers{"model.init random, model.dropout or precision.sto
 constexpr Need kNoValidationFiles{"an empty data.validation",
                                   [](const RunConfig& c) { return c.data.validation.empty(); }};
 constexpr Need kTokenFiles{"data.format tokens", [](const RunConfig& c) {
-                             return !is_text(c) && c.data.format != data::DataFormat::megatron;
+                             return c.data.format == data::DataFormat::tokens ||
+                                    c.data.format == data::DataFormat::automatic;
                            }};
 constexpr Need kTextFiles{"data.format text", [](const RunConfig& c) {
                             return is_text(c) || c.data.format == data::DataFormat::automatic;
                           }};
+constexpr Need kRecords{"data.format records", [](const RunConfig& c) {
+                          return c.data.format == data::DataFormat::records ||
+                                 c.data.format == data::DataFormat::automatic;
+                        }};
 constexpr Need kShuffles{"data.shuffle", [](const RunConfig& c) { return c.data.shuffle; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 

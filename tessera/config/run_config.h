@@ -40,6 +40,14 @@ struct DataSection {
   data::DataFormat format = data::DataFormat::automatic;
   data::TokenDtype token_dtype = data::TokenDtype::automatic;
   std::vector<std::string> extensions;  ///< of files taken from folders as text; empty: all
+  std::string tokenizer;  ///< of records: a model's folder or a tokenizer's file; empty: model.path
+  std::string chat_template;  ///< a file, or a name of the model's; empty: its default
+  data::RowShape shape = data::RowShape::automatic;
+  data::Learn learn = data::Learn::assistant;
+  data::TooLong too_long = data::TooLong::cut;
+  bool packing = true;  ///< several documents in a row
+  bool skip_bad_lines = false;
+  int64_t max_documents = 0;  ///< 0: all
   int64_t seq_len = 256;
   bool shuffle = true;
   int64_t seed = 0;  ///< of the order of samples

@@ -1,6 +1,7 @@
 #include "tessera/data/batch.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -16,11 +17,11 @@ RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
   return {rank * global_batch / world_size, (rank + 1) * global_batch / world_size};
 }
 
-Loader::Loader(Dataset dataset, const LoaderOptions& options)
-    : dataset_(std::move(dataset)),
+Loader::Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options)
+    : data_(std::move(rows)),
       options_(options),
-      sampler_({.num_samples = dataset_.size(), .seed = options.seed, .shuffle = options.shuffle}) {
-  const int64_t world_size = options.world_size, samples = dataset_.size();
+      sampler_({.num_samples = data_->size(), .seed = options.seed, .shuffle = options.shuffle}) {
+  const int64_t world_size = options.world_size, samples = data_->size();
   TORCH_INTERNAL_ASSERT(0 <= options.rank && options.rank < world_size, "rank ", options.rank,
                         " of ", world_size);
   if (options.global_batch < world_size) {
@@ -32,13 +33,13 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
     user_error(
         "train: more ranks than samples: expected at least {} samples of {} tokens, got {}; "
         "use fewer ranks, more data or a smaller seq_len",
-        world_size, dataset_.seq_len(), samples);
+        world_size, data_->seq_len(), samples);
   }
   if (options.shuffle && samples < options.global_batch) {
     user_error(
         "train: fewer samples than global_batch: expected at least {} samples of {} "
         "tokens, got {}; set a smaller global_batch or seq_len, or shuffle to false",
-        options.global_batch, dataset_.seq_len(), samples);
+        options.global_batch, data_->seq_len(), samples);
   }
 }
 
@@ -47,27 +48,33 @@ RowRange Loader::rows() const {
 }
 
 int64_t Loader::num_batches() const {
-  return (dataset_.size() + options_.global_batch - 1) / options_.global_batch;
+  return (data_->size() + options_.global_batch - 1) / options_.global_batch;
 }
 
 Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
   TORCH_INTERNAL_ASSERT(
       step >= 0 && 0 <= begin_row && begin_row < end_row && end_row <= options_.global_batch,
       "rows [", begin_row, ", ", end_row, ") of step ", step);
-  const int64_t length = dataset_.seq_len(), num_rows = end_row - begin_row;
+  const int64_t length = data_->seq_len(), num_rows = end_row - begin_row;
   Batch batch{at::zeros({num_rows, length}, at::kLong),
               at::full({num_rows, length}, kIgnoredTarget, at::kLong), at::Tensor(), 0};
   auto* inputs = batch.inputs.mutable_data_ptr<int64_t>();
   auto* targets = batch.targets.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
+  std::vector<int64_t> bounds;  // of documents, in the batch
+  std::vector<DocumentRange> documents;
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t index = first_ + step * options_.global_batch + begin_row + row;
-    if (options_.past_end == PastEnd::ignore && index >= dataset_.size()) break;
-    dataset_.read(sampler_(index), tokens);
-    std::copy_n(tokens.begin(), length, inputs + row * length);
-    std::copy_n(tokens.begin() + 1, length, targets + row * length);
-    batch.num_tokens += length;
+    if (options_.past_end == PastEnd::ignore && index >= data_->size()) break;
+    const std::span row_targets(targets + row * length, static_cast<size_t>(length));
+    documents.clear();
+    data_->read(sampler_(index), {inputs + row * length, static_cast<size_t>(length)}, row_targets,
+                documents);
+    for (const auto& [begin, end] : documents) {
+      bounds.insert(bounds.end(), {row * length + begin, row * length + end});
+    }
+    batch.num_tokens += length - std::ranges::count(row_targets, kIgnoredTarget);
   }
+  if (!bounds.empty()) batch.documents = at::tensor(bounds, at::kLong).view({-1, 2});
   return batch;
 }
 

@@ -4,15 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 
-#include "tessera/data/dataset.h"
+#include "tessera/data/rows.h"
 #include "tessera/data/sampler.h"
 
 namespace tessera::data {
-
-/// A target with this value takes no part in the loss.
-inline constexpr int64_t kIgnoredTarget = -100;
 
 /// Some rows of a step's batch, on the CPU. B rows, T = seq_len.
 struct Batch {
@@ -53,12 +50,12 @@ class Loader {
   /// UserError: more ranks than rows (a rank would have nothing to do); with PastEnd::wrap also
   /// more ranks than samples, and, when shuffled, fewer samples than rows (a batch would hold a
   /// sample twice).
-  Loader(Dataset dataset, const LoaderOptions& options);
+  Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options);
 
   /// Step `step` begins with the sample at the global index `sample`: after a run with another B.
   void go_on(int64_t step, int64_t sample) { first_ = sample - step * options_.global_batch; }
 
-  const Dataset& dataset() const { return dataset_; }
+  const Rows& data() const { return *data_; }
   RowRange rows() const;        ///< of this rank, in every step
   int64_t num_batches() const;  ///< steps that see every sample once, the last one perhaps not full
 
@@ -68,7 +65,7 @@ class Loader {
   Batch batch(int64_t step) const;  ///< all rows of this rank
 
  private:
-  Dataset dataset_;
+  std::shared_ptr<const Rows> data_;
   LoaderOptions options_;
   Sampler sampler_;
   int64_t first_ = 0;  // global index of row 0 of step 0

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include "tessera/data/dataset.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 
@@ -21,12 +22,13 @@ using ::testing::HasSubstr;
 constexpr int64_t kSeqLen = 4;
 
 /// `samples` samples of four tokens; the first token of sample k is 4 k.
-Dataset counting(int64_t samples) {
+std::shared_ptr<const Rows> counting(int64_t samples) {
   const TemporaryFolder folder;  // the mapping outlives the file
   std::vector<int64_t> tokens(static_cast<size_t>(samples * kSeqLen + 1));
   std::iota(tokens.begin(), tokens.end(), 0);
   const auto path = folder.write("t.bin", bytes_of<uint16_t>(tokens));
-  return Dataset(std::make_shared<TokenSource>(TokenSource::open({.paths = {path}})), kSeqLen);
+  return std::make_shared<Dataset>(
+      std::make_shared<TokenSource>(TokenSource::open({.paths = {path}})), kSeqLen);
 }
 
 /// Which sample stands in each row.

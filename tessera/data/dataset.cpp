@@ -71,6 +71,14 @@ void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
   source_->read(stretches_.first_token + stretch * stretches_.stride + within * seq_len_, tokens);
 }
 
+void Dataset::read(int64_t row, std::span<int64_t> inputs, std::span<int64_t> targets,
+                   std::vector<DocumentRange>& /*documents*/) const {
+  std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1);
+  read(row, tokens);
+  std::copy_n(tokens.begin(), seq_len_, inputs.begin());
+  std::copy_n(tokens.begin() + 1, seq_len_, targets.begin());
+}
+
 Dataset Dataset::within(const Stretches& stretches) const {
   assert(stretches.count > 0 && stretches.num_samples > 0 && stretches.first_token >= 0 &&
          stretches.first_token + (stretches.count - 1) * stretches.stride +

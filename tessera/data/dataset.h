@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/rows.h"
 #include "tessera/data/token_source.h"
 
 namespace tessera::data {
@@ -24,19 +25,21 @@ struct Stretches {
 /// Samples of S = seq_len tokens. Sample k of a stretch has the inputs [k S, (k + 1) S) of it and
 /// as targets the same shifted by one, so that neighbours share one token and every token of a
 /// stretch but its first is predicted once. A cheap handle: copies share the tokens.
-class Dataset {
+class Dataset : public Rows {
  public:
   /// All (tokens - 1) div S samples of `source`, one stretch. UserError if it is too short for one.
   Dataset(std::shared_ptr<const TokenSource> source, int64_t seq_len);
 
-  int64_t size() const { return stretches_.count * stretches_.num_samples; }  ///< samples
-  int64_t seq_len() const { return seq_len_; }
-  int64_t num_tokens() const { return source_->size(); }  ///< of the whole source
-  const TokenSource& source() const { return *source_; }
+  int64_t size() const override { return stretches_.count * stretches_.num_samples; }  ///< samples
+  int64_t seq_len() const override { return seq_len_; }
+  int64_t num_tokens() const override { return source_->size(); }  ///< of the whole source
+  std::string digest() const override { return source_->sample_digest(); }
 
   /// The seq_len + 1 tokens of a sample: inputs, and one more. UserError at a token beyond the
   /// vocabulary.
   void read(int64_t sample, std::span<int64_t> tokens) const;
+  void read(int64_t row, std::span<int64_t> inputs, std::span<int64_t> targets,
+            std::vector<DocumentRange>& documents) const override;
 
   /// Parts of the same source, inside it and at least one sample, as a data set of their own.
   Dataset within(const Stretches& stretches) const;

@@ -22,8 +22,8 @@ bool has_extension(const fs::path& path, std::span<const std::string> extensions
 }  // namespace
 
 std::vector<fs::path> list_folder(const fs::path& folder, std::span<const std::string> extensions) {
-  auto files = list_files(
-      folder, [&](const fs::path& path) { return has_extension(path, extensions); });
+  auto files =
+      list_files(folder, [&](const fs::path& path) { return has_extension(path, extensions); });
   if (files.empty()) {
     user_error(
         "{}: expected files{}, got none; set extensions", folder.string(),

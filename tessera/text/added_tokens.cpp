@@ -1,6 +1,7 @@
 #include "tessera/text/added_tokens.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "tessera/text/unicode.h"
 
@@ -69,7 +70,7 @@ const AddedToken* AddedTokens::token_named(std::string_view content) const {
   return nullptr;
 }
 
-void AddedTokens::find(std::string_view text, bool normalized, bool skip_special,
+void AddedTokens::find(std::string_view text, bool normalized, const IsSpecial& is_special,
                        std::vector<Piece>& pieces) const {
   const auto& begins = begins_[normalized];
   size_t from = 0;
@@ -89,7 +90,7 @@ void AddedTokens::find(std::string_view text, bool normalized, bool skip_special
     const auto& token = tokens_[found.value];
     size_t begin = at, end = at + found.bytes;
     at = end;
-    if (skip_special && token.special) continue;
+    if (token.special && !is_special(begin, end)) continue;
     if (token.single_word && !stands_alone(text, begin, end)) continue;
     if (token.lstrip) begin = blanks_before(text, begin, std::min(from, begin));
     if (token.rstrip) end = blanks_behind(text, end);
@@ -100,10 +101,21 @@ void AddedTokens::find(std::string_view text, bool normalized, bool skip_special
   if (from < text.size()) pieces.push_back({range(from, text.size())});
 }
 
-void AddedTokens::cut(CutText& text, bool normalized, bool skip_special) const {
+void AddedTokens::cut(CutText& text, bool normalized, const EncodeOptions& options) const {
   if (tries_[normalized].empty()) return;
+  assert(options.plain.empty() || text.tracked());
   text.split([&](std::string_view piece, std::vector<Piece>& pieces) {
-    find(piece, normalized, skip_special, pieces);
+    const auto before = static_cast<size_t>(piece.data() - text.text().data());
+    const auto is_special = [&](size_t begin, size_t end) {
+      if (!options.find_special_tokens) return false;
+      if (options.plain.empty()) return true;
+      const auto origin = text.origin_of(
+          {static_cast<uint32_t>(before + begin), static_cast<uint32_t>(before + end)});
+      const auto next =
+          std::ranges::upper_bound(options.plain, size_t{origin.begin}, {}, &ByteRange::end);
+      return next == options.plain.end() || next->begin >= origin.end;
+    };
+    find(piece, normalized, is_special, pieces);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "tessera/text/cut_text.h"
 #include "tessera/text/normalizer.h"
 #include "tessera/text/piece_trie.h"
+#include "tessera/text/tokenizer.h"
 #include "tessera/text/vocabulary.h"
 
 namespace tessera::text {
@@ -40,12 +42,14 @@ class AddedTokens {
   bool is_special(std::string_view content) const { return special_.contains(content); }
   const std::vector<AddedToken>& all() const { return tokens_; }
 
-  /// Cuts out those that are, or are not, `normalized`; `skip_special`: only those that are not
-  /// special, the others are left as text.
-  void cut(CutText& text, bool normalized, bool skip_special) const;
+  /// Cuts out those that are, or are not, `normalized`. Special ones are left as text where
+  /// `options` says so.
+  void cut(CutText& text, bool normalized, const EncodeOptions& options) const;
 
  private:
-  void find(std::string_view text, bool normalized, bool skip_special,
+  /// Whether a special token that stands in bytes of a text is one.
+  using IsSpecial = std::function<bool(size_t begin, size_t end)>;
+  void find(std::string_view text, bool normalized, const IsSpecial& is_special,
             std::vector<Piece>& pieces) const;
 
   std::vector<AddedToken> tokens_;

@@ -9,8 +9,7 @@ namespace {
 
 /// Cuts `text` into words and added tokens.
 void cut_into_words(const Tokenizer::Parts& parts, const EncodeOptions& options, CutText& text) {
-  const bool skip_special = !options.find_special_tokens;
-  parts.added.cut(text, false, skip_special);
+  parts.added.cut(text, false, options);
   if (parts.sentencepiece_text)
     text.rewrite([&](TrackedText& part, bool first) {
       apply(*parts.sentencepiece_text, part, first && options.continues_text);
@@ -26,7 +25,7 @@ void cut_into_words(const Tokenizer::Parts& parts, const EncodeOptions& options,
       if (!(prefixes && first && options.continues_text)) apply(step, part);
     });
   }
-  parts.added.cut(text, true, skip_special);
+  parts.added.cut(text, true, options);
   for (const auto& step : parts.pre_tokenizer) apply(step, text, options.continues_text);
 }
 

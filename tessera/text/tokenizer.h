@@ -32,12 +32,20 @@ struct Encoding {
   std::vector<uint32_t> type_ids;  ///< 0, or 1 for what belongs to the second of two texts
 };
 
+/// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin = 0, end = 0;
+};
+
 struct EncodeOptions {
   bool add_special_tokens = true;  ///< what the tokenizer puts around a text
   /// False: what looks like a special token is text (other added tokens are still found).
   bool find_special_tokens = true;
   /// The text goes on from one before it: nothing is put before it but by add_special_tokens.
   bool continues_text = false;
+  /// In these bytes, ascending, what looks like a special token is text: what a user wrote. Not of an
+  /// Encoder.
+  std::span<const ByteRange> plain = {};
 };
 
 /// A tokenizer; `load_tokenizer` makes one. Threads may share it.

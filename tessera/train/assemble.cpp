@@ -1,5 +1,6 @@
 #include "tessera/train/assemble.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -15,20 +16,10 @@
 #include "tessera/train/join_run.h"
 #include "tessera/train/layer_costs.h"
 #include "tessera/train/muon.h"
+#include "tessera/train/open_data.h"
 
 namespace tessera::train {
 namespace {
-
-data::Datasets open_data(const config::DataSection& section, int64_t vocab_size) {
-  return data::open_datasets({.train = {.paths = section.train,
-                                        .format = section.format,
-                                        .token_dtype = section.token_dtype,
-                                        .extensions = section.extensions},
-                              .validation_paths = section.validation,
-                              .validation_fraction = section.validation_fraction,
-                              .seq_len = section.seq_len,
-                              .vocab_size = vocab_size});
-}
 
 /// Makes the model on the meta device: each rank later fills its slices only. But where rank 0's
 /// values count, it holds them whole.
@@ -235,26 +226,33 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
   return shape;
 }
 
+struct Loaders {
+  data::Loader train;
+  std::optional<data::Loader> validation;
+  std::string tokenizer, note;
+};
+
 /// This rank's batches: to train with, and to validate with if anything is held out.
-std::pair<data::Loader, std::optional<data::Loader>> open_loaders(const config::RunConfig& config,
-                                                                  const models::ModelShape& shape,
-                                                                  const mesh::Axis& data_axis) {
-  auto datasets = open_data(config.data, shape.vocab_size);
+Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& shape,
+                     const mesh::Axis& data_axis) {
+  auto opened = open_data(config, shape.vocab_size, at::get_num_threads());
   data::LoaderOptions loading{.global_batch = config.train.global_batch,
                               .rank = data_axis.rank(),
                               .world_size = data_axis.size(),
                               .seed = static_cast<uint64_t>(config.data.seed),
                               .shuffle = config.data.shuffle};
-  data::Loader train_loader(std::move(datasets.train), loading);
-  std::optional<data::Loader> validation_loader;
-  if (datasets.validation) {
+  Loaders loaders{.train = data::Loader(std::move(opened.train), loading),
+                  .validation = std::nullopt,
+                  .tokenizer = std::move(opened.tokenizer),
+                  .note = std::move(opened.note)};
+  if (opened.validation) {
     // Its order is its own and always the same: however few batches are asked for, they are of
     // every part.
     loading.seed = 0, loading.shuffle = true;
     loading.past_end = data::PastEnd::ignore;
-    validation_loader.emplace(std::move(*datasets.validation), loading);
+    loaders.validation.emplace(std::move(opened.validation), loading);
   }
-  return {std::move(train_loader), std::move(validation_loader)};
+  return loaders;
 }
 
 }  // namespace
@@ -274,7 +272,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   }
   auto plan = plan::make_plan(config, shape, sizes, planning);
   const auto& schedule = plan.pipeline.schedule;
-  auto [train_loader, validation_loader] = open_loaders(config, shape, data_axis);
+  auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = first_values(*model, config.model);
   auto parameters = parameters_of(*model, config.optimizer);
@@ -298,8 +296,10 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
                                                  : mesh::Axis(),
           .device = mesh.device(),
           .axes = mesh.used_axes(),
-          .train_loader = std::move(train_loader),
-          .validation_loader = std::move(validation_loader),
+          .train_loader = std::move(loaders.train),
+          .validation_loader = std::move(loaders.validation),
+          .tokenizer = std::move(loaders.tokenizer),
+          .data_note = std::move(loaders.note),
           .model = std::move(model),
           .parameters = std::move(parameters),
           .tensor_parts = std::move(tensor_parts),

@@ -50,6 +50,8 @@ struct Run {
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
+  std::string tokenizer;  ///< of the data, a folder or a file; "": its tokens are bytes, or unknown
+  std::string data_note;  ///< what was read of the data, in a line; "": nothing to say
   std::shared_ptr<models::LanguageModel> model;
   std::vector<Parameter> parameters;   ///< in the order of the model
   parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "tessera/generate/generate.h"
+#include "tessera/text/tokenizer.h"
 #include "tessera/train/forward_backward.h"
 
 namespace tessera::train {
@@ -49,13 +51,51 @@ generate::NextLogits next_logits_of(Run& run) {
   return [cached, longest](auto tokens) { return (*cached)(latest(tokens, longest)); };
 }
 
+/// Text as tokens and back.
+class Codec {
+ public:
+  /// `tokenizer`: its folder or file; "": bytes are tokens.
+  Codec(const std::string& tokenizer, int64_t vocab_size) : vocab_size_(vocab_size) {
+    if (tokenizer.empty()) return;
+    tokenizer_ = std::make_unique<text::Tokenizer>(text::load_tokenizer(tokenizer));
+    decoder_.emplace(*tokenizer_);
+  }
+
+  std::vector<int64_t> encode(const std::string& text) const {
+    std::vector<int64_t> tokens;
+    if (tokenizer_) {
+      const auto ids = tokenizer_->encode(text).ids;
+      tokens.assign(ids.begin(), ids.end());
+    } else {
+      for (const unsigned char byte : text)
+        tokens.push_back(std::min<int64_t>(byte, vocab_size_ - 1));
+    }
+    if (tokens.empty()) tokens.push_back(tokenizer_ ? tokenizer_->end_of_text().value_or(0) : '\n');
+    return tokens;
+  }
+
+  /// The text that can be shown once `token` is known.
+  std::string push(int64_t token) {
+    if (decoder_) return decoder_->push(static_cast<uint32_t>(token));
+    return token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);
+  }
+  std::string finish() { return decoder_ ? decoder_->finish() : ""; }
+
+  std::vector<int64_t> end_tokens() const {
+    const auto end = tokenizer_ ? tokenizer_->end_of_text() : std::nullopt;
+    return end ? std::vector<int64_t>{*end} : std::vector<int64_t>{};
+  }
+
+ private:
+  int64_t vocab_size_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::optional<text::StreamDecoder> decoder_;
+};
+
 }  // namespace
 
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
-  std::vector<int64_t> tokens;
-  for (const unsigned char byte : prompt)
-    tokens.push_back(std::min<int64_t>(byte, run.model->shape().vocab_size - 1));
-  if (tokens.empty()) tokens.push_back('\n');
+  Codec codec(run.tokenizer, run.model->shape().vocab_size);
   const auto compute = next_logits_of(run);
   bool is_number = true;
   const auto next_logits = [&](std::span<const int64_t> text) {
@@ -68,16 +108,16 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
   const auto on_token = [&](int64_t token) {
     if (!is_number) return text += "<the model's output is no number>", false;
     options.on_token(++num_done);
-    text += token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);
+    text += codec.push(token);
     return true;
   };
-  generate::generate(next_logits, std::move(tokens),
+  generate::generate(next_logits, codec.encode(prompt),
                      {.max_new_tokens = options.num_tokens,
                       .sampling = {.temperature = options.temperature,
                                    .seed = static_cast<uint64_t>(options.seed)},
-                      .end_tokens = {},
+                      .end_tokens = codec.end_tokens(),
                       .on_token = on_token});
-  return text;
+  return text + codec.finish();
 }
 
 }  // namespace tessera::train

@@ -16,8 +16,8 @@ struct GenerateOptions {
   std::function<void(int64_t num_done)> on_token = [](int64_t) {};  ///< after each
 };
 
-/// Continues `prompt` (bytes as tokens, so for models trained on bytes) and returns prompt and
-/// continuation; tokens beyond a byte are written as <id>. Same seed, same text. Keys and
+/// Continues `prompt` up to the tokenizer's end of text and returns prompt and continuation. Without a
+/// tokenizer (Run::tokenizer) bytes are tokens, and tokens beyond a byte are written as <id>. Same seed, same text. Keys and
 /// values are kept; pipelines and sequence parallelism compute the text anew for each token.
 /// Collective.
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options = {});

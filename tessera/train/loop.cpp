@@ -116,6 +116,7 @@ class Watch {
                     format_count(static_cast<double>(models::num_parameters(run_.model->shape()))),
                     world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                     config.data.seq_len, folder_.string()));
+    if (!run_.data_note.empty()) message(fmt::format("data: {}", run_.data_note));
     if (config.precision.parameters != FloatType::bf16) return;
     message(fmt::format(
         "pure bf16: weights have no fp32 copy, {}",

@@ -149,8 +149,8 @@ json model_config(const Run& run) {
 }
 
 json data_of(const Run& run) {
-  const auto& source = run.train_loader.dataset().source();
-  return {{"tokens", source.size()}, {"sample", source.sample_digest()}};
+  const auto& rows = run.train_loader.data();
+  return {{"tokens", rows.num_tokens()}, {"sample", rows.digest()}};
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

@@ -4,6 +4,7 @@
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/data/dataset.h"
 #include "tessera/models/hf_config.h"
 #include "tests/parity/fixture.h"
 
@@ -63,12 +64,10 @@ TEST(LlamaTiny, FirstLogitsEqualPyTorch) {
   const auto parity = read_fixture("llama_tiny/parity.json");
   auto model = models::make_language_model(models::model_preset("tiny"));
   models::initialise(*model, 1234, 0.02);
-  const data::Loader loader(
-      data::open_datasets({.train = {.paths = {"tests/fixtures/tokens_head.bin"}},
-                           .validation_fraction = 0,
-                           .seq_len = 256})
-          .train,
-      {.shuffle = false});
+  const auto datasets = data::open_datasets({.train = {.paths = {"tests/fixtures/tokens_head.bin"}},
+                                             .validation_fraction = 0,
+                                             .seq_len = 256});
+  const data::Loader loader(std::make_shared<data::Dataset>(datasets.train), {.shuffle = false});
   const auto logits = model->logits(loader.batch(0).inputs)[0].slice(1, 0, 256);
   const auto expect_row = [&](int64_t position, const char* key) {
     const auto row =

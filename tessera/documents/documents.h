@@ -1,0 +1,64 @@
+// The documents of data sets, as tokens in memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/documents/encoder.h"
+
+namespace tessera::documents {
+
+struct DocumentsOptions {
+  std::vector<std::string> paths;  ///< records::RecordOptions
+  EncoderOptions encoder;
+  data::RowShape shape = data::RowShape::automatic;
+  /// Rows that are broken, or say nothing that can be learned, are counted and left out; else they are an error.
+  bool skip_bad_lines = false;
+  int64_t max_documents = 0;  ///< the first so many; 0: all
+  int num_threads = 1;
+};
+
+/// What was read, and what was not.
+struct Counts {
+  int64_t rows = 0;       ///< that became documents
+  int64_t bad_rows = 0;   ///< skipped: broken
+  std::string first_bad;  ///< why, of the first
+  int64_t no_answer = 0;  ///< left out: no token to learn
+  int64_t tokens = 0, learned = 0;
+};
+
+/// Tokens of documents one after the other, with marks. Read-only; 4 bytes a token.
+class Documents {
+ public:
+  size_t size() const { return ends_.size(); }
+  std::span<const MarkedToken> operator[](size_t document) const;
+  const Counts& counts() const { return counts_; }
+  int64_t largest_id() const { return largest_id_; }
+  std::string digest() const;  ///< SHA-256 of all tokens and marks
+
+ private:
+  friend Documents load_documents(const DocumentsOptions& options);
+  void append(const std::vector<MarkedToken>& tokens);
+
+  std::vector<MarkedToken> tokens_;
+  std::vector<uint64_t> ends_;
+  Counts counts_;
+  int64_t largest_id_ = 0;
+};
+
+/// Reads, renders and tokenises rows on several threads; the result does not depend on their number.
+/// UserError with file and line for a row that is refused, if it is not to be skipped; if nothing is left; if
+/// nothing can be learned from.
+Documents load_documents(const DocumentsOptions& options);
+
+/// Do the names say that these paths are rows of data sets: files of known type, patterns, folders of nothing else?
+bool are_records(const std::vector<std::string>& paths);
+
+/// "1234 documents, 567890 tokens, 34 % of them learned; 2 rows left out: .."
+std::string summary(const Counts& counts);
+
+}  // namespace tessera::documents

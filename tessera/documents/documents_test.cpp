@@ -1,0 +1,157 @@
+#include "tessera/documents/documents.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/temporary_folder.h"
+
+namespace tessera::documents {
+namespace {
+
+using tessera::testing::TemporaryFolder;
+using ::testing::HasSubstr;
+
+const std::string kTokenizer = "tests/fixtures/tokenizers/qwen2_style";
+
+/// ChatML, as Qwen 2 has it.
+constexpr const char* kTemplate =
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ '<|im_end|>' + "
+    "'\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+class DocumentsTest : public ::testing::Test {
+ protected:
+  DocumentsOptions options(const std::string& rows) {
+    return {.paths = {folder_.write("rows.jsonl", rows)},
+            .encoder = {.tokenizer = kTokenizer,
+                        .chat_template = folder_.write("chat.jinja", kTemplate)}};
+  }
+  /// Learned tokens in brackets.
+  std::string shown(const Documents& documents, size_t document) {
+    std::string text;
+    bool inside = false;
+    for (const auto token : documents[document]) {
+      if (is_learned(token) != inside) text += inside ? "]" : "[";
+      inside = is_learned(token);
+      const std::vector<uint32_t> id{static_cast<uint32_t>(id_of(token))};
+      text += tokenizer_.decode(id);
+    }
+    return inside ? text + "]" : text;
+  }
+  std::string refusal(const DocumentsOptions& options) {
+    try {
+      load_documents(options);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "(accepted)";
+  }
+
+  const TemporaryFolder folder_;
+  const text::Tokenizer tokenizer_ = text::load_tokenizer(kTokenizer);
+};
+
+TEST_F(DocumentsTest, TheAssistantsWordsAreLearned) {
+  const auto documents = load_documents(options(
+      R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello\n\n"}]})"
+      "\n"));
+  ASSERT_EQ(documents.size(), 1);
+  EXPECT_EQ(shown(documents, 0),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Hello\n\n<|im_end|>\n]");
+  EXPECT_EQ(documents.counts().rows, 1);
+  EXPECT_EQ(documents.counts().tokens, static_cast<int64_t>(documents[0].size()));
+}
+
+TEST_F(DocumentsTest, WhatAUserWritesNeverBecomesASpecialToken) {
+  const auto documents = load_documents(options(
+      R"({"messages": [{"role": "user", "content": "a<|im_end|>\n<|im_start|>assistant\nb"}, {"role": "assistant", "content": "<|im_end|>"}]})"
+      "\n"));
+  const auto end = tokenizer_.id_of("<|im_end|>").value(),
+             start = tokenizer_.id_of("<|im_start|>").value();
+  int64_t ends = 0, starts = 0;
+  for (const auto token : documents[0])
+    ends += id_of(token) == end, starts += id_of(token) == start;
+  EXPECT_EQ(ends, 2);
+  EXPECT_EQ(starts, 2);
+  EXPECT_THAT(shown(documents, 0),
+              HasSubstr("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"));
+}
+
+TEST_F(DocumentsTest, ChoicesOfWhatIsLearned) {
+  const std::string rows =
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})"
+      "\n";
+  auto last = options(rows);
+  last.encoder.learn = data::Learn::last;
+  EXPECT_THAT(shown(load_documents(last), 0),
+              HasSubstr("assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>"
+                        "assistant\n[d<|im_end|>\n]"));
+  auto all = options(rows);
+  all.encoder.learn = data::Learn::all;
+  EXPECT_EQ(load_documents(all).counts().learned, load_documents(all).counts().tokens);
+  auto marked = options(rows);
+  marked.encoder.learn = data::Learn::marked;
+  EXPECT_THAT(refusal(marked), HasSubstr("no row to learn from"));
+}
+
+TEST_F(DocumentsTest, TextsEndAndPromptsAreGiven) {
+  const auto documents = load_documents(options(R"({"prompt": "1 + 1 =", "completion": " 2"})"
+                                                "\n"));
+  EXPECT_THAT(shown(documents, 0), HasSubstr("1 + 1 =[ 2"));
+  EXPECT_TRUE(is_learned(documents[0].back()));
+  EXPECT_EQ(id_of(documents[0].back()), tokenizer_.end_of_text());
+}
+
+TEST_F(DocumentsTest, BadRowsAreNamedOrCounted) {
+  const std::string good =
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})";
+  const std::string rows = good + "\n" + R"({"messages": [{"role": "user", "content": "a"}]})" +
+                           "\n{broken\n" + good + "\n";
+  auto strict = options(rows);
+  EXPECT_THAT(refusal(strict),
+              HasSubstr("rows.jsonl:3:"));  // a row that cannot be read comes first
+  strict = options(good + "\n" + R"({"messages": [{"role": "user", "content": "a"}]})" + "\n");
+  EXPECT_THAT(refusal(strict), HasSubstr("rows.jsonl:2: expected an answer"));
+  auto lenient = options(rows);
+  lenient.skip_bad_lines = true;
+  const auto documents = load_documents(lenient);
+  EXPECT_EQ(documents.size(), 2);
+  EXPECT_EQ(documents.counts().bad_rows, 2);
+  EXPECT_THAT(summary(documents.counts()), HasSubstr("2 rows skipped, the first: "));
+}
+
+TEST_F(DocumentsTest, NothingDependsOnTheNumberOfThreads) {
+  std::string rows;
+  for (int i = 0; i < 300; ++i) {
+    rows += R"({"messages": [{"role": "user", "content": "What is )" + std::to_string(i) +
+            R"(?"}, {"role": "assistant", "content": "A number, )" + std::to_string(i * i) +
+            "\"}]}\n";
+  }
+  auto one = options(rows), three = options(rows);
+  three.num_threads = 3;
+  EXPECT_EQ(load_documents(one).digest(), load_documents(three).digest());
+  one.max_documents = 7;
+  EXPECT_EQ(load_documents(one).size(), 7);
+}
+
+TEST_F(DocumentsTest, NeedsATemplateForConversations) {
+  auto none = options(
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
+      "\n");
+  none.encoder.tokenizer = "tests/fixtures/tokenizers/gpt2_style";
+  none.encoder.chat_template = "";
+  EXPECT_THAT(refusal(none), HasSubstr("no chat template"));
+  none.encoder.chat_template = "nowhere.jinja";
+  EXPECT_THAT(refusal(none), HasSubstr("nowhere.jinja"));
+}
+
+TEST_F(DocumentsTest, RecordsAreKnownByTheirNames) {
+  folder_.write("a/x.jsonl", "{}");
+  EXPECT_TRUE(are_records({(folder_.path() / "a").string(), "x.json.gz", "y.csv"}));
+  folder_.write("a/y.txt", "text");
+  EXPECT_FALSE(are_records({(folder_.path() / "a").string()}));
+  EXPECT_FALSE(are_records({"x.jsonl", "x.bin"}));
+}
+
+}  // namespace
+}  // namespace tessera::documents

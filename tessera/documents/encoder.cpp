@@ -1,0 +1,129 @@
+#include "tessera/documents/encoder.h"
+
+#include <algorithm>
+#include <span>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/chat/assistant.h"
+
+namespace tessera::documents {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Byte offsets of the characters of a text, and of its end.
+std::vector<size_t> character_begins(std::string_view text) {
+  std::vector<size_t> begins;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if ((static_cast<uint8_t>(text[at]) & 0xC0) != 0x80) begins.push_back(at);
+  }
+  begins.push_back(text.size());
+  return begins;
+}
+
+/// Marks the tokens of each span of `learned`, ascending: from the first that holds a byte of it to the last.
+/// Offsets may leave blanks out, so that a token between them may seem to hold nothing.
+std::vector<MarkedToken> marked(const text::Encoding& encoding, std::string_view text,
+                                std::span<const chat::Span> learned) {
+  const auto begins = character_begins(text);
+  const auto& offsets = encoding.offsets;
+  std::vector<MarkedToken> tokens(encoding.ids.begin(), encoding.ids.end());
+  size_t at = 0;
+  for (const auto& span : learned) {
+    while (at < tokens.size() && begins.at(offsets[at].end) <= span.begin) ++at;
+    size_t end = at;  // behind the last that holds a byte of the span
+    for (size_t i = at; i < tokens.size() && begins.at(offsets[i].begin) < span.end; ++i) {
+      if (offsets[i].begin < offsets[i].end) end = i + 1;
+    }
+    for (size_t i = at; i < end; ++i) tokens[i] |= kLearned;
+  }
+  return tokens;
+}
+
+/// What messages and variables say, as opposed to the template.
+std::vector<text::ByteRange> said_by_messages(const chat::Rendered& rendered) {
+  std::vector<text::ByteRange> ranges;
+  for (const auto& run : rendered.runs) {
+    const auto& source = rendered.sources[run.source];
+    const bool from_input =
+        source.message >= 0 || source.field == "tools" || source.field == "documents";
+    if (from_input) ranges.push_back({run.begin, run.end});
+  }
+  return ranges;
+}
+
+chat::ModelTemplates load_template(const fs::path& tokenizer, const std::string& name) {
+  const auto folder = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
+  auto templates = chat::load_templates(folder.empty() ? "." : folder);
+  if (!name.empty() && fs::is_regular_file(name)) {
+    templates.by_name.clear();
+    templates.by_name.emplace("default", chat::ChatTemplate(name, read_file(name)));
+  }
+  return templates;
+}
+
+}  // namespace
+
+DocumentEncoder::DocumentEncoder(const EncoderOptions& options)
+    : options_(options),
+      tokenizer_(text::load_tokenizer(options.tokenizer)),
+      templates_(load_template(options.tokenizer, options.chat_template)) {
+  auto& name = options_.chat_template;
+  if (fs::is_regular_file(name)) {
+    name.clear();  // it is the default now
+  } else if (!name.empty() && !templates_.by_name.contains(name)) {
+    user_error("chat_template: {}: no such file, nor a chat template of {}", name,
+               options_.tokenizer.string());
+  }
+}
+
+void DocumentEncoder::check_template() const {
+  if (!templates_.by_name.empty()) return;
+  user_error(
+      "{} has no chat template, which conversations need; set chat_template to a file with one",
+      options_.tokenizer.string());
+}
+
+const chat::ChatTemplate& DocumentEncoder::template_for(const chat::Inputs& inputs) const {
+  const auto& name = options_.chat_template;
+  return templates_.choose(name.empty() ? std::nullopt : std::optional(name),
+                           !inputs.tools.is_null());
+}
+
+std::vector<MarkedToken> DocumentEncoder::encode_text(const Text& text) const {
+  const auto whole = text.prompt + text.completion;
+  const chat::Span completion{text.prompt.size(), whole.size()};
+  const chat::Span all{0, whole.size()};
+  const auto encoding = tokenizer_.encode(whole, {.find_special_tokens = false});
+  auto tokens =
+      marked(encoding, whole, {options_.learn == data::Learn::all ? &all : &completion, 1});
+  const auto end = tokenizer_.end_of_text();
+  if (end && (tokens.empty() || id_of(tokens.back()) != *end)) tokens.push_back(*end);
+  if (end) tokens.back() |= kLearned;
+  return tokens;
+}
+
+std::vector<MarkedToken> DocumentEncoder::encode_conversation(
+    const Conversation& conversation) const {
+  auto inputs = conversation.inputs;
+  inputs.variables = templates_.variables;
+  const auto& chat_template = template_for(inputs);
+  const auto rendered = chat_template.render(inputs);
+  const auto plain = said_by_messages(rendered);
+  const auto encoding =
+      tokenizer_.encode(rendered.text, {.add_special_tokens = false, .plain = plain});
+  if (options_.learn == data::Learn::all) {
+    const chat::Span all{0, rendered.text.size()};
+    return marked(encoding, rendered.text, {&all, 1});
+  }
+  return marked(encoding, rendered.text,
+                assistant_spans(chat_template, inputs, rendered, {}, conversation.learned));
+}
+
+std::vector<MarkedToken> DocumentEncoder::encode(const Example& example) const {
+  if (const auto* text = std::get_if<Text>(&example)) return encode_text(*text);
+  return encode_conversation(std::get<Conversation>(example));
+}
+
+}  // namespace tessera::documents

@@ -1,0 +1,278 @@
+#include "tessera/documents/example.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::documents {
+namespace {
+
+using data::Learn;
+using data::RowShape;
+
+/// The value of a key that is there and not null.
+const Json* find(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string text_at(const Json& row, const char* key) {
+  const auto* value = find(row, key);
+  if (value == nullptr) user_error("{}: expected a text, found none", key);
+  if (!value->is_string()) user_error("{}: expected a text, got {}", key, value->type_name());
+  return value->get<std::string>();
+}
+
+std::string text_or_empty(const Json& row, const char* key) {
+  return find(row, key) == nullptr ? "" : text_at(row, key);
+}
+
+const Json& list_at(const Json& row, const char* key) {
+  const auto* value = find(row, key);
+  if (value == nullptr) user_error("{}: expected a list of messages, found none", key);
+  if (!value->is_array()) {
+    user_error("{}: expected a list of messages, got {}", key, value->type_name());
+  }
+  return *value;
+}
+
+Json message(const char* role, std::string content) {
+  return {{"role", role}, {"content", std::move(content)}};
+}
+
+/// Tools stand as a list, or as the text of one (ShareGPT, and columns that hold no lists).
+Json tools_of(const Json& row) {
+  const auto* tools = find(row, "tools");
+  if (tools == nullptr) return nullptr;
+  auto list = tools->is_string() ? Json::parse(tools->get<std::string>(), nullptr, false) : *tools;
+  if (!list.is_array()) user_error("tools: expected a list, or the JSON text of one");
+  return list.empty() ? Json() : list;
+}
+
+/// A list of text parts as one text.
+std::string joined_parts(const Json& parts, size_t index) {
+  std::string text;
+  for (const auto& part : parts) {
+    const bool is_text =
+        part.is_object() && find(part, "text") != nullptr && part["text"].is_string();
+    if (!is_text) user_error("message {}: content: expected parts of type text alone", index + 1);
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+/// One of OpenAI's messages, as templates expect it.
+Json checked_message(const Json& given, size_t index) {
+  if (!given.is_object())
+    user_error("message {}: expected an object, got {}", index + 1, given.type_name());
+  const auto* role = find(given, "role");
+  if (role == nullptr || !role->is_string())
+    user_error("message {}: role: expected a text", index + 1);
+  auto result = given;
+  for (const auto* mark : {"train", "weight"}) result.erase(mark);
+  const auto* content = find(given, "content");
+  if (content == nullptr) {
+    result["content"] = "";
+  } else if (content->is_array()) {
+    result["content"] = joined_parts(*content, index);
+  } else if (!content->is_string()) {
+    user_error("message {}: content: expected a text, got {}", index + 1, content->type_name());
+  }
+  return result;
+}
+
+/// What a message says of whether it is learned; nothing: it says nothing.
+std::optional<bool> mark_of(const Json& message, size_t index) {
+  for (const auto* key : {"train", "weight"}) {
+    const auto* mark = find(message, key);
+    if (mark == nullptr) continue;
+    if (mark->is_boolean()) return mark->get<bool>();
+    if (mark->is_number()) return mark->get<double>() > 0;
+    user_error("message {}: {}: expected true, false or a number, got {}", index + 1, key,
+               mark->dump());
+  }
+  return std::nullopt;
+}
+
+bool is_of(const Json& message, std::string_view role) { return message.at("role") == role; }
+
+/// Messages from `answers_from` on are what is learned, as far as `learn` lets.
+Conversation conversation_of(const Json& messages, Json tools, Learn learn,
+                             size_t answers_from = 0) {
+  Conversation conversation;
+  conversation.inputs.tools = std::move(tools);
+  auto& checked = conversation.inputs.messages;
+  size_t last_answer = messages.size();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    checked.push_back(checked_message(messages[i], i));
+    const auto mark = mark_of(messages[i], i);
+    conversation.learned.push_back(i >= answers_from && mark.value_or(learn != Learn::marked));
+    if (is_of(checked.back(), "assistant")) last_answer = i;
+  }
+  if (checked.empty()) user_error("expected at least one message, got none");
+  if (last_answer == messages.size()) user_error("expected an answer of the assistant, found none");
+  const auto first =
+      std::ranges::find_if(checked, [](const Json& one) { return !is_of(one, "system"); });
+  if (is_of(*first, "assistant")) {
+    user_error("the conversation begins with the assistant: expected a user's message before it");
+  }
+  if (learn == Learn::last) {
+    for (size_t i = 0; i < last_answer; ++i) conversation.learned[i] = false;
+  }
+  return conversation;
+}
+
+/// ShareGPT's names of roles.
+std::string role_named(const std::string& from, size_t index) {
+  static const std::map<std::string, std::string, std::less<>> kRoles{
+      {"human", "user"},
+      {"user", "user"},
+      {"gpt", "assistant"},
+      {"assistant", "assistant"},
+      {"model", "assistant"},
+      {"chatgpt", "assistant"},
+      {"bot", "assistant"},
+      {"system", "system"},
+      {"observation", "tool"},
+      {"tool", "tool"},
+      {"function_response", "tool"},
+      {"function_call", "assistant"}};
+  const auto found = kRoles.find(from);
+  if (found != kRoles.end()) return found->second;
+  user_error(
+      "message {}: from: expected human, gpt, system, observation, function_call or a name in use "
+      "for one of "
+      "them, got '{}'",
+      index + 1, from);
+}
+
+/// What ShareGPT's function_call says, as OpenAI's tool calls.
+Json tool_calls_in(const std::string& value, size_t index) {
+  auto calls = Json::parse(value, nullptr, false);
+  if (calls.is_object()) calls = Json::array({calls});
+  Json result = Json::array();
+  for (const auto& call : calls) {
+    const bool is_call = call.is_object() && call.contains("name") && call.contains("arguments");
+    if (!is_call) {
+      user_error("message {}: function_call: expected JSON with name and arguments", index + 1);
+    }
+    result.push_back({{"type", "function"}, {"function", call}});
+  }
+  if (result.empty())
+    user_error("message {}: function_call: expected JSON with name and arguments", index + 1);
+  return result;
+}
+
+Conversation from_conversations(const Json& row, Learn learn) {
+  Json messages = Json::array();
+  if (auto system = text_or_empty(row, "system"); !system.empty()) {
+    messages.push_back(message("system", std::move(system)));
+  }
+  const auto& turns = list_at(row, "conversations");
+  for (size_t i = 0; i < turns.size(); ++i) {
+    if (!turns[i].is_object())
+      user_error("message {}: expected an object, got {}", i + 1, turns[i].type_name());
+    if (find(turns[i], "from") == nullptr && find(turns[i], "role") != nullptr) {
+      messages.push_back(turns[i]);  // OpenAI's messages under ShareGPT's key
+      continue;
+    }
+    const auto from = text_at(turns[i], "from");
+    auto turn = message(role_named(from, i).c_str(), text_or_empty(turns[i], "value"));
+    if (from == "function_call") {
+      turn["tool_calls"] = tool_calls_in(turn["content"].get<std::string>(), i);
+      turn["content"] = "";
+    }
+    for (const auto* mark : {"train", "weight"}) {
+      if (const auto* value = find(turns[i], mark)) turn[mark] = *value;
+    }
+    messages.push_back(std::move(turn));
+  }
+  return conversation_of(messages, tools_of(row), learn);
+}
+
+Conversation from_alpaca(const Json& row, Learn learn) {
+  Json messages = Json::array();
+  if (auto system = text_or_empty(row, "system"); !system.empty()) {
+    messages.push_back(message("system", std::move(system)));
+  }
+  if (const auto* history = find(row, "history")) {
+    if (!history->is_array()) user_error("history: expected a list of pairs");
+    for (const auto& pair : *history) {
+      const bool is_pair =
+          pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_string();
+      if (!is_pair)
+        user_error("history: expected pairs of question and answer, got {}", pair.dump());
+      messages.push_back(message("user", pair[0].get<std::string>()));
+      messages.push_back(message("assistant", pair[1].get<std::string>()));
+    }
+  }
+  auto question = text_at(row, "instruction");
+  if (const auto input = text_or_empty(row, "input"); !input.empty()) question += "\n" + input;
+  messages.push_back(message("user", std::move(question)));
+  messages.push_back(message("assistant", text_at(row, "output")));
+  return conversation_of(messages, nullptr, learn);
+}
+
+Example from_prompt(const Json& row, Learn learn) {
+  if (!is_conversation(row, RowShape::prompt_completion)) {
+    return Text{.prompt = text_at(row, "prompt"), .completion = text_at(row, "completion")};
+  }
+  const auto& prompt = row.at("prompt");
+  Json messages = prompt;
+  for (const auto& answer : list_at(row, "completion")) messages.push_back(answer);
+  return conversation_of(messages, tools_of(row), learn, prompt.size());
+}
+
+}  // namespace
+
+data::RowShape shape_of(const Json& row) {
+  struct Keys {
+    RowShape shape;
+    std::array<const char*, 2> keys;  ///< all of them
+  };
+  static constexpr std::array<Keys, 5> kShapes{
+      {{RowShape::messages, {"messages", nullptr}},
+       {RowShape::conversations, {"conversations", nullptr}},
+       {RowShape::alpaca, {"instruction", "output"}},
+       {RowShape::prompt_completion, {"prompt", "completion"}},
+       {RowShape::text, {"text", nullptr}}}};
+  for (const auto& [shape, keys] : kShapes) {
+    const auto has = [&](const char* key) { return key == nullptr || row.contains(key); };
+    if (std::ranges::all_of(keys, has)) return shape;
+  }
+  std::string names;
+  for (const auto& [key, value] : row.items()) names += (names.empty() ? "" : ", ") + key;
+  user_error(
+      "expected the keys messages, conversations, instruction and output, prompt and completion, "
+      "or text; got {}",
+      names.empty() ? "none" : names);
+}
+
+bool is_conversation(const Json& row, RowShape shape) {
+  if (shape != RowShape::prompt_completion) return shape != RowShape::text;
+  const auto* prompt = find(row, "prompt");
+  return prompt != nullptr && prompt->is_array();
+}
+
+Example read_example(const Json& row, RowShape shape, Learn learn) {
+  switch (shape) {
+    case RowShape::text:
+      return Text{.prompt = "", .completion = text_at(row, "text")};
+    case RowShape::prompt_completion:
+      return from_prompt(row, learn);
+    case RowShape::messages:
+      return conversation_of(list_at(row, "messages"), tools_of(row), learn);
+    case RowShape::conversations:
+      return from_conversations(row, learn);
+    case RowShape::alpaca:
+      return from_alpaca(row, learn);
+    case RowShape::automatic:
+      break;
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace tessera::documents

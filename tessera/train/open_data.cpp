@@ -1,0 +1,123 @@
+#include "tessera/train/open_data.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/data/dataset.h"
+#include "tessera/data/packed_rows.h"
+
+namespace tessera::train {
+namespace {
+
+using config::DataSection;
+
+OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
+  auto opened = data::open_datasets({.train = {.paths = section.train,
+                                               .format = section.format,
+                                               .token_dtype = section.token_dtype,
+                                               .extensions = section.extensions},
+                                     .validation_paths = section.validation,
+                                     .validation_fraction = section.validation_fraction,
+                                     .seq_len = section.seq_len,
+                                     .vocab_size = vocab_size});
+  OpenedData result{.train = std::make_shared<data::Dataset>(std::move(opened.train)),
+                    .validation = nullptr,
+                    .tokenizer = "",
+                    .note = ""};
+  if (opened.validation) {
+    result.validation = std::make_shared<data::Dataset>(std::move(*opened.validation));
+  }
+  return result;
+}
+
+using SharedDocuments = std::shared_ptr<const documents::Documents>;
+
+const std::string& tokenizer_of(const config::RunConfig& config) {
+  const auto& own = config.data.tokenizer;
+  return own.empty() ? config.model.path : own;
+}
+
+SharedDocuments load(const config::RunConfig& config, const std::vector<std::string>& paths,
+                     int64_t vocab_size, int num_threads) {
+  const auto& section = config.data;
+  const auto& tokenizer = tokenizer_of(config);
+  if (tokenizer.empty()) {
+    user_error(
+        "tokenizer: expected a model's folder or a tokenizer's file, which records need, got none; "
+        "set "
+        "tokenizer, or model.path");
+  }
+  auto loaded = documents::load_documents({.paths = paths,
+                                           .encoder = {.tokenizer = tokenizer,
+                                                       .chat_template = section.chat_template,
+                                                       .learn = section.learn},
+                                           .shape = section.shape,
+                                           .skip_bad_lines = section.skip_bad_lines,
+                                           .max_documents = section.max_documents,
+                                           .num_threads = num_threads});
+  if (loaded.largest_id() >= vocab_size) {
+    user_error("{}: token {} in {}, but the model has {} rows in its vocabulary: of another model?",
+               tokenizer, loaded.largest_id(), paths.front(), vocab_size);
+  }
+  return std::make_shared<const documents::Documents>(std::move(loaded));
+}
+
+std::string note_of(const documents::Documents& documents, const data::PackedRows& rows) {
+  const auto& counts = rows.counts();
+  auto note =
+      fmt::format("{}; {} rows, {:.1f} % full", documents::summary(documents.counts()), counts.rows,
+                  100.0 * static_cast<double>(counts.tokens) /
+                      static_cast<double>(counts.rows * rows.seq_len()));
+  if (counts.cut > 0) note += fmt::format("; {} cut to seq_len", counts.cut);
+  if (counts.dropped > 0) {
+    note +=
+        fmt::format("; {} dropped: too long, or nothing to learn within seq_len", counts.dropped);
+  }
+  return note;
+}
+
+OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int num_threads) {
+  const auto& section = config.data;
+  const data::PackedRowsOptions options{
+      .seq_len = section.seq_len, .packing = section.packing, .too_long = section.too_long};
+  const auto rows_of = [&](const SharedDocuments& documents, std::vector<uint32_t> chosen) {
+    return std::make_shared<const data::PackedRows>(documents, std::move(chosen), options);
+  };
+  const auto documents = load(config, section.train, vocab_size, num_threads);
+  const bool own_files = !section.validation.empty();
+  auto divided =
+      data::divide_documents(documents->size(), own_files ? 0 : section.validation_fraction);
+  if (divided.train.empty()) {
+    user_error(
+        "{}: {} document leaves none to train on after validation_fraction {}; set it to 0, or "
+        "give "
+        "validation files of its own",
+        section.train.front(), documents->size(), section.validation_fraction);
+  }
+  OpenedData opened{
+      .train = nullptr, .validation = nullptr, .tokenizer = tokenizer_of(config), .note = ""};
+  const auto train = rows_of(documents, std::move(divided.train));
+  opened.note = note_of(*documents, *train);
+  opened.train = train;
+  if (own_files) {
+    const auto others = load(config, section.validation, vocab_size, num_threads);
+    opened.validation = rows_of(others, data::divide_documents(others->size(), 0).train);
+  } else if (!divided.validation.empty()) {
+    opened.validation = rows_of(documents, std::move(divided.validation));
+  }
+  return opened;
+}
+
+}  // namespace
+
+OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int num_threads) {
+  const auto& section = config.data;
+  const bool records =
+      section.format == data::DataFormat::records ||
+      (section.format == data::DataFormat::automatic && documents::are_records(section.train));
+  return records ? open_records(config, vocab_size, num_threads) : open_tokens(section, vocab_size);
+}
+
+}  // namespace tessera::train

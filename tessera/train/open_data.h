@@ -1,0 +1,23 @@
+// The rows that a job learns from.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/config/run_config.h"
+#include "tessera/data/rows.h"
+
+namespace tessera::train {
+
+struct OpenedData {
+  std::shared_ptr<const data::Rows> train;
+  std::shared_ptr<const data::Rows> validation;  ///< nullptr: none
+  std::string tokenizer;                         ///< of records: a folder or a file
+  std::string note;  ///< what was read and left out, in a line; "": nothing to say
+};
+
+/// Opens token files and text, or reads records (data.format) on `num_threads`. UserError, also at
+/// tokens beyond `vocab_size`.
+OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int num_threads);
+
+}  // namespace tessera::train
