@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/records/csv_rows.h"
 #include "tessera/records/json_rows.h"
+#include "tessera/records/parquet_rows.h"
 
 namespace tessera::records {
 
@@ -28,7 +29,7 @@ struct RecordReader::Open {
         rows.emplace<CsvRows>(path, type.compression, '\t', options.max_row_bytes);
         return;
       case Format::parquet:
-        user_error("{}: Parquet is not read yet", path.string());
+        rows.emplace<ParquetRows>(path, ParquetRows::Limits{.row_bytes = options.max_row_bytes});
     }
   }
 
@@ -44,7 +45,7 @@ struct RecordReader::Open {
         rows);
   }
 
-  std::variant<std::monostate, JsonLines, JsonList, CsvRows> rows;
+  std::variant<std::monostate, JsonLines, JsonList, CsvRows, ParquetRows> rows;
 };
 
 RecordReader::RecordReader(RecordOptions options) : options_(std::move(options)) {
