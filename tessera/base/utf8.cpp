@@ -74,4 +74,19 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+size_t num_characters(std::string_view text) {
+  size_t count = 0;
+  for (const char byte : text) count += (static_cast<uint8_t>(byte) & 0xC0) != 0x80;
+  return count;
+}
+
+std::vector<size_t> character_offsets(std::string_view text) {
+  std::vector<size_t> offsets;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if ((static_cast<uint8_t>(text[at]) & 0xC0) != 0x80) offsets.push_back(at);
+  }
+  offsets.push_back(text.size());
+  return offsets;
+}
+
 }  // namespace tessera

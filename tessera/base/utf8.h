@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -24,6 +25,10 @@ struct Character {
   uint32_t bytes = 1;
 };
 Character character_at(std::string_view text, size_t at);
+
+/// How many characters valid UTF-8 has, and where each begins (and where the last ends).
+size_t num_characters(std::string_view text);
+std::vector<size_t> character_offsets(std::string_view text);
 
 void append_utf8(std::string& text, char32_t code);
 std::string utf8_of(char32_t code);

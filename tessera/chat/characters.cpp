@@ -8,21 +8,6 @@
 
 namespace tessera::chat {
 
-size_t num_characters(std::string_view text) {
-  size_t count = 0;
-  for (const char byte : text) count += (static_cast<uint8_t>(byte) & 0xC0) != 0x80;
-  return count;
-}
-
-std::vector<size_t> character_offsets(std::string_view text) {
-  std::vector<size_t> offsets;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if ((static_cast<uint8_t>(text[at]) & 0xC0) != 0x80) offsets.push_back(at);
-  }
-  offsets.push_back(text.size());
-  return offsets;
-}
-
 bool is_space(char32_t code) {
   return (code >= 0x09 && code <= 0x0D) || (code >= 0x1C && code <= 0x20) || code == 0x85 ||
          code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 ||

@@ -10,10 +10,6 @@
 
 namespace tessera::chat {
 
-/// How many characters valid UTF-8 has, and where each begins (and where the last ends).
-size_t num_characters(std::string_view text);
-std::vector<size_t> character_offsets(std::string_view text);
-
 bool is_space(char32_t code);      ///< str.isspace
 bool is_cased(char32_t code);      ///< has an upper or a lower form
 bool is_alpha(char32_t code);      ///< str.isalpha

@@ -23,10 +23,9 @@ struct Work {
   std::exception_ptr failure;  ///< of anything else
 };
 
-void encode(const DocumentEncoder& encoder, const DocumentsOptions& options, data::RowShape shape,
-            Work& work) {
+void encode(const DocumentEncoder& encoder, data::RowShape shape, Work& work) {
   try {
-    work.tokens = encoder.encode(read_example(work.record.value, shape, options.encoder.learn));
+    work.tokens = encoder.encode(read_example(work.record.value, shape, encoder.learn()));
   } catch (const UserError& error) {
     work.refusal = error.what();
   } catch (...) {
@@ -34,13 +33,13 @@ void encode(const DocumentEncoder& encoder, const DocumentsOptions& options, dat
   }
 }
 
-void encode_all(const DocumentEncoder& encoder, const DocumentsOptions& options,
-                data::RowShape shape, std::span<Work> rows) {
-  const auto count = static_cast<size_t>(std::max(1, options.num_threads));
+void encode_all(const DocumentEncoder& encoder, int num_threads, data::RowShape shape,
+                std::span<Work> rows) {
+  const auto count = static_cast<size_t>(std::max(1, num_threads));
   std::vector<std::jthread> threads;
   for (size_t thread = 0; thread < count; ++thread) {
     threads.emplace_back([&, thread] {
-      for (size_t i = thread; i < rows.size(); i += count) encode(encoder, options, shape, rows[i]);
+      for (size_t i = thread; i < rows.size(); i += count) encode(encoder, shape, rows[i]);
     });
   }
 }
@@ -65,8 +64,6 @@ std::span<const MarkedToken> Documents::operator[](size_t document) const {
   return std::span(tokens_).subspan(begin, ends_[document] - begin);
 }
 
-std::string Documents::digest() const { return sha256(std::as_bytes(std::span(tokens_))); }
-
 void Documents::append(const std::vector<MarkedToken>& tokens) {
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   ends_.push_back(tokens_.size());
@@ -76,8 +73,7 @@ void Documents::append(const std::vector<MarkedToken>& tokens) {
   counts_.learned += std::ranges::count_if(tokens, is_learned);
 }
 
-Documents load_documents(const DocumentsOptions& options) {
-  const DocumentEncoder encoder(options.encoder);
+Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions& options) {
   records::RecordReader reader({.paths = options.paths, .skip_bad_lines = options.skip_bad_lines});
   Documents documents;
   auto& counts = documents.counts_;
@@ -95,7 +91,7 @@ Documents load_documents(const DocumentsOptions& options) {
     if (rows.empty()) break;
     if (shape == data::RowShape::automatic) shape = shape_of_first(reader, rows.front().record);
     if (is_conversation(rows.front().record.value, shape)) encoder.check_template();
-    encode_all(encoder, options, shape, rows);
+    encode_all(encoder, options.num_threads, shape, rows);
     for (const auto& row : rows) {
       if (is_full()) break;
       if (row.failure) std::rethrow_exception(row.failure);
@@ -115,6 +111,7 @@ Documents load_documents(const DocumentsOptions& options) {
   if (counts.first_bad.empty()) counts.first_bad = reader.first_skipped();
   if (counts.rows == 0)
     user_error("{}: no row to learn from: {}", options.paths.front(), summary(counts));
+  documents.digest_ = sha256(std::as_bytes(std::span(documents.tokens_)));
   return documents;
 }
 

@@ -14,7 +14,6 @@ namespace tessera::documents {
 
 struct DocumentsOptions {
   std::vector<std::string> paths;  ///< records::RecordOptions
-  EncoderOptions encoder;
   data::RowShape shape = data::RowShape::automatic;
   /// Rows that are broken, or say nothing that can be learned, are counted and left out; else they are an error.
   bool skip_bad_lines = false;
@@ -38,22 +37,23 @@ class Documents {
   std::span<const MarkedToken> operator[](size_t document) const;
   const Counts& counts() const { return counts_; }
   int64_t largest_id() const { return largest_id_; }
-  std::string digest() const;  ///< SHA-256 of all tokens and marks
+  const std::string& digest() const { return digest_; }  ///< SHA-256 of all tokens and marks
 
  private:
-  friend Documents load_documents(const DocumentsOptions& options);
+  friend Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions& options);
   void append(const std::vector<MarkedToken>& tokens);
 
   std::vector<MarkedToken> tokens_;
   std::vector<uint64_t> ends_;
   Counts counts_;
   int64_t largest_id_ = 0;
+  std::string digest_;
 };
 
 /// Reads, renders and tokenises rows on several threads; the result does not depend on their number.
 /// UserError with file and line for a row that is refused, if it is not to be skipped; if nothing is left; if
 /// nothing can be learned from.
-Documents load_documents(const DocumentsOptions& options);
+Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions& options);
 
 /// Do the names say that these paths are rows of data sets: files of known type, patterns, folders of nothing else?
 bool are_records(const std::vector<std::string>& paths);

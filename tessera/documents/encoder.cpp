@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/utf8.h"
 #include "tessera/chat/assistant.h"
 
 namespace tessera::documents {
@@ -12,21 +13,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Byte offsets of the characters of a text, and of its end.
-std::vector<size_t> character_begins(std::string_view text) {
-  std::vector<size_t> begins;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if ((static_cast<uint8_t>(text[at]) & 0xC0) != 0x80) begins.push_back(at);
-  }
-  begins.push_back(text.size());
-  return begins;
-}
-
 /// Marks the tokens of each span of `learned`, ascending: from the first that holds a byte of it to the last.
 /// Offsets may leave blanks out, so that a token between them may seem to hold nothing.
 std::vector<MarkedToken> marked(const text::Encoding& encoding, std::string_view text,
                                 std::span<const chat::Span> learned) {
-  const auto begins = character_begins(text);
+  const auto begins = character_offsets(text);
   const auto& offsets = encoding.offsets;
   std::vector<MarkedToken> tokens(encoding.ids.begin(), encoding.ids.end());
   size_t at = 0;
@@ -53,14 +44,9 @@ std::vector<text::ByteRange> said_by_messages(const chat::Rendered& rendered) {
   return ranges;
 }
 
-chat::ModelTemplates load_template(const fs::path& tokenizer, const std::string& name) {
+chat::ModelTemplates templates_beside(const fs::path& tokenizer) {
   const auto folder = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
-  auto templates = chat::load_templates(folder.empty() ? "." : folder);
-  if (!name.empty() && fs::is_regular_file(name)) {
-    templates.by_name.clear();
-    templates.by_name.emplace("default", chat::ChatTemplate(name, read_file(name)));
-  }
-  return templates;
+  return chat::load_templates(folder.empty() ? "." : folder);
 }
 
 }  // namespace
@@ -68,10 +54,12 @@ chat::ModelTemplates load_template(const fs::path& tokenizer, const std::string&
 DocumentEncoder::DocumentEncoder(const EncoderOptions& options)
     : options_(options),
       tokenizer_(text::load_tokenizer(options.tokenizer)),
-      templates_(load_template(options.tokenizer, options.chat_template)) {
+      templates_(templates_beside(options.tokenizer)) {
   auto& name = options_.chat_template;
-  if (fs::is_regular_file(name)) {
-    name.clear();  // it is the default now
+  if (fs::is_regular_file(name)) {  // it is the default from now on
+    templates_.by_name.clear();
+    templates_.by_name.emplace("default", chat::ChatTemplate(name, read_file(name)));
+    name.clear();
   } else if (!name.empty() && !templates_.by_name.contains(name)) {
     user_error("chat_template: {}: no such file, nor a chat template of {}", name,
                options_.tokenizer.string());

@@ -43,6 +43,8 @@ class DocumentEncoder {
   std::vector<MarkedToken> encode(const Example& example) const;
 
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
+  std::string tokenizer_path() const { return options_.tokenizer.string(); }
+  data::Learn learn() const { return options_.learn; }
 
  private:
   std::vector<MarkedToken> encode_text(const Text& text) const;

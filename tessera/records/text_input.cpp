@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera::records {
 
 TextPlace place_behind(std::string_view text, TextPlace from) {
@@ -13,9 +15,7 @@ TextPlace place_behind(std::string_view text, TextPlace from) {
     from.column = 1;
     text.remove_prefix(last + 1);
   }
-  // Characters of UTF-8 go on with bytes 10xxxxxx.
-  from.column += std::count_if(text.begin(), text.end(),
-                               [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
+  from.column += static_cast<int64_t>(num_characters(text));
   return from;
 }
 

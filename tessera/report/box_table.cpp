@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera::report {
 namespace {
 
-int64_t code_points(const std::string& text) {
-  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
-}
+/// Signed: widths are subtracted.
+int64_t code_points(const std::string& text) { return static_cast<int64_t>(num_characters(text)); }
 
 std::string repeated(const char* text, int64_t count) {
   std::string result;

@@ -17,9 +17,7 @@ void tokenize_word(const Model& model, std::string_view word, std::vector<ModelT
 
 void tokenize_word(const WordPiece& model, std::string_view word, std::vector<ModelToken>& tokens) {
   const Range whole{0, static_cast<uint32_t>(word.size())};
-  size_t characters = 0;
-  for (const char byte : word) characters += (static_cast<uint8_t>(byte) & 0xC0) != 0x80 ? 1 : 0;
-  if (characters > model.max_characters) return tokens.push_back({model.unknown, whole});
+  if (num_characters(word) > model.max_characters) return tokens.push_back({model.unknown, whole});
   const size_t before = tokens.size();
   std::string part;
   for (uint32_t begin = 0; begin < word.size();) {

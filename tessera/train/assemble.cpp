@@ -229,7 +229,8 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
 struct Loaders {
   data::Loader train;
   std::optional<data::Loader> validation;
-  std::string tokenizer, note;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+  std::string note;
 };
 
 /// This rank's batches: to train with, and to validate with if anything is held out.

@@ -19,6 +19,7 @@
 #include "tessera/plan/run_plan.h"
 #include "tessera/precision/loss_scaler.h"
 #include "tessera/predict/communication.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::train {
 
@@ -50,7 +51,7 @@ struct Run {
   std::vector<mesh::Axis> axes;  ///< every group of more than one rank, for accounting
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
-  std::string tokenizer;  ///< of the data, a folder or a file; "": its tokens are bytes, or unknown
+  std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of the data; nullptr: bytes, or unknown
   std::string data_note;  ///< what was read of the data, in a line; "": nothing to say
   std::shared_ptr<models::LanguageModel> model;
   std::vector<Parameter> parameters;   ///< in the order of the model

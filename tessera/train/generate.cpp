@@ -54,23 +54,23 @@ generate::NextLogits next_logits_of(Run& run) {
 /// Text as tokens and back.
 class Codec {
  public:
-  /// `tokenizer`: its folder or file; "": bytes are tokens.
-  Codec(const std::string& tokenizer, int64_t vocab_size) : vocab_size_(vocab_size) {
-    if (tokenizer.empty()) return;
-    tokenizer_ = std::make_unique<text::Tokenizer>(text::load_tokenizer(tokenizer));
-    decoder_.emplace(*tokenizer_);
+  /// `tokenizer` outlives it; nullptr: bytes are tokens.
+  Codec(const text::Tokenizer* tokenizer, int64_t vocab_size)
+      : vocab_size_(vocab_size), tokenizer_(tokenizer) {
+    if (tokenizer != nullptr) decoder_.emplace(*tokenizer);
   }
 
   std::vector<int64_t> encode(const std::string& text) const {
     std::vector<int64_t> tokens;
-    if (tokenizer_) {
+    if (tokenizer_ != nullptr) {
       const auto ids = tokenizer_->encode(text).ids;
       tokens.assign(ids.begin(), ids.end());
     } else {
       for (const unsigned char byte : text)
         tokens.push_back(std::min<int64_t>(byte, vocab_size_ - 1));
     }
-    if (tokens.empty()) tokens.push_back(tokenizer_ ? tokenizer_->end_of_text().value_or(0) : '\n');
+    if (tokens.empty())
+      tokens.push_back(tokenizer_ != nullptr ? tokenizer_->end_of_text().value_or(0) : '\n');
     return tokens;
   }
 
@@ -82,20 +82,20 @@ class Codec {
   std::string finish() { return decoder_ ? decoder_->finish() : ""; }
 
   std::vector<int64_t> end_tokens() const {
-    const auto end = tokenizer_ ? tokenizer_->end_of_text() : std::nullopt;
+    const auto end = tokenizer_ != nullptr ? tokenizer_->end_of_text() : std::nullopt;
     return end ? std::vector<int64_t>{*end} : std::vector<int64_t>{};
   }
 
  private:
   int64_t vocab_size_;
-  std::unique_ptr<text::Tokenizer> tokenizer_;
+  const text::Tokenizer* tokenizer_;
   std::optional<text::StreamDecoder> decoder_;
 };
 
 }  // namespace
 
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
-  Codec codec(run.tokenizer, run.model->shape().vocab_size);
+  Codec codec(run.tokenizer.get(), run.model->shape().vocab_size);
   const auto compute = next_logits_of(run);
   bool is_number = true;
   const auto next_logits = [&](std::span<const int64_t> text) {

@@ -24,7 +24,7 @@ OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
                                      .vocab_size = vocab_size});
   OpenedData result{.train = std::make_shared<data::Dataset>(std::move(opened.train)),
                     .validation = nullptr,
-                    .tokenizer = "",
+                    .tokenizer = nullptr,
                     .note = ""};
   if (opened.validation) {
     result.validation = std::make_shared<data::Dataset>(std::move(*opened.validation));
@@ -34,32 +34,28 @@ OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
 
 using SharedDocuments = std::shared_ptr<const documents::Documents>;
 
-const std::string& tokenizer_of(const config::RunConfig& config) {
-  const auto& own = config.data.tokenizer;
-  return own.empty() ? config.model.path : own;
-}
-
-SharedDocuments load(const config::RunConfig& config, const std::vector<std::string>& paths,
-                     int64_t vocab_size, int num_threads) {
+std::shared_ptr<const documents::DocumentEncoder> make_encoder(const config::RunConfig& config) {
   const auto& section = config.data;
-  const auto& tokenizer = tokenizer_of(config);
+  const auto& tokenizer = section.tokenizer.empty() ? config.model.path : section.tokenizer;
   if (tokenizer.empty()) {
     user_error(
         "tokenizer: expected a model's folder or a tokenizer's file, which records need, got none; "
-        "set "
-        "tokenizer, or model.path");
+        "set tokenizer, or model.path");
   }
-  auto loaded = documents::load_documents({.paths = paths,
-                                           .encoder = {.tokenizer = tokenizer,
-                                                       .chat_template = section.chat_template,
-                                                       .learn = section.learn},
-                                           .shape = section.shape,
-                                           .skip_bad_lines = section.skip_bad_lines,
-                                           .max_documents = section.max_documents,
-                                           .num_threads = num_threads});
+  return std::make_shared<const documents::DocumentEncoder>(documents::EncoderOptions{
+      .tokenizer = tokenizer, .chat_template = section.chat_template, .learn = section.learn});
+}
+
+SharedDocuments load(const documents::DocumentEncoder& encoder, const config::DataSection& section,
+                     const std::vector<std::string>& paths, int64_t vocab_size, int num_threads) {
+  auto loaded = documents::load_documents(encoder, {.paths = paths,
+                                                    .shape = section.shape,
+                                                    .skip_bad_lines = section.skip_bad_lines,
+                                                    .max_documents = section.max_documents,
+                                                    .num_threads = num_threads});
   if (loaded.largest_id() >= vocab_size) {
     user_error("{}: token {} in {}, but the model has {} rows in its vocabulary: of another model?",
-               tokenizer, loaded.largest_id(), paths.front(), vocab_size);
+               encoder.tokenizer_path(), loaded.largest_id(), paths.front(), vocab_size);
   }
   return std::make_shared<const documents::Documents>(std::move(loaded));
 }
@@ -85,24 +81,24 @@ OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int
   const auto rows_of = [&](const SharedDocuments& documents, std::vector<uint32_t> chosen) {
     return std::make_shared<const data::PackedRows>(documents, std::move(chosen), options);
   };
-  const auto documents = load(config, section.train, vocab_size, num_threads);
+  const auto encoder = make_encoder(config);
+  const auto documents = load(*encoder, section, section.train, vocab_size, num_threads);
   const bool own_files = !section.validation.empty();
   auto divided =
       data::divide_documents(documents->size(), own_files ? 0 : section.validation_fraction);
   if (divided.train.empty()) {
     user_error(
         "{}: {} document leaves none to train on after validation_fraction {}; set it to 0, or "
-        "give "
-        "validation files of its own",
+        "give validation files of its own",
         section.train.front(), documents->size(), section.validation_fraction);
   }
-  OpenedData opened{
-      .train = nullptr, .validation = nullptr, .tokenizer = tokenizer_of(config), .note = ""};
+  OpenedData opened;
+  opened.tokenizer = {encoder, &encoder->tokenizer()};
   const auto train = rows_of(documents, std::move(divided.train));
   opened.note = note_of(*documents, *train);
   opened.train = train;
   if (own_files) {
-    const auto others = load(config, section.validation, vocab_size, num_threads);
+    const auto others = load(*encoder, section, section.validation, vocab_size, num_threads);
     opened.validation = rows_of(others, data::divide_documents(others->size(), 0).train);
   } else if (!divided.validation.empty()) {
     opened.validation = rows_of(documents, std::move(divided.validation));

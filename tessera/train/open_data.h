@@ -6,13 +6,14 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/rows.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::train {
 
 struct OpenedData {
   std::shared_ptr<const data::Rows> train;
-  std::shared_ptr<const data::Rows> validation;  ///< nullptr: none
-  std::string tokenizer;                         ///< of records: a folder or a file
+  std::shared_ptr<const data::Rows> validation;      ///< nullptr: none
+  std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of records; nullptr: of others
   std::string note;  ///< what was read and left out, in a line; "": nothing to say
 };
 

@@ -16,16 +16,18 @@ struct GgufExportOptions {
   std::string name = "model";     ///< general.name
 };
 
-/// Writes a Llama, Mistral, Qwen2, Qwen3, OLMo 2 or SmolLM3 under Hugging Face's names as `path`. Norms
-/// and biases are F32; a matrix whose rows are no whole blocks is F16, as llama.cpp's converter has it;
-/// with q4_0 the head is Q8_0. Without a tokenizer the file has none ("none").
-/// Returns the largest relative error (of a tensor's norm) that the file, read back, has against the
-/// source. UserError: a model, positions or a tokenizer that llama.cpp does not know, by name.
+/// What was written, and the largest relative error (of a tensor's norm) that the file, read back, has
+/// against the source.
 struct GgufExported {
   size_t num_tensors = 0;
   double error = 0;
   std::string worst;  ///< tensor
 };
+
+/// Writes a Llama, Mistral, Qwen2, Qwen3, OLMo 2 or SmolLM3 under Hugging Face's names as `path`. Norms
+/// and biases are F32; a matrix whose rows are no whole blocks is F16, as llama.cpp's converter has it;
+/// with q4_0 the head is Q8_0. Without a tokenizer the file has none ("none").
+/// UserError: a model, positions or a tokenizer that llama.cpp does not know, by name.
 GgufExported export_gguf(const TensorSource& source, const std::filesystem::path& path,
                          const GgufExportOptions& options);
 
