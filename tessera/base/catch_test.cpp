@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 const std::map<std::string, std::set<std::string>> kCatches{
     {"another library's error is told in our words",
      {"base/list_files.cpp", "checkpoint/folder.cpp", "config/accelerate/deepspeed_json.cpp",
-      "models/json_keys.cpp", "config/load.cpp", "config/yaml_document.cpp", "report/metrics.cpp",
-      "train/accelerator_state.cpp", "train/resume.cpp", "train/save_state.cpp"}},
+      "models/json_keys.cpp", "config/load.cpp", "config/stored_job.cpp",
+      "config/yaml_document.cpp", "report/metrics.cpp", "train/accelerator_state.cpp",
+      "train/resume.cpp", "train/save_state.cpp"}},
     {"an error gets what only the caller knows: rank, axis, unit, action, key",
      {"chat/template.cpp", "comm/exchange.cpp", "comm/gloo.cpp", "comm/secret.cpp",
       "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp", "comm/store.cpp",
@@ -32,7 +33,8 @@ const std::map<std::string, std::set<std::string>> kCatches{
      {"chat/assistant.cpp", "hub/download.cpp", "hub/resolve.cpp", "hub/retries.h",
       "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
-     {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "train/loop.cpp"}},
+     {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "inference/chat.cpp",
+      "train/loop.cpp"}},
     {"a program of its own",
      {"launch/rank_probe.cpp", "text/text_probe.cpp", "chat/chat_probe.cpp",
       "records/records_probe.cpp"}}};

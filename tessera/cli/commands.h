@@ -6,6 +6,7 @@
 
 namespace tessera::cli {
 
+void add_chat(CLI::App& app, int& exit_code);
 void add_checkpoint(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_config(CLI::App& app, int& exit_code);
@@ -13,6 +14,7 @@ void add_config_questions(CLI::App& config, int& exit_code);  ///< of `tessera c
 void add_env(CLI::App& app, int& exit_code);
 void add_estimate_memory(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);
+void add_generate(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
 void add_merge_weights(CLI::App& app, int& exit_code);
 void add_schedule(CLI::App& app, int& exit_code);

@@ -9,13 +9,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/checkpoint/formats/convert.h"
-#include "tessera/checkpoint/formats/open_source.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/stored_model.h"
 
 namespace tessera::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using checkpoint::GgmlType;
 
 struct ExportArguments {
@@ -24,19 +23,6 @@ struct ExportArguments {
   int64_t step = -1;  // not given
 };
 
-/// The checkpoint of a run: of `step`, or the last.
-fs::path chosen(const fs::path& source, int64_t step) {
-  const auto steps = checkpoint::checkpoints_in(source);
-  if (steps.empty() && step < 0) return source;
-  if (steps.empty()) user_error("export: --step: {} is no run with checkpoints", source.string());
-  if (step < 0) return steps.back().path;
-  for (const auto& each : steps) {
-    if (each.step == step) return each.path;
-  }
-  user_error("export: --step: {} has no checkpoint of step {}; the last is of {}", source.string(),
-             step, steps.back().step);
-}
-
 void run_export(ExportArguments& arguments, bool has_type) {
   static const std::map<std::string, GgmlType> types = {{"f32", GgmlType::f32},
                                                         {"f16", GgmlType::f16},
@@ -44,7 +30,7 @@ void run_export(ExportArguments& arguments, bool has_type) {
                                                         {"q8_0", GgmlType::q8_0},
                                                         {"q4_0", GgmlType::q4_0}};
   auto& options = arguments.options;
-  options.from.source = chosen(options.from.source, arguments.step);
+  options.from.source = chosen_checkpoint(options.from.source, arguments.step);
   options.to = arguments.to == "gguf" ? checkpoint::Target::gguf : checkpoint::Target::huggingface;
   if (has_type && options.to != checkpoint::Target::gguf)
     user_error("export: --type takes effect with --to gguf alone");

@@ -41,6 +41,8 @@ int main(int argc, char** argv) {
   tessera::cli::add_test(app, exit_code);
   tessera::cli::add_tokenize(app, exit_code);
   tessera::cli::add_checkpoint(app, exit_code);
+  tessera::cli::add_generate(app, exit_code);
+  tessera::cli::add_chat(app, exit_code);
   tessera::cli::add_export(app, exit_code);
   tessera::cli::add_merge_weights(app, exit_code);
   tessera::cli::add_to_fsdp2(app, exit_code);

@@ -42,7 +42,8 @@ int test(const TestArguments& arguments) {
     processes = arguments.num_processes;
   }
   if (cpu) config.parallel.backend = comm::BackendChoice::gloo;
-  const std::vector<std::string> command{worker_path(), kSelfTest, config_for_ranks(config)};
+  const std::vector<std::string> command{worker_path(), kSelfTest,
+                                         file_for_ranks(config::to_yaml(config))};
   if (launch::rank_environment()) become(command);
   return launch::launch({.command = command,
                          .num_processes = processes,

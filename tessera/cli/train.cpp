@@ -10,13 +10,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/text.h"
-#include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launch_options.h"
+#include "tessera/cli/stored_model.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/run_config.h"
-#include "tessera/hub/resolve.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/plan/run_plan.h"
@@ -70,29 +68,6 @@ void check_run_dir(const std::string& folder) {
 std::chrono::milliseconds signal_grace(const config::RunConfig& config) {
   if (!config.checkpoint.saves()) return launch::LaunchOptions{}.signal_grace;
   return std::chrono::milliseconds(static_cast<int64_t>(config.parallel.timeout_seconds * 1000));
-}
-
-/// A model's name on the Hugging Face Hub becomes the folder of its files; a line where there is
-/// something to wait for.
-std::string model_folder(const config::ModelSection& model) {
-  constexpr int64_t kStep = 10;  // percent
-  int64_t shown = -kStep;
-  return hub::resolve(
-             model.path,
-             {.weights = model.init == models::Init::pretrained,
-              .on_progress =
-                  [&](const hub::Progress& progress) {
-                    const int64_t percent =
-                        100 * progress.done_bytes / std::max<int64_t>(1, progress.total_bytes);
-                    if (percent < shown + kStep) return;
-                    shown = percent;
-                    fmt::print(stderr, "fetching {}: {} %, {} of {}\n", model.path, percent,
-                               format_bytes(progress.done_bytes),
-                               format_bytes(progress.total_bytes));
-                  },
-              .on_notice =
-                  [](const std::string& line) { fmt::print(stderr, "{}\n", printable(line)); }})
-      .string();
 }
 
 using Ranks = std::optional<launch::RankEnvironment>;
@@ -190,7 +165,9 @@ int train(const TrainArguments& arguments, Overrides overrides) {
   }
   auto loaded = load(arguments, overrides, ranks);
   if (const auto& path = loaded.config.model.path; !path.empty() && !arguments.print_config) {
-    overrides.push_back({.key = "model.path", .value = model_folder(loaded.config.model)});
+    overrides.push_back(
+        {.key = "model.path",
+         .value = model_folder(path, loaded.config.model.init == models::Init::pretrained)});
     loaded = load(arguments, overrides, ranks);
   }
   config::check(loaded.config, loaded.origins);
@@ -200,7 +177,7 @@ int train(const TrainArguments& arguments, Overrides overrides) {
   }
   check_plan(loaded.config);
   if (!ranks || ranks->rank == 0) check_run_dir(loaded.config.train.run_dir);
-  start.command = {worker_path(), config_for_ranks(loaded.config)};
+  start.command = {worker_path(), file_for_ranks(config::to_yaml(loaded.config))};
   if (ranks) become(start.command);
   start.num_processes = static_cast<int>(loaded.config.parallel.num_ranks);
   start.environment[report::kLaunchTimeVariable] = fmt::format("{:.6f}", report::boot_seconds());

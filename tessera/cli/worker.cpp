@@ -14,6 +14,7 @@
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/job_keys.h"
 #include "tessera/config/run_config.h"
+#include "tessera/inference/answer.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/train/assemble.h"
@@ -30,10 +31,13 @@ void quieten_libtorch() {
   c10::initLogging();
 }
 
-/// `arguments`: kSelfTest or nothing, and the configuration that `tessera` checked.
+/// `arguments`: kAnswer and a request; or kSelfTest or nothing, and the configuration that `tessera`
+/// checked.
 int run_rank(const std::vector<std::string>& arguments) {
   kernels::install_caching_allocator();
   const auto environment = launch::rank_environment().value_or(launch::RankEnvironment{});
+  if (arguments.front() == cli::kAnswer)
+    return inference::answer(inference::read_request(arguments.back()), environment);
   const auto config = config::load_run_config(arguments.back(), {}).config;
   if (arguments.front() == cli::kSelfTest) return train::self_test(config.parallel, environment);
   auto run = train::assemble(config, environment);

@@ -30,15 +30,14 @@ std::string worker_path() {
   return worker.string();
 }
 
-std::string config_for_ranks(const config::RunConfig& config) {
-  const int fd = ::memfd_create("tessera-config", 0);  // stays open for whoever comes of us
-  const auto text = config::to_yaml(config);
-  for (size_t done = 0; fd >= 0 && done < text.size();) {
-    const auto count = ::write(fd, text.data() + done, text.size() - done);
-    if (count < 0) system_error("the ranks' configuration: cannot be written");
+std::string file_for_ranks(std::string_view content) {
+  const int fd = ::memfd_create("tessera-ranks", 0);  // stays open for whoever comes of us
+  for (size_t done = 0; fd >= 0 && done < content.size();) {
+    const auto count = ::write(fd, content.data() + done, content.size() - done);
+    if (count < 0) system_error("what the ranks read: cannot be written");
     done += static_cast<size_t>(count);
   }
-  if (fd < 0) system_error("the ranks' configuration: no file in memory");
+  if (fd < 0) system_error("what the ranks read: no file in memory");
   return fmt::format("/proc/self/fd/{}", fd);
 }
 

@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "tessera/config/run_config.h"
 
 namespace tessera::cli {
 
@@ -20,9 +19,12 @@ std::string worker_path();
 /// Stands before the configuration: check the set-up instead of training.
 inline constexpr const char* kSelfTest = "--self-test";
 
-/// A file in memory with `config`, checked and complete: what the ranks read that this process
-/// starts or becomes. Returns its path, which is good for them alone.
-std::string config_for_ranks(const config::RunConfig& config);
+/// Stands before an inference::Request: answer it instead of training.
+inline constexpr const char* kAnswer = "--answer";
+
+/// A file in memory with `content` (a configuration, checked and complete; a request): what the ranks
+/// read that this process starts or becomes. Returns its path, which is good for them alone.
+std::string file_for_ranks(std::string_view content);
 
 /// This process goes on as that program, with its arguments. SystemError if it cannot be started.
 [[noreturn]] void become(const std::vector<std::string>& command);

@@ -86,6 +86,22 @@ TEST_F(DocumentsTest, WhatAUserWritesNeverBecomesASpecialToken) {
               HasSubstr("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"));
 }
 
+TEST_F(DocumentsTest, APromptIsTheBeginningOfWhatIsLearned) {
+  const auto given = options("");
+  const DocumentEncoder encoder(given.encoder);
+  chat::Inputs inputs;
+  inputs.messages = Json::parse(R"([{"role": "user", "content": "a<|im_end|>"}])");
+  const auto prompt = encoder.encode_prompt(inputs);
+  inputs.messages.push_back({{"role", "assistant"}, {"content", "b"}});
+  const auto whole = encoder.encode(Conversation{.inputs = inputs, .learned = {}});
+  ASSERT_LT(prompt.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(is_learned(whole[i]), i >= prompt.size()) << i;
+  }
+  for (size_t i = 0; i < prompt.size(); ++i) EXPECT_EQ(id_of(whole[i]), prompt[i]) << i;
+  EXPECT_EQ(encoder.end_of_turn(), tokenizer_.id_of("<|im_end|>").value());
+}
+
 TEST_F(DocumentsTest, ChoicesOfWhatIsLearned) {
   const std::string rows =
       R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})"

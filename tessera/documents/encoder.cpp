@@ -79,6 +79,36 @@ const chat::ChatTemplate& DocumentEncoder::template_for(const chat::Inputs& inpu
                            !inputs.tools.is_null());
 }
 
+text::Encoding DocumentEncoder::tokens_of(const chat::Rendered& rendered) const {
+  const auto plain = said_by_messages(rendered);
+  return tokenizer_.encode(rendered.text, {.add_special_tokens = false, .plain = plain});
+}
+
+std::vector<int64_t> DocumentEncoder::encode_prompt(chat::Inputs inputs) const {
+  inputs.variables = templates_.variables;
+  inputs.add_generation_prompt = true;
+  const auto ids = tokens_of(template_for(inputs).render(inputs)).ids;
+  return {ids.begin(), ids.end()};
+}
+
+std::optional<int64_t> DocumentEncoder::end_of_turn() const {
+  chat::Inputs inputs{.variables = templates_.variables};
+  inputs.messages.push_back({{"role", "user"}, {"content", "a"}});
+  inputs.messages.push_back({{"role", "assistant"}, {"content", "b"}});
+  const auto rendered = template_for(inputs).render(inputs);
+  size_t end = 0;  // of the answer
+  for (const auto& run : rendered.runs) {
+    const auto& source = rendered.sources[run.source];
+    if (source.message == 1 && source.field == "content") end = run.end;
+  }
+  const auto [ids, offsets, type_ids] = tokens_of(rendered);
+  const auto begins = character_offsets(rendered.text);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (begins.at(offsets[i].begin) >= end && tokenizer_.is_special(ids[i])) return ids[i];
+  }
+  return {};
+}
+
 std::vector<MarkedToken> DocumentEncoder::encode_text(const Text& text) const {
   const auto whole = text.prompt + text.completion;
   const chat::Span completion{text.prompt.size(), whole.size()};
@@ -98,9 +128,7 @@ std::vector<MarkedToken> DocumentEncoder::encode_conversation(
   inputs.variables = templates_.variables;
   const auto& chat_template = template_for(inputs);
   const auto rendered = chat_template.render(inputs);
-  const auto plain = said_by_messages(rendered);
-  const auto encoding =
-      tokenizer_.encode(rendered.text, {.add_special_tokens = false, .plain = plain});
+  const auto encoding = tokens_of(rendered);
   if (options_.learn == data::Learn::all) {
     const chat::Span all{0, rendered.text.size()};
     return marked(encoding, rendered.text, {&all, 1});

@@ -42,6 +42,11 @@ class DocumentEncoder {
   /// UserError: what the template or the tokenizer refuses.
   std::vector<MarkedToken> encode(const Example& example) const;
 
+  /// A conversation with what the template writes in front of an answer.
+  std::vector<int64_t> encode_prompt(chat::Inputs inputs) const;
+  /// The special token that the template writes behind an answer; none if it writes another thing.
+  std::optional<int64_t> end_of_turn() const;
+
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   std::string tokenizer_path() const { return options_.tokenizer.string(); }
   data::Learn learn() const { return options_.learn; }
@@ -50,6 +55,7 @@ class DocumentEncoder {
   std::vector<MarkedToken> encode_text(const Text& text) const;
   std::vector<MarkedToken> encode_conversation(const Conversation& conversation) const;
   const chat::ChatTemplate& template_for(const chat::Inputs& inputs) const;
+  text::Encoding tokens_of(const chat::Rendered& rendered) const;
 
   EncoderOptions options_;
   text::Tokenizer tokenizer_;

@@ -1,15 +1,12 @@
 #include "tessera/train/generate.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
+#include "tessera/generate/codec.h"
 #include "tessera/generate/generate.h"
-#include "tessera/text/tokenizer.h"
 #include "tessera/train/forward_backward.h"
 
 namespace tessera::train {
@@ -51,51 +48,11 @@ generate::NextLogits next_logits_of(Run& run) {
   return [cached, longest](auto tokens) { return (*cached)(latest(tokens, longest)); };
 }
 
-/// Text as tokens and back.
-class Codec {
- public:
-  /// `tokenizer` outlives it; nullptr: bytes are tokens.
-  Codec(const text::Tokenizer* tokenizer, int64_t vocab_size)
-      : vocab_size_(vocab_size), tokenizer_(tokenizer) {
-    if (tokenizer != nullptr) decoder_.emplace(*tokenizer);
-  }
-
-  std::vector<int64_t> encode(const std::string& text) const {
-    std::vector<int64_t> tokens;
-    if (tokenizer_ != nullptr) {
-      const auto ids = tokenizer_->encode(text).ids;
-      tokens.assign(ids.begin(), ids.end());
-    } else {
-      for (const unsigned char byte : text)
-        tokens.push_back(std::min<int64_t>(byte, vocab_size_ - 1));
-    }
-    if (tokens.empty())
-      tokens.push_back(tokenizer_ != nullptr ? tokenizer_->end_of_text().value_or(0) : '\n');
-    return tokens;
-  }
-
-  /// The text that can be shown once `token` is known.
-  std::string push(int64_t token) {
-    if (decoder_) return decoder_->push(static_cast<uint32_t>(token));
-    return token < 256 ? std::string(1, static_cast<char>(token)) : fmt::format("<{}>", token);
-  }
-  std::string finish() { return decoder_ ? decoder_->finish() : ""; }
-
-  std::vector<int64_t> end_tokens() const {
-    const auto end = tokenizer_ != nullptr ? tokenizer_->end_of_text() : std::nullopt;
-    return end ? std::vector<int64_t>{*end} : std::vector<int64_t>{};
-  }
-
- private:
-  int64_t vocab_size_;
-  const text::Tokenizer* tokenizer_;
-  std::optional<text::StreamDecoder> decoder_;
-};
-
 }  // namespace
 
 std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
-  Codec codec(run.tokenizer.get(), run.model->shape().vocab_size);
+  const generate::Codec codec(run.tokenizer, run.model->shape().vocab_size);
+  generate::Decoder decoder(codec);
   const auto compute = next_logits_of(run);
   bool is_number = true;
   const auto next_logits = [&](std::span<const int64_t> text) {
@@ -108,7 +65,7 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
   const auto on_token = [&](int64_t token) {
     if (!is_number) return text += "<the model's output is no number>", false;
     options.on_token(++num_done);
-    text += codec.push(token);
+    text += decoder.push(token);
     return true;
   };
   generate::generate(next_logits, codec.encode(prompt),
@@ -117,7 +74,7 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
                                    .seed = static_cast<uint64_t>(options.seed)},
                       .end_tokens = codec.end_tokens(),
                       .on_token = on_token});
-  return text + codec.finish();
+  return text + decoder.finish();
 }
 
 }  // namespace tessera::train

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/family_names.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/source_view.h"
 #include "tessera/checkpoint/tensors.h"
 
 namespace tessera::checkpoint {
@@ -19,51 +22,57 @@ std::string stored_name(const TensorSource& stored, const std::string& name) {
   return name;
 }
 
-/// The parameters of a family that stores some together, each by itself; null for others.
-std::shared_ptr<const SourceView> taken_apart(const Safetensors& stored,
-                                              const std::filesystem::path& path) {
+/// Stored tensors, and each of those that a family stores together by itself.
+struct TakenApart {
+  Safetensors stored;
+  SourceView apart;
+
+  explicit TakenApart(const std::filesystem::path& path) : stored(path), apart(path) {}
+};
+
+std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path) {
+  auto both = std::make_shared<TakenApart>(path);
   const auto config = path / "config.json";
-  if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return nullptr;
+  const std::shared_ptr<const TensorSource> as_stored(both, &both->stored);
+  if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
   const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
-  if (!family.any_together()) return nullptr;
-  auto view = std::make_shared<SourceView>(path);
-  for (const auto& [name, info] : stored.tensors()) {
+  if (!family.any_together()) return as_stored;
+  for (const auto& [name, info] : both->stored.tensors()) {
     for (const auto& ours : family.ours(name)) {
       if (ours.rows == 0) {
-        view->add(ours.name, stored, name);
+        both->apart.add(ours.name, both->stored, name);
       } else {
-        view->add_rows(ours.name, stored, name, {ours.first_row, ours.rows});
+        both->apart.add_rows(ours.name, both->stored, name, {ours.first_row, ours.rows});
       }
     }
   }
-  return view;
+  return {both, &both->apart};
 }
 
 }  // namespace
 
 Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::path& path)
-    : stored_(std::make_shared<Safetensors>(path)), apart_(taken_apart(*stored_, path)) {
+    : Pretrained(model, open_apart(path)) {}
+
+Pretrained::Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored)
+    : stored_(std::move(stored)) {
+  const auto path = stored_->path().string();
   for (const auto& item : model.named_parameters()) {
-    const auto name = stored_name(source(), item.key());
-    if (!source().contains(name)) {
-      user_error("{}: expected a tensor '{}', found none", path.string(), item.key());
+    const auto name = stored_name(*stored_, item.key());
+    if (!stored_->contains(name)) {
+      user_error("{}: expected a tensor '{}', found none", path, item.key());
     }
-    const auto& shape = source().info(name).shape;
+    const auto& shape = stored_->info(name).shape;
     if (item.value().sizes() != torch::IntArrayRef(shape)) {
-      user_error("{}: '{}': expected shape [{}], got [{}]", path.string(), name,
+      user_error("{}: '{}': expected shape [{}], got [{}]", path, name,
                  fmt::join(item.value().sizes(), ", "), fmt::join(shape, ", "));
     }
   }
 }
 
-const TensorSource& Pretrained::source() const {
-  if (apart_) return *apart_;
-  return *stored_;
-}
-
 void Pretrained::copy_part(const std::string& name, int64_t begin, const torch::Tensor& part,
                            const Stripe& stripe) const {
-  read_into(source(), stored_name(source(), name), begin, part, stripe);
+  read_into(*stored_, stored_name(*stored_, name), begin, part, stripe);
 }
 
 void load_pretrained(torch::nn::Module& model, const std::filesystem::path& path) {

@@ -9,8 +9,7 @@
 #include <string>
 
 #include "tessera/base/stripe.h"
-#include "tessera/checkpoint/safetensors.h"
-#include "tessera/checkpoint/source_view.h"
+#include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
@@ -23,6 +22,8 @@ class Pretrained {
   /// Maps the files and checks every parameter of `model`, whose device may be meta. UserError
   /// names the first parameter that is missing or has another shape.
   Pretrained(const torch::nn::Module& model, const std::filesystem::path& path);
+  /// The same of tensors that are opened already, under our names.
+  Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored);
 
   /// Elements begin .. of those that `stripe` takes of the parameter `name` (row-major) into `part`
   /// [n], whatever the dtypes. Reads these bytes alone.
@@ -30,10 +31,7 @@ class Pretrained {
                  const Stripe& stripe = {}) const;
 
  private:
-  const TensorSource& source() const;
-
-  std::shared_ptr<const Safetensors> stored_;
-  std::shared_ptr<const SourceView> apart_;  ///< parameters that are stored together
+  std::shared_ptr<const TensorSource> stored_;
 };
 
 /// The same for every parameter of `model`. Memory: none beside the mapped file.

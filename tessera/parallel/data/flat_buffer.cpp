@@ -3,22 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/replace_values.h"
+
 namespace tessera::parallel {
 namespace {
 
 constexpr int64_t kAlignment = 32;  // elements: 64 bytes of bf16
 
 int64_t aligned(int64_t elements, int64_t step) { return (elements + step - 1) / step * step; }
-
-// In place: the module's member and its register hold this same tensor. set_data would do but for
-// parameters on the meta device.
-void become(const torch::Tensor& parameter, const torch::Tensor& view) {
-  if (parameter.is_meta()) {
-    parameter.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
-  } else {
-    parameter.set_data(view);
-  }
-}
 
 /// Makes memory unreadable for good: whoever reads or writes it gets an error instead of a crash.
 void make_unreadable(c10::StorageImpl& storage) {
@@ -167,8 +159,8 @@ void FlatBuffer::adopt(FlatEntry& entry) {
           .copy_(values.narrow(0, begin - entry.offset, end - begin));
     }
   }
-  become(parameter,
-         whole.tensor().narrow(0, entry.offset, parameter.numel()).view(parameter.sizes()));
+  nn::replace_values(
+      parameter, whole.tensor().narrow(0, entry.offset, parameter.numel()).view(parameter.sizes()));
 }
 
 std::vector<FlatBuffer::OwnedExtent> FlatBuffer::owned() const {

@@ -1,0 +1,143 @@
+// tessera generate and tessera chat: a stored model goes on with a text, or answers.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <memory>
+#include <string>
+
+#include "tessera/base/choices.h"
+#include "tessera/base/error.h"
+#include "tessera/base/texts.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/stored_model.h"
+#include "tessera/cli/worker_program.h"
+#include "tessera/inference/request.h"
+#include "tessera/launch/launch.h"
+
+namespace tessera::cli {
+namespace {
+
+using inference::Request;
+using inference::Task;
+
+struct AskArguments {
+  Request request;
+  std::string dtype, backend;
+  int64_t step = -1, num_ranks = 1;
+};
+
+/// Ranks are in the background, where a terminal must not be read: from now on standard input is a
+/// pipe, which a process beside this one fills as long as there is somebody who reads it.
+void read_terminal_for_ranks() {
+  int ends[2];
+  if (::pipe(ends) != 0) system_error("standard input: no pipe");
+  const pid_t child = ::fork();
+  if (child < 0) system_error("standard input: no process to read it");
+  if (child > 0) {
+    const bool replaced = ::dup2(ends[0], STDIN_FILENO) == STDIN_FILENO;
+    ::close(ends[0]), ::close(ends[1]);
+    if (!replaced) system_error("standard input: cannot be replaced");
+    return;
+  }
+  ::close(ends[0]);
+  char bytes[4096];
+  for (ssize_t count = 1; count > 0;) {
+    count = ::read(STDIN_FILENO, bytes, sizeof(bytes));
+    for (ssize_t done = 0; done < count;) {
+      const auto written = ::write(ends[1], bytes + done, static_cast<size_t>(count - done));
+      if (written < 0) ::_exit(0);  // nobody reads it
+      done += written;
+    }
+  }
+  ::_exit(0);
+}
+
+int ask(AskArguments& arguments) {
+  auto& request = arguments.request;
+  request.model =
+      chosen_checkpoint(model_folder(request.model, /*weights=*/true), arguments.step).string();
+  if (!request.tokenizer.empty()) request.tokenizer = model_folder(request.tokenizer, false);
+  request.dtype = value_named<FloatType>(arguments.dtype);
+  request.backend = value_named<comm::BackendChoice>(arguments.backend).value();
+  request.interactive = ::isatty(STDIN_FILENO) == 1;
+  if (request.task == Task::generate && request.prompt.empty() && request.interactive)
+    user_error("generate: expected a text after the model, or on standard input");
+  launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
+  start.command = {worker_path(), kAnswer, file_for_ranks(inference::to_bytes(request))};
+  if (arguments.num_ranks == 1) become(start.command);
+  if (request.interactive) read_terminal_for_ranks();
+  start.num_processes = num_ranks(arguments.num_ranks);
+  return launch::launch(start);
+}
+
+void add(CLI::App& app, Task task, const char* name, const char* what, const char* example,
+         int& exit_code) {
+  auto arguments = std::make_shared<AskArguments>();
+  auto& request = arguments->request;
+  request.task = task;
+  auto* command = app.add_subcommand(name, what);
+  const CLI::Range fraction(0.0, 1.0);
+  command
+      ->add_option("MODEL", request.model,
+                   "Run, checkpoint, Hugging Face folder, or a name on its Hub")
+      ->required();
+  if (task == Task::generate) {
+    command->add_option("TEXT", request.prompt, "What to go on with; standard input without it");
+    command->add_flag("--echo", request.echo, "Show the text before what follows it");
+  } else {
+    command->add_option("--system", request.system, "System prompt");
+    command->add_option("--chat-template", request.chat_template,
+                        "A file, or one of the model's by name");
+  }
+  command->add_option("--max-new-tokens", request.max_new_tokens, "At the most")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--temperature", request.temperature, "0: always the likeliest token")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-k", request.top_k, "Only the k likeliest tokens; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-p", request.top_p, "Only the likeliest that together reach p")
+      ->check(CLI::Range(1e-9, 1.0));
+  command
+      ->add_option("--min-p", request.min_p,
+                   "Only those at least p times as likely as the likeliest")
+      ->check(fraction);
+  command->add_option("--repetition-penalty", request.repetition_penalty, "Above 1: repeat less")
+      ->check(CLI::Range(1e-9, 1e9));
+  command->add_option("--seed", request.seed, "Another one, another text")->capture_default_str();
+  command->add_option("--stop", request.stop, "Words that end a text; may be repeated")
+      ->allow_extra_args(false);
+  command->add_option("--tokenizer", request.tokenizer,
+                      "Folder, file or name on the Hub; the model's unless given");
+  command->add_option("--dtype", arguments->dtype, "Of the weights; as stored unless given")
+      ->check(CLI::IsMember(texts_of<FloatType>()));
+  command->add_option("--backend", arguments->backend, "auto: GPUs if there are")
+      ->default_val("auto")
+      ->check(CLI::IsMember(texts_of<comm::BackendChoice>()));
+  command
+      ->add_option("-n,--num-ranks", arguments->num_ranks,
+                   "Processes that divide the model (tensor parallelism); -1: one per two cores")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{-1}, int64_t{1024}));
+  command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--speed", request.speed, "Say on standard error how fast it was");
+  command->footer(example);
+  command->callback([arguments, &exit_code] { exit_code = ask(*arguments); });
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, int& exit_code) {
+  add(app, Task::generate, "generate", "Go on with a text",
+      "Example:\n  tessera generate runs/x \"Once upon a time\" --temperature 0.8", exit_code);
+}
+
+void add_chat(CLI::App& app, int& exit_code) {
+  add(app, Task::chat, "chat", "Talk to a model",
+      "Example:\n  tessera chat runs/x --system \"Answer in one sentence.\"", exit_code);
+}
+
+}  // namespace tessera::cli

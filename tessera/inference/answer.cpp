@@ -1,0 +1,42 @@
+#include "tessera/inference/answer.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+
+#include "tessera/inference/chat.h"
+#include "tessera/inference/console.h"
+#include "tessera/inference/session.h"
+#include "tessera/train/join_run.h"
+
+namespace tessera::inference {
+namespace {
+
+void generate(const Request& request, Session& session, const mesh::DeviceMesh& mesh) {
+  const auto write = [&](const std::string& text) { return write_out(mesh, text), true; };
+  Input input(mesh);
+  const auto prompt = request.prompt.empty() ? input.all() : request.prompt;
+  if (request.echo) write(prompt);
+  const auto answer = session.go_on(session.tokens_of(prompt), write);
+  write("\n");
+  if (request.speed && mesh.rank() == 0) fmt::print(stderr, "{}\n", speed_line(answer));
+}
+
+}  // namespace
+
+int answer(const Request& request, const launch::RankEnvironment& environment) {
+  const config::ParallelSection parallel{
+      .tp = environment.world_size, .sequence_parallel = false, .backend = request.backend};
+  train::set_threads(parallel, environment);
+  const auto mesh = train::make_mesh(parallel, environment);
+  Session session(request, mesh);
+  if (request.task == Task::chat) {
+    chat(request, session, mesh);
+  } else {
+    generate(request, session, mesh);
+  }
+  return 0;
+}
+
+}  // namespace tessera::inference

@@ -1,0 +1,29 @@
+// A stored model over the ranks that share its work.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/base/choices.h"
+#include "tessera/config/stored_job.h"
+#include "tessera/mesh/mesh.h"
+#include "tessera/models/language_model.h"
+
+namespace tessera::inference {
+
+struct StoredModel {
+  std::shared_ptr<models::LanguageModel> model;  ///< on the mesh's device, divided over its axis tp
+  std::filesystem::path assets;                  ///< tokenizer and the like; "": there are none
+  config::StoredJob job;                         ///< what trained it, where that is known
+};
+
+/// Reads what checkpoint::open_training opens: a checkpoint of any layout, a Hugging Face folder. Each
+/// rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
+/// UserError: no config.json, a family that is not here, parameters that are missing, heads that the
+/// ranks do not divide.
+StoredModel load_model(const std::filesystem::path& source, std::optional<FloatType> dtype,
+                       const mesh::DeviceMesh& mesh);
+
+}  // namespace tessera::inference

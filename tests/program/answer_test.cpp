@@ -1,0 +1,121 @@
+// `tessera generate` and `tessera chat` as a user runs them, on a model that was trained for a moment.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file.h"
+#include "tests/program/program.h"
+#include "tests/support/temporary_folder.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+
+constexpr const char* kTokenizer = "tests/fixtures/tokenizers/qwen2_style";
+constexpr const char* kTemplate =
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+class AnswerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new testing::TemporaryFolder();
+    const auto chat_template = folder_->write("chat.jinja", kTemplate);
+    const std::string row =
+        R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})"
+        "\n";
+    const auto rows = folder_->write("rows.jsonl", row + row);
+    const auto job = folder_->write("job.yaml", R"(
+model: {preset: tiny, vocab_size: 5000, num_layers: 2, dim: 64, ffn_dim: 96, num_heads: 4, num_kv_heads: 2}
+parallel: {num_ranks: 2, placement: full_shard}
+optimizer: {learning_rate: 0.01}
+schedule: {warmup_steps: 0}
+train: {steps: 20, global_batch: 2}
+)");
+    const auto end = run_tessera(
+        {"train", job, "--data.train=[" + rows + "]", std::string("--data.tokenizer=") + kTokenizer,
+         "--data.chat_template=" + chat_template, "--data.seq_len=64", "--data.packing=false",
+         "--data.validation_fraction=0", "--train.run_dir=" + run()});
+    ASSERT_EQ(end.exit_code, 0) << end.error;
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  static std::string run() { return folder_->path() / "run"; }
+  static ProgramEnd tessera(Arguments arguments, const std::string& input = "") {
+    return run_tessera(arguments, {.input = input});
+  }
+
+  static testing::TemporaryFolder* folder_;
+};
+testing::TemporaryFolder* AnswerTest::folder_ = nullptr;
+
+TEST_F(AnswerTest, AConversationIsAnsweredAsLearned) {
+  const auto file = folder_->path() / "saved.jsonl";
+  const auto end = tessera({"chat", run(), "--temperature=0"},
+                           "Hi\n/reset\nHi\n/save " + file.string() + "\n/exit\nHi\n");
+  EXPECT_EQ(end.exit_code, 0) << end.error;
+  EXPECT_THAT(end.out, HasSubstr("Hello\nHello\nsaved 2 messages\n"));
+  const auto row = nlohmann::json::parse(read_file(file));
+  EXPECT_EQ(row["messages"][1]["content"], "Hello");
+  // What was saved can be trained on.
+  const auto again = tessera({"chat", run(), "--temperature=0"}, "/save " + file.string() + "\n");
+  expect_mistake(again, "is there already");
+}
+
+TEST_F(AnswerTest, SeveralRanksAnswerAsOneDoes) {
+  const auto one = tessera({"chat", run(), "--seed=3", "--max-new-tokens=20"}, "Hi\nHi\n");
+  const auto two =
+      tessera({"chat", run(), "--seed=3", "--max-new-tokens=20", "-n", "2"}, "Hi\nHi\n");
+  EXPECT_EQ(one.exit_code, 0) << one.error;
+  EXPECT_EQ(two.exit_code, 0) << two.error;
+  EXPECT_EQ(one.out, two.out);
+}
+
+TEST_F(AnswerTest, ATextGoesOn) {
+  const Arguments options{"--temperature=0", "--max-new-tokens=5"};
+  const auto with = [&](Arguments arguments) {
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return arguments;
+  };
+  const auto given = tessera(with({"generate", run(), "<|im_start|>assistant\n"}));
+  EXPECT_EQ(given.exit_code, 0) << given.error;
+  EXPECT_THAT(given.out, HasSubstr("Hello"));
+  EXPECT_EQ(tessera(with({"generate", run()}), "<|im_start|>assistant\n").out, given.out);
+  const auto echoed = tessera(with({"generate", run(), "<|im_start|>assistant\n", "--echo"}));
+  EXPECT_EQ(echoed.out, "<|im_start|>assistant\n" + given.out);
+  const auto stopped = tessera(with({"generate", run(), "<|im_start|>assistant\n", "--stop=lo"}));
+  EXPECT_EQ(stopped.out, "Hel\n");
+}
+
+TEST_F(AnswerTest, AnExportAnswersAsTheRunItIsOf) {
+  const auto exported = (folder_->path() / "exported").string();
+  ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface"}).exit_code, 0);
+  const auto tokenizer = std::string("--tokenizer=") + kTokenizer;
+  const auto chat_template = "--chat-template=" + (folder_->path() / "chat.jinja").string();
+  const auto end = tessera({"chat", exported, tokenizer, chat_template, "--temperature=0"}, "Hi\n");
+  EXPECT_EQ(end.out, tessera({"chat", run(), "--temperature=0"}, "Hi\n").out) << end.error;
+  expect_mistake(tessera({"chat", exported}, "Hi\n"), "has no tokenizer");
+  expect_mistake(
+      tessera({"chat", exported, "--tokenizer=tests/fixtures/tokenizers/gpt2_style"}, "Hi\n"),
+      "has no chat template");
+}
+
+TEST_F(AnswerTest, BadInput) {
+  expect_mistake(tessera({"chat", (folder_->path() / "nothing").string()}), "nothing");
+  expect_mistake(tessera({"generate", run(), "a", "--step=7"}), "no checkpoint of step 7");
+  expect_mistake(tessera({"generate", run(), "a", "--top-p=2"}), "--top-p");
+  expect_mistake(tessera({"generate", run(), "a", "-n", "3"}), "3 ranks");
+  expect_mistake(tessera({"generate", run(), "a", "--dtype=int8"}), "--dtype");
+  expect_mistake(tessera({"chat", run()}, "/fly\n"), "unknown command /fly");
+  expect_mistake(tessera({"generate", run(), std::string(20'000, 'a')}), "positions");
+  expect_mistake(tessera({"chat", run(), "--tokenizer=/nowhere/at/all"}, "Hi\n"), "/nowhere");
+}
+
+}  // namespace
+}  // namespace tessera
