@@ -25,13 +25,13 @@ constexpr const char* kTemplate =
 class AnswerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder_ = new testing::TemporaryFolder();
-    const auto chat_template = folder_->write("chat.jinja", kTemplate);
+    folder = new testing::TemporaryFolder();
+    const auto chat_template = folder->write("chat.jinja", kTemplate);
     const std::string row =
         R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})"
         "\n";
-    const auto rows = folder_->write("rows.jsonl", row + row);
-    const auto job = folder_->write("job.yaml", R"(
+    const auto rows = folder->write("rows.jsonl", row + row);
+    const auto job = folder->write("job.yaml", R"(
 model: {preset: tiny, vocab_size: 5000, num_layers: 2, dim: 64, ffn_dim: 96, num_heads: 4, num_kv_heads: 2}
 parallel: {num_ranks: 2, placement: full_shard}
 optimizer: {learning_rate: 0.01}
@@ -44,19 +44,19 @@ train: {steps: 20, global_batch: 2}
          "--data.validation_fraction=0", "--train.run_dir=" + run()});
     ASSERT_EQ(end.exit_code, 0) << end.error;
   }
-  static void TearDownTestSuite() { delete folder_; }
+  static void TearDownTestSuite() { delete folder; }
 
-  static std::string run() { return folder_->path() / "run"; }
+  static std::string run() { return folder->path() / "run"; }
   static ProgramEnd tessera(Arguments arguments, const std::string& input = "") {
     return run_tessera(arguments, {.input = input});
   }
 
-  static testing::TemporaryFolder* folder_;
+  static testing::TemporaryFolder* folder;
 };
-testing::TemporaryFolder* AnswerTest::folder_ = nullptr;
+testing::TemporaryFolder* AnswerTest::folder = nullptr;
 
 TEST_F(AnswerTest, AConversationIsAnsweredAsLearned) {
-  const auto file = folder_->path() / "saved.jsonl";
+  const auto file = folder->path() / "saved.jsonl";
   const auto end = tessera({"chat", run(), "--temperature=0"},
                            "Hi\n/reset\nHi\n/save " + file.string() + "\n/exit\nHi\n");
   EXPECT_EQ(end.exit_code, 0) << end.error;
@@ -94,10 +94,10 @@ TEST_F(AnswerTest, ATextGoesOn) {
 }
 
 TEST_F(AnswerTest, AnExportAnswersAsTheRunItIsOf) {
-  const auto exported = (folder_->path() / "exported").string();
+  const auto exported = (folder->path() / "exported").string();
   ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface"}).exit_code, 0);
   const auto tokenizer = std::string("--tokenizer=") + kTokenizer;
-  const auto chat_template = "--chat-template=" + (folder_->path() / "chat.jinja").string();
+  const auto chat_template = "--chat-template=" + (folder->path() / "chat.jinja").string();
   const auto end = tessera({"chat", exported, tokenizer, chat_template, "--temperature=0"}, "Hi\n");
   EXPECT_EQ(end.out, tessera({"chat", run(), "--temperature=0"}, "Hi\n").out) << end.error;
   expect_mistake(tessera({"chat", exported}, "Hi\n"), "has no tokenizer");
@@ -107,7 +107,7 @@ TEST_F(AnswerTest, AnExportAnswersAsTheRunItIsOf) {
 }
 
 TEST_F(AnswerTest, BadInput) {
-  expect_mistake(tessera({"chat", (folder_->path() / "nothing").string()}), "nothing");
+  expect_mistake(tessera({"chat", (folder->path() / "nothing").string()}), "nothing");
   expect_mistake(tessera({"generate", run(), "a", "--step=7"}), "no checkpoint of step 7");
   expect_mistake(tessera({"generate", run(), "a", "--top-p=2"}), "--top-p");
   expect_mistake(tessera({"generate", run(), "a", "-n", "3"}), "3 ranks");

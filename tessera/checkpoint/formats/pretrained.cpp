@@ -33,7 +33,7 @@ struct TakenApart {
 std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path) {
   auto both = std::make_shared<TakenApart>(path);
   const auto config = path / "config.json";
-  const std::shared_ptr<const TensorSource> as_stored(both, &both->stored);
+  std::shared_ptr<const TensorSource> as_stored(both, &both->stored);
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
   const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
   if (!family.any_together()) return as_stored;
