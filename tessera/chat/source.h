@@ -18,7 +18,7 @@ struct Source {
   int turn = -1;  ///< the message at which a loop over messages stood; -1: outside of one
   bool generated = false;  ///< inside of {% generation %}
 
-  auto operator<=>(const Source&) const = default;
+  auto operator<=>(const Source&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 using SourceId = uint32_t;

@@ -11,6 +11,7 @@ void add_checkpoint(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_config(CLI::App& app, int& exit_code);
 void add_config_questions(CLI::App& config, int& exit_code);  ///< of `tessera config` itself
+void add_data(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);
 void add_estimate_memory(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_launch(app, exit_code);
   tessera::cli::add_test(app, exit_code);
   tessera::cli::add_tokenize(app, exit_code);
+  tessera::cli::add_data(app, exit_code);
   tessera::cli::add_checkpoint(app, exit_code);
   tessera::cli::add_generate(app, exit_code);
   tessera::cli::add_chat(app, exit_code);

@@ -9,26 +9,12 @@
 #include <string_view>
 
 #include "tessera/report/number.h"
+#include "tessera/report/plot_frame.h"
 
 namespace tessera::report {
 namespace {
 
-constexpr double kWidth = 900, kHeight = 480;
-constexpr double kLeft = 72, kRight = 826, kTop = 88, kBottom = 428;  // of the plot
-
-// Viewers that ignore media queries show the light colours.
-constexpr std::string_view kStyle = R"(<style>
-text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;font-size:12px;fill:#57606a}
-.back{fill:#fff}.title{font-size:18px;font-weight:600;fill:#1f2328}.grid{stroke:#e6e8eb}.axis{stroke:#8c959f}
-.raw{stroke:#4c8dd6;stroke-opacity:.38;fill:none}.mean{stroke:#1764b5;fill:none;stroke-width:2.4}
-.line{stroke:#d9730d;fill:none;stroke-width:1.4;stroke-dasharray:4 3}.dot{fill:#d9730d;stroke:#fff;stroke-width:1.5}
-.train{fill:#1764b5;font-weight:600}.validation{fill:#c2620a;font-weight:600}
-.bad{stroke:#cf222e;stroke-dasharray:3 3}.badtext{fill:#cf222e}
-@media(prefers-color-scheme:dark){text{fill:#9198a1}.back{fill:#0d1117}.title{fill:#f0f6fc}.grid{stroke:#262c34}
-.axis{stroke:#656c76}.raw{stroke:#58a6ff}.mean{stroke:#79b8ff}.line{stroke:#f0883e}.dot{fill:#f0883e;stroke:#0d1117}
-.train{fill:#79b8ff}.validation{fill:#f0883e}.bad{stroke:#ff7b72}.badtext{fill:#ff7b72}}
-</style>
-)";
+constexpr double kLeft = kPlotLeft, kRight = kPlotRight, kTop = kPlotTop, kBottom = kPlotBottom;
 
 struct Axes {
   double x_low = 0, x_high = 1, y_low = 0, y_high = 1;
@@ -43,13 +29,6 @@ struct Axes {
     return kBottom - share * (kBottom - kTop);
   }
 };
-
-std::string shortened(std::string_view text, size_t max_bytes) {
-  if (text.size() <= max_bytes) return std::string(text);
-  size_t end = max_bytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return std::string(text.substr(0, end)) + "…";
-}
 
 std::vector<StepValue> finite(const std::vector<StepValue>& points) {
   std::vector<StepValue> kept;
@@ -92,29 +71,11 @@ std::string grid(const Axes& axes) {
   const auto y_ticks =
       axes.log_y ? log_ticks(axes.y_low, axes.y_high, 8) : linear_ticks(axes.y_low, axes.y_high, 8);
   const auto y_labels = tick_labels(y_ticks);
-  for (size_t i = 0; i < y_ticks.size(); ++i) {
-    const double y = axes.y(y_ticks[i]);
-    out += fmt::format(R"(<path class="grid" d="M{:.0f} {:.1f}H{:.0f}"/>)", kLeft, y, kRight);
-    out += fmt::format(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>)"
-                       "\n",
-                       kLeft - 10, y + 4, y_labels[i]);
-  }
+  for (size_t i = 0; i < y_ticks.size(); ++i) out += y_tick(axes.y(y_ticks[i]), y_labels[i]);
   const auto x_ticks = linear_ticks(axes.x_low, axes.x_high, 9, true);
   const auto x_labels = tick_labels(x_ticks);
-  for (size_t i = 0; i < x_ticks.size(); ++i) {
-    const double x = axes.x(x_ticks[i]);
-    out += fmt::format(R"(<path class="axis" d="M{:.1f} {:.0f}v5"/>)", x, kBottom);
-    out += fmt::format(R"(<text x="{:.1f}" y="{:.0f}" text-anchor="middle">{}</text>)"
-                       "\n",
-                       x, kBottom + 20, x_labels[i]);
-  }
-  out += fmt::format(R"(<path class="axis" d="M{:.0f} {:.0f}H{:.0f}"/>)", kLeft, kBottom, kRight);
-  out += fmt::format(R"(<text x="{:.0f}" y="{:.0f}" text-anchor="middle">step</text>)",
-                     (kLeft + kRight) / 2, kBottom + 40);
-  out += fmt::format(R"(<text x="{:.0f}" y="{:.0f}" text-anchor="end">loss{}</text>)"
-                     "\n",
-                     kLeft - 10, kTop - 12, axes.log_y ? " (log)" : "");
-  return out;
+  for (size_t i = 0; i < x_ticks.size(); ++i) out += x_tick(axes.x(x_ticks[i]), x_labels[i]);
+  return out + axis_names("step", axes.log_y ? "loss (log)" : "loss");
 }
 
 /// The curve through the finite points, broken where one is not. A point without neighbours becomes
@@ -224,22 +185,6 @@ std::vector<StepValue> smoothed(const std::vector<StepValue>& train) {
 
 }  // namespace
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // XML forbids control characters
-    }
-  }
-  return out;
-}
-
 std::vector<double> moving_average(const std::vector<double>& values, size_t half_window) {
   // Running sums over the finite values: O(n) whatever the window.
   std::vector<double> sum(values.size() + 1, 0.0), count(values.size() + 1, 0.0);
@@ -292,17 +237,7 @@ std::string loss_curve_svg(const std::vector<StepValue>& train,
   const bool nothing = finite(train).empty() && checks.empty();
   const bool has_mean = train.size() >= 60;  // below, the window is one step
 
-  std::string out = fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" role="img">)"
-      "\n<title>{2}</title>\n",
-      kWidth, kHeight, escaped(options.title));
-  out += kStyle;
-  out += fmt::format(R"(<rect class="back" width="{:.0f}" height="{:.0f}"/>)", kWidth, kHeight);
-  out += fmt::format(R"(<text class="title" x="24" y="34">{}</text>)",
-                     escaped(shortened(options.title, 80)));
-  out += fmt::format(R"(<text x="24" y="54">{}</text>)"
-                     "\n",
-                     escaped(shortened(options.subtitle, 130)));
+  auto out = begin_plot(options.title, options.subtitle);
   out += grid(axes);
   out += curve(has_mean ? "raw" : "mean", axes, decimate(train, 1000));
   if (has_mean) out += curve("mean", axes, mean);
