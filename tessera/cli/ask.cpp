@@ -14,6 +14,7 @@
 #include "tessera/cli/stored_model.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/inference/request.h"
+#include "tessera/inference/stored_shape.h"
 #include "tessera/launch/launch.h"
 
 namespace tessera::cli {
@@ -67,9 +68,65 @@ int ask(AskArguments& arguments) {
   launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
   start.command = {worker_path(), kAnswer, file_for_ranks(inference::to_bytes(request))};
   if (arguments.num_ranks == 1) become(start.command);
-  if (request.interactive) read_terminal_for_ranks();
   start.num_processes = num_ranks(arguments.num_ranks);
+  // Before ranks start.
+  inference::stored_shape(
+      checkpoint::open_training({.source = request.model, .with_optimizer = false}),
+      start.num_processes);
+  if (request.interactive) read_terminal_for_ranks();
   return launch::launch(start);
+}
+
+/// A number in a range, told in few words.
+CLI::Validator number(double least, double most, const std::string& expected) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double value = 0;
+        const bool is_in =
+            CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return is_in ? "" : fmt::format("expected {}, got {}", expected, text);
+      },
+      "");
+}
+
+/// The same without a fraction; every value up to `most` is a double.
+CLI::Validator whole_number(int64_t least, const std::string& expected) {
+  constexpr int64_t kMost = int64_t{1} << 53;
+  return CLI::Validator(
+      [=](const std::string& text) {
+        int64_t value = 0;
+        const bool is_in =
+            CLI::detail::lexical_cast(text, value) && value >= least && value <= kMost;
+        return is_in ? "" : fmt::format("expected {}, got {}", expected, text);
+      },
+      "");
+}
+
+void add_sampling_options(CLI::App& command, Request& request) {
+  constexpr double kLeast = 1e-9, kMost = 1e9;
+  command.add_option("--max-new-tokens", request.max_new_tokens, "At the most")
+      ->capture_default_str()
+      ->check(whole_number(1, "at least 1"));
+  command.add_option("--temperature", request.temperature, "0: always the likeliest token")
+      ->check(number(0, kMost, "0 or more"));
+  command.add_option("--top-k", request.top_k, "Only the k likeliest tokens; 0: all")
+      ->check(whole_number(0, "0 or more"));
+  command.add_option("--top-p", request.top_p, "Only the likeliest that together reach p")
+      ->check(number(kLeast, 1, "above 0 and at most 1"));
+  command
+      .add_option("--min-p", request.min_p,
+                  "Only those at least p times as likely as the likeliest")
+      ->check(number(0, 1, "0 to 1"));
+  command.add_option("--repetition-penalty", request.repetition_penalty, "Above 1: repeat less")
+      ->check(number(kLeast, kMost, "above 0"));
+  command.add_option("--seed", request.seed, "Another one, another text")
+      ->capture_default_str()
+      ->check(whole_number(0, "0 or more"));
+  command
+      .add_option_function<std::string>(
+          "--stop", [&](const std::string& word) { request.stop.push_back(word); },
+          "A word that ends a text; may be repeated")
+      ->trigger_on_parse();
 }
 
 void add(CLI::App& app, Task task, const char* name, const char* what, const char* example,
@@ -78,7 +135,6 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
   auto& request = arguments->request;
   request.task = task;
   auto* command = app.add_subcommand(name, what);
-  const CLI::Range fraction(0.0, 1.0);
   command
       ->add_option("MODEL", request.model,
                    "Run, checkpoint, Hugging Face folder, or a name on its Hub")
@@ -91,24 +147,7 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
     command->add_option("--chat-template", request.chat_template,
                         "A file, or one of the model's by name");
   }
-  command->add_option("--max-new-tokens", request.max_new_tokens, "At the most")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--temperature", request.temperature, "0: always the likeliest token")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-k", request.top_k, "Only the k likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", request.top_p, "Only the likeliest that together reach p")
-      ->check(CLI::Range(1e-9, 1.0));
-  command
-      ->add_option("--min-p", request.min_p,
-                   "Only those at least p times as likely as the likeliest")
-      ->check(fraction);
-  command->add_option("--repetition-penalty", request.repetition_penalty, "Above 1: repeat less")
-      ->check(CLI::Range(1e-9, 1e9));
-  command->add_option("--seed", request.seed, "Another one, another text")->capture_default_str();
-  command->add_option("--stop", request.stop, "Words that end a text; may be repeated")
-      ->allow_extra_args(false);
+  add_sampling_options(*command, request);
   command->add_option("--tokenizer", request.tokenizer,
                       "Folder, file or name on the Hub; the model's unless given");
   command->add_option("--dtype", arguments->dtype, "Of the weights; as stored unless given")
@@ -120,9 +159,13 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
       ->add_option("-n,--num-ranks", arguments->num_ranks,
                    "Processes that divide the model (tensor parallelism); -1: one per two cores")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{-1}, int64_t{1024}));
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return text == "-1" ? "" : whole_number(1, "-1, or at least 1")(text);
+          },
+          ""));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, "0 or more"));
   command->add_flag("--speed", request.speed, "Say on standard error how fast it was");
   command->footer(example);
   command->callback([arguments, &exit_code] { exit_code = ask(*arguments); });

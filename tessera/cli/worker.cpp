@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -58,14 +59,18 @@ int main(int argc, char** argv) {
   if (argc < 2)
     return tell("tessera-worker: is started by `tessera train`; use that", kUserErrorExit);
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
+  const bool has_job = std::string_view(argv[1]) != cli::kAnswer;
+  const auto in_users_words = [&](const std::string& message) {
+    return has_job ? config::with_job_keys(message) : message;
+  };
   try {
     quieten_libtorch();
     watch_mapped_files(WhenCut::note);
     return run_rank({argv + 1, argv + argc});
   } catch (const UserError& error) {
-    return tell(config::with_job_keys(error.what()), kUserErrorExit);
+    return tell(in_users_words(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {
-    return tell(trace ? error.what() : config::with_job_keys(error.what_without_backtrace()),
+    return tell(trace ? error.what() : in_users_words(error.what_without_backtrace()),
                 kUserErrorExit);
   } catch (const c10::Error& error) {
     return tell(trace ? error.what() : error.what_without_backtrace(), kFailureExit);

@@ -1,8 +1,5 @@
 #include "tessera/inference/answer.h"
 
-#include <fmt/format.h>
-
-#include <cstdio>
 #include <string>
 
 #include "tessera/inference/chat.h"
@@ -20,7 +17,8 @@ void generate(const Request& request, Session& session, const mesh::DeviceMesh& 
   if (request.echo) write(prompt);
   const auto answer = session.go_on(session.tokens_of(prompt), write);
   write("\n");
-  if (request.speed && mesh.rank() == 0) fmt::print(stderr, "{}\n", speed_line(answer));
+  write_note(mesh, end_line(answer));
+  if (request.speed) write_note(mesh, speed_line(answer));
 }
 
 }  // namespace
@@ -31,11 +29,8 @@ int answer(const Request& request, const launch::RankEnvironment& environment) {
   train::set_threads(parallel, environment);
   const auto mesh = train::make_mesh(parallel, environment);
   Session session(request, mesh);
-  if (request.task == Task::chat) {
-    chat(request, session, mesh);
-  } else {
-    generate(request, session, mesh);
-  }
+  if (request.task == Task::chat) return chat(request, session, mesh);
+  generate(request, session, mesh);
   return 0;
 }
 

@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
+#include <csignal>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/text.h"
+#include "tessera/base/utf8.h"
 #include "tessera/inference/console.h"
 
 namespace tessera::inference {
@@ -22,6 +23,14 @@ constexpr const char* kHelp =
     "/exit          leave (or Ctrl-D)\n"
     "Ctrl-C         stop an answer\n";
 
+constexpr int kInterruptedExit = 128 + SIGINT;
+
+std::string without_blanks(const std::string& text) {
+  const auto begin = text.find_first_not_of(' ');
+  return begin == std::string::npos ? ""
+                                    : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
 class Chat {
  public:
   Chat(const Request& request, Session& session, const mesh::DeviceMesh& mesh)
@@ -30,13 +39,14 @@ class Chat {
     if (request_.interactive && mesh.size() == 1) note_interrupts();
   }
 
-  void run() {
+  int run() {
     if (request_.interactive) write("/help says what can be typed here.\n");
     for (;;) {
       if (request_.interactive) write("> ");
       const auto line = input_.line();
-      if (!line) return request_.interactive ? write("\n") : void();
-      if (!line->empty() && !(line->front() == '/' ? obey(*line) : answer(*line))) return;
+      if (!line && request_.interactive) write("\n");
+      if (!line) return input_.interrupted() ? kInterruptedExit : 0;
+      if (!line->empty() && !(line->front() == '/' ? obey(*line) : answer(*line))) return 0;
     }
   }
 
@@ -56,13 +66,15 @@ class Chat {
     const auto before = inputs_.messages;
     add("user", text);
     try {
+      if (!is_utf8(text)) user_error("the message is no UTF-8");
       const auto said = session_.go_on(session_.tokens_of(inputs_), [&](const std::string& piece) {
         write(piece);
         return !take_interrupt();
       });
       write("\n");
       add("assistant", said.text);
-      if (request_.speed && mesh_.rank() == 0) fmt::print(stderr, "{}\n", speed_line(said));
+      write_note(mesh_, end_line(said));
+      if (request_.speed) write_note(mesh_, speed_line(said));
     } catch (const UserError& error) {
       complain(error);
       inputs_.messages = before;
@@ -73,14 +85,14 @@ class Chat {
   /// A user at a terminal can go on another way.
   void complain(const UserError& error) const {
     if (!request_.interactive) throw UserError(error);
-    if (mesh_.rank() == 0) fmt::print(stderr, "{}\n", printable(error.what()));
+    write_note(mesh_, error.what());
   }
 
   /// False: the user leaves.
   bool obey(const std::string& line) {
     const auto blank = line.find(' ');
     const auto command = line.substr(0, blank);
-    const auto argument = blank == std::string::npos ? "" : line.substr(blank + 1);
+    const auto argument = blank == std::string::npos ? "" : without_blanks(line.substr(blank));
     if (command == "/exit" || command == "/quit") return false;
     if (command == "/help") return write(kHelp), true;
     if (command == "/system") system_ = argument;
@@ -96,8 +108,13 @@ class Chat {
 
   void save(const std::string& file) const {
     if (file.empty()) user_error("/save: expected a file's name");
+    if (inputs_.messages.size() < 2) user_error("/save: there is no answer yet");
     if (mesh_.rank() != 0) return;
     if (is_there(file)) user_error("/save: {}: is there already; give another name", file);
+    const auto folder = std::filesystem::absolute(file).parent_path();
+    if (const auto reason = why_not_writable(folder); !reason.empty())
+      user_error("/save: {}: cannot be written: {}", file, reason);
+    std::filesystem::create_directories(folder);
     const chat::Json row{{"messages", inputs_.messages}};
     write_file(file, row.dump(-1, ' ', false, chat::Json::error_handler_t::replace) + "\n");
     write(fmt::format("saved {} messages\n", inputs_.messages.size()));
@@ -113,8 +130,8 @@ class Chat {
 
 }  // namespace
 
-void chat(const Request& request, Session& session, const mesh::DeviceMesh& mesh) {
-  Chat(request, session, mesh).run();
+int chat(const Request& request, Session& session, const mesh::DeviceMesh& mesh) {
+  return Chat(request, session, mesh).run();
 }
 
 }  // namespace tessera::inference

@@ -1,5 +1,6 @@
 #include "tessera/inference/console.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -37,8 +38,13 @@ void write_out(const mesh::DeviceMesh& mesh, std::string_view text) {
   if (mesh.rank() != 0) return;
   static const bool at_terminal = ::isatty(STDOUT_FILENO) == 1;
   const auto shown = at_terminal ? printable(text, LineBreaks::kept) : std::string(text);
-  std::fwrite(shown.data(), 1, shown.size(), stdout);
-  std::fflush(stdout);
+  const auto count = std::fwrite(shown.data(), 1, shown.size(), stdout);
+  if (count != shown.size() || std::fflush(stdout) != 0)
+    system_error("standard output: cannot be written");
+}
+
+void write_note(const mesh::DeviceMesh& mesh, std::string_view line) {
+  if (mesh.rank() == 0 && !line.empty()) fmt::print(stderr, "{}\n", printable(line));
 }
 
 std::string Input::told(const std::string& message) {
@@ -67,12 +73,11 @@ std::optional<std::string> Input::shared(bool whole) {
   const auto is_there = [&] {
     return at_end_ || (!whole && waiting_.find('\n') != std::string::npos);
   };
-  bool stopped = false;
-  while (!is_there() && !stopped) {
+  while (!is_there() && !interrupted_) {
     if (!wait_and_read()) told({kStillWaiting});
-    stopped = take_interrupt();
+    interrupted_ = take_interrupt();
   }
-  if (stopped || (at_end_ && waiting_.empty())) {
+  if (interrupted_ || (at_end_ && waiting_.empty())) {
     told({kEnd});
     return {};
   }
@@ -82,7 +87,11 @@ std::optional<std::string> Input::shared(bool whole) {
   return told(kText + text).substr(1);
 }
 
-std::optional<std::string> Input::line() { return shared(false); }
+std::optional<std::string> Input::line() {
+  auto line = shared(false);
+  if (line && line->ends_with('\r')) line->pop_back();
+  return line;
+}
 
 std::string Input::all() { return shared(true).value_or(""); }
 

@@ -4,11 +4,10 @@
 #include <map>
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/tensors.h"
-#include "tessera/models/hf_config.h"
+#include "tessera/inference/stored_shape.h"
 #include "tessera/nn/replace_values.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/train/engine_options.h"
@@ -50,14 +49,7 @@ StoredModel load_model(const std::filesystem::path& source, std::optional<FloatT
                        const mesh::DeviceMesh& mesh) {
   const auto training = std::make_shared<checkpoint::TrainingSource>(
       checkpoint::open_training({.source = source, .with_optimizer = false}));
-  const auto& config = training->about.model;
-  if (!config.is_object()) {
-    user_error("{}: its model is unknown, as no config.json is with it", source.string());
-  }
-  const auto shape = models::model_shape_of(config, source.string());
-  if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {
-    user_error("{} ranks: {}", mesh.shape().tp, *problem);
-  }
+  const auto shape = stored_shape(*training, mesh.shape().tp);
   const auto type =
       dtype ? train::torch_dtype(*dtype) : most_stored(training->tensors, mesh.device());
   auto model = models::make_language_model(shape, torch::dtype(type).device(torch::kMeta));

@@ -20,22 +20,39 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// How many tokens a text may have: beyond the positions it was made for a model writes nonsense,
+/// unless its angles follow the length.
+int64_t num_positions(const models::ModelShape& shape) {
+  const auto& scaling = shape.rope_scaling;
+  const bool grows = scaling && scaling->type == models::RopeScalingType::dynamic;
+  return grows ? static_cast<int64_t>(static_cast<double>(shape.max_seq_len) * scaling->factor)
+               : shape.max_seq_len;
+}
+
 /// The user's choice, else that of the job, else what lies beside the model; "": bytes are tokens.
 std::string tokenizer_for(const Request& request, const StoredModel& stored) {
   if (!request.tokenizer.empty()) return request.tokenizer;
-  if (!stored.job.tokenizer.empty()) return stored.job.tokenizer;
+  if (const auto& of_job = stored.job.tokenizer; !of_job.empty()) {
+    if (fs::exists(of_job)) return of_job;
+    user_error("{}: its job names the tokenizer {}, which is not there; give one with --tokenizer",
+               request.model, of_job);
+  }
   for (const auto& folder : {stored.assets, fs::path(stored.job.model)}) {
     if (!folder.empty() && !text::tokenizer_files(folder).empty()) return folder.string();
   }
   return "";
 }
 
-/// A name or a file; a file that is gone since the training is not asked for.
 std::string template_for(const Request& request, const StoredModel& stored) {
   return request.chat_template.empty() ? stored.job.chat_template : request.chat_template;
 }
 
 }  // namespace
+
+std::string end_line(const Answer& answer) {
+  return answer.positions == 0 ? ""
+                               : fmt::format("ended at the model's {} positions", answer.positions);
+}
 
 std::string speed_line(const Answer& answer) {
   const auto count = answer.tokens.size();
@@ -82,10 +99,10 @@ std::vector<int64_t> Session::tokens_of(const chat::Inputs& conversation) const 
 Answer Session::go_on(std::vector<int64_t> tokens,
                       const std::function<bool(const std::string&)>& show) {
   const auto& shape = stored_.model->shape();
-  const int64_t room = shape.max_seq_len - std::ssize(tokens);
+  const int64_t positions = num_positions(shape), room = positions - std::ssize(tokens);
+  if (tokens.empty()) user_error("the chat template wrote nothing for these messages");
   if (room < 1) {
-    user_error("{} tokens, but the model has {} positions; say less", tokens.size(),
-               shape.max_seq_len);
+    user_error("{} tokens, but the model has {} positions; say less", tokens.size(), positions);
   }
   if (const auto largest = std::ranges::max(tokens); largest >= shape.vocab_size) {
     user_error(
@@ -115,6 +132,9 @@ Answer Session::go_on(std::vector<int64_t> tokens,
                                       .end_tokens = settings_.end_tokens,
                                       .on_token = on_token});
   answer.seconds = seconds_since(start);
+  if (request_.max_new_tokens > room && std::ssize(answer.tokens) == room) {
+    answer.positions = positions;
+  }
   if (!stop.found()) say(stop.push(decoder.finish()) + stop.finish());
   return answer;
 }

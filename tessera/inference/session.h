@@ -20,7 +20,11 @@ struct Answer {
   std::vector<int64_t> tokens;  ///< with the one that ended it
   int64_t prompt_tokens = 0;
   double prompt_seconds = 0, seconds = 0;  ///< until the first token; from there
+  int64_t positions = 0;  ///< of the model, if the answer ended as there were no more; else 0
 };
+
+/// "ended at the model's 256 positions", where that is so; "" else.
+std::string end_line(const Answer& answer);
 
 /// "prompt: 12 tokens in 0.1 s; 100 tokens in 4.0 s, 25.0 a second"
 std::string speed_line(const Answer& answer);

@@ -64,8 +64,10 @@ TEST_F(AnswerTest, AConversationIsAnsweredAsLearned) {
   const auto row = nlohmann::json::parse(read_file(file));
   EXPECT_EQ(row["messages"][1]["content"], "Hello");
   // What was saved can be trained on.
-  const auto again = tessera({"chat", run(), "--temperature=0"}, "/save " + file.string() + "\n");
-  expect_mistake(again, "is there already");
+  const auto again =
+      tessera({"chat", run(), "--temperature=0"}, "Hi\n/save " + file.string() + "\n");
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.error, HasSubstr("is there already"));
 }
 
 TEST_F(AnswerTest, SeveralRanksAnswerAsOneDoes) {
@@ -112,9 +114,38 @@ TEST_F(AnswerTest, BadInput) {
   expect_mistake(tessera({"generate", run(), "a", "--top-p=2"}), "--top-p");
   expect_mistake(tessera({"generate", run(), "a", "-n", "3"}), "3 ranks");
   expect_mistake(tessera({"generate", run(), "a", "--dtype=int8"}), "--dtype");
+  // Before a single rank starts.
+  expect_mistake(tessera({"chat", run(), "-n", "1024"}), "1024 ranks");
   expect_mistake(tessera({"chat", run()}, "/fly\n"), "unknown command /fly");
   expect_mistake(tessera({"generate", run(), std::string(20'000, 'a')}), "positions");
   expect_mistake(tessera({"chat", run(), "--tokenizer=/nowhere/at/all"}, "Hi\n"), "/nowhere");
+}
+
+TEST_F(AnswerTest, NumbersThatAreNone) {
+  for (const auto* option : {"--temperature=nan", "--temperature=-1", "--top-k=-1", "--top-p=0",
+                             "--min-p=nan", "--repetition-penalty=0", "--max-new-tokens=0",
+                             "--seed=-1", "--num-ranks=0", "--step=-1"}) {
+    const auto end = tessera({"generate", run(), "a", option});
+    expect_mistake(end, "expected ");
+    EXPECT_LT(end.error.size(), 120U) << end.error;
+  }
+}
+
+TEST_F(AnswerTest, WhatCannotBeAnsweredIsTold) {
+  const auto empty = "--chat-template=" + folder->write("empty.jinja", "");
+  expect_mistake(tessera({"chat", run(), empty}, "Hi\n"), "wrote nothing");
+  expect_mistake(tessera({"chat", run()}, "a\xff\n"), "the message is no UTF-8");
+  expect_mistake(tessera({"chat", run()}, "/save " + (folder->path() / "x").string() + "\n"),
+                 "no answer yet");
+  // "--stop" takes one word.
+  const auto text = std::string("<|im_start|>assistant\n");
+  const auto end = tessera({"generate", run(), "--stop", "lo", text, "--temperature=0"});
+  EXPECT_EQ(end.out, "Hel\n") << end.error;
+  // Windows' lines.
+  EXPECT_EQ(tessera({"chat", run(), "--temperature=0"}, "Hi\r\n").out,
+            tessera({"chat", run(), "--temperature=0"}, "Hi\n").out);
+  const auto long_one = tessera({"generate", run(), "a", "--max-new-tokens=99999"});
+  EXPECT_EQ(long_one.exit_code, 0);
 }
 
 }  // namespace
