@@ -78,10 +78,11 @@ int ask(AskArguments& arguments) {
 }
 
 /// A number in a range, told in few words.
-CLI::Validator number(double least, double most, const std::string& expected) {
+template <typename Number>
+CLI::Validator between(Number least, Number most, const std::string& expected) {
   return CLI::Validator(
       [=](const std::string& text) {
-        double value = 0;
+        Number value = 0;
         const bool is_in =
             CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
         return is_in ? "" : fmt::format("expected {}, got {}", expected, text);
@@ -89,17 +90,13 @@ CLI::Validator number(double least, double most, const std::string& expected) {
       "");
 }
 
-/// The same without a fraction; every value up to `most` is a double.
+CLI::Validator number(double least, double most, const std::string& expected) {
+  return between(least, most, expected);
+}
+
+/// Every value that it allows is a double.
 CLI::Validator whole_number(int64_t least, const std::string& expected) {
-  constexpr int64_t kMost = int64_t{1} << 53;
-  return CLI::Validator(
-      [=](const std::string& text) {
-        int64_t value = 0;
-        const bool is_in =
-            CLI::detail::lexical_cast(text, value) && value >= least && value <= kMost;
-        return is_in ? "" : fmt::format("expected {}, got {}", expected, text);
-      },
-      "");
+  return between(least, int64_t{1} << 53, expected);
 }
 
 void add_sampling_options(CLI::App& command, Request& request) {
