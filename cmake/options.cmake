@@ -20,10 +20,10 @@ option(TESSERA_WERROR "Warnings are errors, as in CI" OFF)
 option(TESSERA_FUZZ "build fuzz/ and nothing else; needs clang" OFF)
 
 find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM)
+if(CCACHE_PROGRAM)  # paths below the checkout are told relative to it, so that its clones share what was compiled
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      ${CCACHE_PROGRAM})
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
 endif()
 
 add_library(tessera_flags INTERFACE)
