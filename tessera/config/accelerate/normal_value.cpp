@@ -62,6 +62,21 @@ std::optional<std::string> choice(const Key& key, const std::string& text) {
   return choices[first + static_cast<size_t>(*number) - 1];
 }
 
+/// An item as a list in YAML has it: in quotes if it would end the list or mean something else.
+std::string list_item(const std::string& item) {
+  const bool plain = std::ranges::all_of(item, [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./=+").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  const bool word = !item.empty() && item != "-" && lower_case(item) != "null";
+  return plain && word ? item : in_yaml_quotes(item);
+}
+
+std::string list_value(std::vector<std::string> items) {
+  for (auto& item : items) item = list_item(item);
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
 /// A list without brackets: "[a, b]", "(a, b)" and "a,b" are alike.
 std::string list_text(std::string text) {
   if (text.size() > 1 && (text.front() == '[' || text.front() == '(')) {
@@ -76,7 +91,7 @@ std::string list_text(std::string text) {
     if (!item.empty()) items.push_back(item);
     begin = end + 1;
   }
-  return fmt::format("[{}]", fmt::join(items, ", "));
+  return list_value(std::move(items));
 }
 
 /// May `text` stand in a line of a ledger, a file or an environment?
@@ -112,13 +127,19 @@ std::optional<std::string> scalar(const Key& key, const std::string& text) {
 
 }  // namespace
 
+std::string in_yaml_quotes(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "''" : std::string(1, c);
+  return out + "'";
+}
+
 std::string normal_value(const Key& key, const RawValue& raw, const std::string& where) {
   using Kind = RawValue::Kind;
   std::optional<std::string> value;
   if (raw.kind == Kind::scalar) value = scalar(key, raw.text);
   if (raw.kind == Kind::list && key.type == KeyType::list &&
       std::ranges::all_of(raw.items, is_line)) {
-    value = fmt::format("[{}]", fmt::join(raw.items, ", "));
+    value = list_value(raw.items);
   }
   if (value) return *value;
   const auto broken = std::ranges::find_if_not(raw.items, is_line);

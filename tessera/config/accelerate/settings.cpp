@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
 #include "tessera/config/accelerate/keys.h"
+#include "tessera/config/accelerate/normal_value.h"
 #include "tessera/config/values.h"
 
 namespace tessera::config::accelerate {
@@ -47,9 +48,7 @@ std::string yaml_text(const std::string& text) {
   const auto lower = lower_case(text);
   const bool word = parse_bool(lower) || lower == "null" || lower == "y" || lower == "n";
   if (plain && !word && std::isalpha(static_cast<unsigned char>(text[0])) != 0) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? "''" : std::string(1, c);
-  return out + "'";
+  return in_yaml_quotes(text);
 }
 
 std::string yaml_value(const Key& key, const Setting& setting) {
