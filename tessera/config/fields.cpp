@@ -159,6 +159,15 @@ Section data_section() {
            {.range = at_least(1),
             .aliases = {"sequence_length", "seq_length", "block_size", "context_length",
                         "max_seq_len", "max_length"}})
+      .add(
+          "document_mask", &S::document_mask,
+          "of token files and text: attention stays inside of each document, positions begin anew, "
+          "and what follows another document's end is not predicted",
+          {kNoRecords}, {.aliases = {"reset_attention_mask", "reset_position_ids"}})
+      .add(
+          "document_end", &S::document_end,
+          "the token that ends a document; without one, byte 0 of text, which stands between files",
+          {kDocumentMask}, {.range = at_least(0), .aliases = {"eod_token", "eot_token"}})
       .add("shuffle", &S::shuffle, "false: sequences in the order of the files", kAlways)
       .add("seed", &S::seed, "of the order of sequences", {kShuffles},
            {.range = at_least(0), .aliases = {"shuffle_seed"}})

@@ -53,6 +53,11 @@ constexpr Need kRecords{"data.format records", [](const RunConfig& c) {
                           return c.data.format == data::DataFormat::records ||
                                  c.data.format == data::DataFormat::automatic;
                         }};
+constexpr Need kNoRecords{"data.format other than records", [](const RunConfig& c) {
+                            return c.data.format != data::DataFormat::records;
+                          }};
+constexpr Need kDocumentMask{"data.document_mask",
+                             [](const RunConfig& c) { return c.data.document_mask; }};
 constexpr Need kShuffles{"data.shuffle", [](const RunConfig& c) { return c.data.shuffle; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 

@@ -49,6 +49,8 @@ struct DataSection {
   bool skip_bad_lines = false;
   int64_t max_documents = 0;  ///< 0: all
   int64_t seq_len = 256;
+  bool document_mask = false;           ///< of token files and text: a document sees itself alone
+  std::optional<int64_t> document_end;  ///< the token that ends one; none: byte 0 of text
   bool shuffle = true;
   int64_t seed = 0;  ///< of the order of samples
 

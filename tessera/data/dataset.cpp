@@ -24,7 +24,13 @@ Dataset open_dataset(const TokenSourceOptions& paths, const DatasetsOptions& opt
                describe(paths), options.seq_len + 1, source->size());
   }
   if (options.vocab_size > 0) source->check_vocabulary(options.vocab_size);
-  return Dataset(std::move(source), options.seq_len);
+  if (!options.document_mask) return Dataset(std::move(source), options.seq_len);
+  if (!options.document_end && !source->is_text()) {
+    user_error("{}: document_mask: its tokens do not say where a document ends; set document_end",
+               describe(paths));
+  }
+  const int64_t end = options.document_end.value_or(0);
+  return Dataset(std::move(source), options.seq_len).with_documents(end);
 }
 
 /// The stretches that are held out of `all`, or nothing if they leave none to train on.
@@ -72,11 +78,27 @@ void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
 }
 
 void Dataset::read(int64_t row, std::span<int64_t> inputs, std::span<int64_t> targets,
-                   std::vector<DocumentRange>& /*documents*/) const {
+                   std::vector<DocumentRange>& documents) const {
   std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1);
   read(row, tokens);
   std::copy_n(tokens.begin(), seq_len_, inputs.begin());
   std::copy_n(tokens.begin() + 1, seq_len_, targets.begin());
+  if (!document_end_) return;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < seq_len_; ++i) {
+    const auto place = static_cast<size_t>(i);
+    const bool ends = inputs[place] == *document_end_;
+    if (ends) targets[place] = kIgnoredTarget;
+    if (!ends && i + 1 < seq_len_) continue;
+    documents.push_back({begin, i + 1});
+    begin = i + 1;
+  }
+}
+
+Dataset Dataset::with_documents(int64_t end) const {
+  Dataset same = *this;
+  same.document_end_ = end;
+  return same;
 }
 
 Dataset Dataset::within(const Stretches& stretches) const {

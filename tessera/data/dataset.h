@@ -41,6 +41,10 @@ class Dataset : public Rows {
   void read(int64_t row, std::span<int64_t> inputs, std::span<int64_t> targets,
             std::vector<DocumentRange>& documents) const override;
 
+  /// The same samples, of which each holds the documents that end with the token `end`: what would be
+  /// predicted across such an end is ignored.
+  Dataset with_documents(int64_t end) const;
+
   /// Parts of the same source, inside it and at least one sample, as a data set of their own.
   Dataset within(const Stretches& stretches) const;
 
@@ -48,6 +52,7 @@ class Dataset : public Rows {
   std::shared_ptr<const TokenSource> source_;
   int64_t seq_len_ = 0;
   Stretches stretches_;
+  std::optional<int64_t> document_end_;
 };
 
 struct DatasetsOptions {
@@ -55,7 +60,9 @@ struct DatasetsOptions {
   std::vector<std::string> validation_paths;  ///< read like `train`; empty: part of it is held out
   double validation_fraction = 0.01;  ///< of the samples, in [0, 1), at least one; 0: none held out
   int64_t seq_len = 256;
-  int64_t vocab_size = 0;  ///< tokens outside [0, vocab_size) are refused; 0: not checked
+  int64_t vocab_size = 0;      ///< tokens outside [0, vocab_size) are refused; 0: not checked
+  bool document_mask = false;  ///< Dataset::with_documents
+  std::optional<int64_t> document_end;  ///< none: byte 0 of text; UserError for token files
 };
 
 struct Datasets {

@@ -1,6 +1,7 @@
 #include "tessera/data/dataset.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,6 +53,44 @@ TEST(Dataset, CutsSamplesThatShareOneToken) {
   EXPECT_EQ(parts.size(), 2);
   EXPECT_THAT(sample(parts, 0), ElementsAre(1, 2, 3, 4, 5));
   EXPECT_THAT(sample(parts, 1), ElementsAre(7, 8, 9, 10, 11));
+}
+
+TEST(Dataset, DocumentsEndWithTheirToken) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("t.bin", bytes_of<uint16_t>({5, 6, 0, 7, 0, 0, 8, 9, 3}));
+  const auto documents_of = [&](std::optional<int64_t> end, int64_t row) {
+    const auto datasets = open_datasets({.train = {.paths = {path}},
+                                         .validation_fraction = 0,
+                                         .seq_len = 4,
+                                         .document_mask = true,
+                                         .document_end = end});
+    std::vector<int64_t> inputs(4), targets(4);
+    std::vector<DocumentRange> documents;
+    datasets.train.read(row, inputs, targets, documents);
+    auto text = fmt::format("{} {}:", fmt::join(inputs, ","), fmt::join(targets, ","));
+    for (const auto& [begin, behind] : documents) text += fmt::format(" [{}, {})", begin, behind);
+    return text;
+  };
+  EXPECT_EQ(documents_of(0, 0), "5,6,0,7 6,0,-100,0: [0, 3) [3, 4)");
+  EXPECT_EQ(documents_of(0, 1), "0,0,8,9 -100,-100,9,3: [0, 1) [1, 2) [2, 4)");
+  EXPECT_EQ(documents_of(4, 0), "5,6,0,7 6,0,7,0: [0, 4)") << "none ends here";
+  EXPECT_THAT(refusal([&] { documents_of(std::nullopt, 0); }), HasSubstr("set document_end"));
+}
+
+TEST(Dataset, TextFilesAreDocuments) {
+  const TemporaryFolder folder;
+  folder.write("text/a.txt", "ab");
+  folder.write("text/b.txt", "cde");
+  const auto datasets = open_datasets({.train = {.paths = {folder.path() / "text"}},
+                                       .validation_fraction = 0,
+                                       .seq_len = 5,
+                                       .document_mask = true});
+  std::vector<int64_t> inputs(5), targets(5);
+  std::vector<DocumentRange> documents;
+  datasets.train.read(0, inputs, targets, documents);
+  EXPECT_THAT(targets, ElementsAre('b', 0, kIgnoredTarget, 'd', 'e'));
+  ASSERT_EQ(documents.size(), 2u);
+  EXPECT_EQ(documents[0].end, 3);
 }
 
 /// Every token of every sample.

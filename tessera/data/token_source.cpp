@@ -139,6 +139,7 @@ void TokenSource::append(Segment segment) {
 }
 
 void TokenSource::append_token_file(TokenFile file) {
+  ++num_token_files_;
   files_.push_back(file.file.path());
   append({.num_tokens = file.num_tokens,
           .data = file.file.bytes().data() + file.first_byte,

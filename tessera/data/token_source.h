@@ -32,7 +32,8 @@ class TokenSource {
   /// file, a token_dtype that cannot take effect.
   static TokenSource open(const TokenSourceOptions& options);
 
-  int64_t size() const { return size_; }  ///< tokens
+  int64_t size() const { return size_; }                  ///< tokens
+  bool is_text() const { return num_token_files_ == 0; }  ///< bytes, of no token file
 
   /// Tokens [begin, begin + out.size()) into `out`, across files. A range beyond size() is
   /// std::out_of_range. After check_vocabulary(), UserError at the first token beyond it.
@@ -70,6 +71,7 @@ class TokenSource {
   std::vector<std::unique_ptr<std::byte[]>> loaded_;
   std::vector<Segment> segments_;
   int64_t size_ = 0;
+  int64_t num_token_files_ = 0;
   int64_t vocab_size_ = 0;  ///< 0: not checked
 };
 

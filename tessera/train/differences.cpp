@@ -51,8 +51,9 @@ std::map<std::string, std::string> settings_in(const std::string& yaml) {
 bool matters(const std::string& key) {
   static const std::set<std::string> kOfTrain{"train.steps", "train.global_batch",
                                               "train.nonfinite"};
-  static const std::set<std::string> kOfData{"data.seq_len", "data.shuffle", "data.packing",
-                                             "data.too_long"};
+  static const std::set<std::string> kOfData{"data.seq_len",       "data.shuffle",
+                                             "data.packing",       "data.too_long",
+                                             "data.document_mask", "data.document_end"};
   return key.starts_with("optimizer.") || key.starts_with("schedule.") ||
          key.starts_with("precision.") || kOfTrain.contains(key) || kOfData.contains(key);
 }

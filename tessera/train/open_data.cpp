@@ -21,7 +21,9 @@ OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
                                      .validation_paths = section.validation,
                                      .validation_fraction = section.validation_fraction,
                                      .seq_len = section.seq_len,
-                                     .vocab_size = vocab_size});
+                                     .vocab_size = vocab_size,
+                                     .document_mask = section.document_mask,
+                                     .document_end = section.document_end});
   OpenedData result{.train = std::make_shared<data::Dataset>(std::move(opened.train)),
                     .validation = nullptr,
                     .tokenizer = nullptr,
@@ -113,7 +115,14 @@ OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int nu
   const bool records =
       section.format == data::DataFormat::records ||
       (section.format == data::DataFormat::automatic && documents::are_records(section.train));
-  return records ? open_records(config, vocab_size, num_threads) : open_tokens(section, vocab_size);
+  if (!records) return open_tokens(section, vocab_size);
+  if (section.document_mask) {
+    user_error(
+        "{}: document_mask has no effect on records, whose documents always see themselves alone; "
+        "leave it out",
+        section.train.front());
+  }
+  return open_records(config, vocab_size, num_threads);
 }
 
 }  // namespace tessera::train

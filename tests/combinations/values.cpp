@@ -59,6 +59,8 @@ const std::map<std::string, Tried>& tried() {
       {"data.packing", fixed("the data are tokens")},
       {"data.skip_bad_lines", fixed("the data are tokens")},
       {"data.max_documents", fixed("the data are tokens")},
+      {"data.document_mask", function()},
+      {"data.document_end", function({"7", "32"})},
       {"data.seq_len", function({"16", "40", "48"})},
       {"data.shuffle", function()},
       {"data.seed", function({"9"})},

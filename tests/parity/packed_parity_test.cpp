@@ -111,5 +111,40 @@ TEST_F(PackedParityTest, Pipeline) {
   expect_as_alone(packed, {.pp = 2});
 }
 
+/// data.document_mask: the rows of a stream, beside the documents in them one by one.
+TEST_F(PackedParityTest, DocumentsOfAStreamSeeThemselvesAlone) {
+  for (int i = 0; i < 9; ++i) {
+    std::string text;
+    for (int word = 0; word < 5 + i * 7 % 11; ++word) text += " word" + std::to_string(i * word);
+    folder_.write("texts/" + std::to_string(i) + ".txt", text);
+  }
+  auto stream = job(true);
+  stream.data = {.train = {folder_.path() / "texts"},
+                 .validation_fraction = 0,
+                 .format = data::DataFormat::text,
+                 .seq_len = 100,
+                 .document_mask = true};
+  stream.train.global_batch = 3;
+  const auto run = train::assemble(stream, mesh::DeviceMesh());
+  const auto batch = run.train_loader.batch(0);
+  ASSERT_GT(batch.documents.size(0), 5) << "more than rows, and ends inside of them";
+  const auto together =
+      run.model->loss(batch.inputs, batch.targets, 1.0, batch.documents).item<double>();
+  const auto inputs = batch.inputs.flatten(), targets = batch.targets.flatten();
+  double alone = 0;
+  for (int64_t i = 0; i < batch.documents.size(0); ++i) {
+    const auto begin = batch.documents[i][0].item<int64_t>();
+    const auto end = batch.documents[i][1].item<int64_t>();
+    alone += run.model
+                 ->loss(inputs.slice(0, begin, end).unsqueeze(0),
+                        targets.slice(0, begin, end).unsqueeze(0), 1.0)
+                 .item<double>();
+  }
+  EXPECT_NEAR(together, alone, 1e-6 * alone);
+  stream.data.document_mask = false;
+  const auto unmasked = train::assemble(stream, mesh::DeviceMesh());
+  EXPECT_FALSE(unmasked.train_loader.batch(0).documents.defined());
+}
+
 }  // namespace
 }  // namespace tessera::parity
