@@ -92,6 +92,7 @@ const Shape kShapes[] = {
     {1, 7, 130, 2, 2, 32},        {1, 64, 67, 2, 2, 16},         {2, 100, 100, 4, 2, 48, false},
     {1, 130, 3, 2, 2, 64, false}, {1, 17, 129, 2, 1, 32, false}, {1, 90, 93, 2, 2, 144},
     {1, 75, 138, 4, 2, 40},       {1, 67, 65, 2, 1, 33, false},  {1, 129, 191, 3, 1, 64},
+    {1, 1, 333, 24, 2, 20},       {1, 1, 50, 2, 2, 16, false},   {3, 1, 64, 9, 1, 8},
 };
 
 // Windows of one key, within a strip, within a tile, of whole tiles and a little more or less,

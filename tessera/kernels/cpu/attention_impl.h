@@ -9,12 +9,14 @@
 
 #include "tessera/kernels/cpu/attention_backward.h"
 #include "tessera/kernels/cpu/attention_forward.h"
+#include "tessera/kernels/cpu/attention_one_query.h"
 
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 namespace {
 
 int64_t forward_workspace(const AttentionProblem& p) {
   const auto count = [&](auto buffers) { return place(p, nullptr, buffers); };
+  if (p.num_queries == 1) return count(OneQueryBuffers{});
   return p.bfloat16 ? count(ForwardBuffers<Factor<Bf16>>{}) : count(ForwardBuffers<float>{});
 }
 int64_t backward_workspace(const AttentionProblem& p) {
@@ -22,7 +24,11 @@ int64_t backward_workspace(const AttentionProblem& p) {
   return p.bfloat16 ? count(BackwardBuffers<Factor<Bf16>>{}) : count(BackwardBuffers<float>{});
 }
 void forward(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
-  (p.bfloat16 ? forward_range<Bf16> : forward_range<float>)(p, begin, end, workspace);
+  if (p.num_queries == 1) {
+    (p.bfloat16 ? forward_one_query<Bf16> : forward_one_query<float>)(p, begin, end, workspace);
+  } else {
+    (p.bfloat16 ? forward_range<Bf16> : forward_range<float>)(p, begin, end, workspace);
+  }
 }
 void backward(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
   (p.bfloat16 ? backward_range<Bf16> : backward_range<float>)(p, begin, end, workspace);

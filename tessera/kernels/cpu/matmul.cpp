@@ -1,10 +1,12 @@
 #include "tessera/kernels/cpu/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 
 #include "tessera/base/machine.h"
+#include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 
 // MKL inside LibTorch exports it, but the headers are not in the wheel. Weak: other builds of
@@ -76,9 +78,47 @@ void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, 
   }
 }
 
+const GemvTable& gemv_table() {
+#if defined(__x86_64__)
+  static constexpr const GemvTable* kTables[4] = {&generic::gemv_table, &avx2::gemv_table,
+                                                  &avx512::gemv_table, &avx512_bf16::gemv_table};
+  return table_in_use(kTables);
+#else
+  return generic::gemv_table;
+#endif
+}
+
+/// A few rows, as where a text is made token by token: what such a product takes is the matrix.
+bool is_gemv(const at::Tensor& out, const at::Tensor& a) {
+  const auto type = a.scalar_type();
+  return a.size(0) <= kGemvRows && a.numel() > 0 && a.device().is_cpu() && a.is_contiguous() &&
+         out.is_contiguous() && (type == at::kFloat || type == at::kBFloat16);
+}
+
+void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                       bool accumulate) {
+  constexpr int64_t kNumbersPerTask = 1 << 16;  // worth a thread's start
+  const int64_t depth = b.size(0), columns = b.size(1);
+  const bool by_depth = b.is_contiguous();
+  const auto& table = gemv_table();
+  const auto product =
+      (by_depth ? table.by_depth : table.by_columns)[a.scalar_type() == at::kBFloat16]
+                                                    [out.scalar_type() == at::kBFloat16];
+  const GemvArgs args{.x = a.const_data_ptr(),
+                      .matrix = b.const_data_ptr(),
+                      .out = out.data_ptr(),
+                      .rows = a.size(0),
+                      .depth = depth,
+                      .columns = columns,
+                      .accumulate = accumulate};
+  at::parallel_for(0, columns, std::max<int64_t>(1, kNumbersPerTask / depth),
+                   [&](int64_t begin, int64_t end) { product(args, begin, end); });
+}
+
 }  // namespace
 
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
+  if (is_gemv(out, a)) return multiply_few_rows(out, a, b, accumulate);
   auto target = out;  // the _out functions take a non-const handle
   if (widens(a) && a.numel() > 0) {
     multiply_widened(target, a, b, accumulate);

@@ -15,14 +15,18 @@ namespace {
 struct Size {
   int64_t rows, depth, columns;
 };
-// One number; odd ones; rows, depth and columns that need two blocks and a few more.
+// One number; odd ones; rows, depth and columns that need two blocks and a few more; a few rows.
 const std::vector<Size> kSizes = {{1, 1, 1},
                                   {3, 5, 7},
                                   {65, 130, 33},
                                   {kWidenedBlock + 3, 9, 5},
                                   {4, 2 * kWidenedBlock + 1, 6},
                                   {2, 3, kWidenedBlock + 7},
-                                  {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3}};
+                                  {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3},
+                                  {1, 515, 2051},
+                                  {2, 16, 66},
+                                  {4, 130, 1031},
+                                  {5, 130, 31}};
 
 class MultiplyTest : public ::testing::TestWithParam<Isa> {};
 

@@ -139,6 +139,9 @@ TESSERA_INLINE Vec abs(Vec v) { return (Vec)((BitsVec)v & 0x7fffffffu); }
 
 /// Sum and maximum of the elements, always in the same order (halves added pairwise).
 TESSERA_INLINE float sum_of(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);  // the same order, in registers
+#else
   float lanes[kWidth];
   store(lanes, v);
 #pragma GCC unroll 16
@@ -146,6 +149,7 @@ TESSERA_INLINE float sum_of(Vec v) {
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];
+#endif
 }
 TESSERA_INLINE float max_of(Vec v) {
   float lanes[kWidth];

@@ -1,0 +1,44 @@
+// Products of a few rows with a matrix behind a table of function pointers: raw pointers, columns
+// [begin, end) of the result each, no threads of its own.
+#pragma once
+
+#include <stdint.h>
+
+namespace tessera::kernels {
+
+/// More rows than this are faster as a product whose matrix is packed first.
+inline constexpr int64_t kGemvRows = 4;
+
+/// out = x matrix, or out += x matrix; sums are in float32, rounded once.
+struct GemvArgs {
+  const void* x;       ///< [rows, depth], contiguous
+  const void* matrix;  ///< [columns, depth] or [depth, columns], contiguous, as the function says
+  void* out;           ///< [rows, columns], contiguous
+  int64_t rows;        ///< 1 .. kGemvRows
+  int64_t depth, columns;
+  bool accumulate;
+};
+
+struct GemvTable {
+  using Product = void (*)(const GemvArgs&, int64_t begin, int64_t end);
+  /// By dtype of x and matrix, then of out; 0: float, 1: bfloat16. None from float to bfloat16.
+  Product by_columns[2][2];  ///< matrix [columns, depth]: a column's numbers lie together
+  Product by_depth[2][2];    ///< matrix [depth, columns]
+};
+
+namespace generic {
+extern const GemvTable gemv_table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const GemvTable gemv_table;
+}
+namespace avx512 {
+extern const GemvTable gemv_table;
+}
+namespace avx512_bf16 {
+extern const GemvTable gemv_table;
+}
+#endif
+
+}  // namespace tessera::kernels
