@@ -10,6 +10,7 @@
 #include "tessera/config/run_config.h"
 #include "tessera/plan/run_plan.h"
 #include "tests/combinations/accelerate_changes.h"
+#include "tests/combinations/data.h"
 
 namespace tessera::combinations {
 namespace {
@@ -46,7 +47,7 @@ Settings job_of(const Trial& trial, const Settings& layout) {
     for (const auto& [key, value] : *settings) job[key] = value;
   }
   job["model.path"] = "model";
-  job["data.train"] = "[tokens.bin]";
+  name_data("", job);
   return job;
 }
 
@@ -77,7 +78,7 @@ bool Draw::chance(double probability) {
 models::ModelShape Draw::draw_shape() {
   models::ModelShape shape;
   const auto family = one_of<std::string>({"llama", "mistral", "qwen2", "qwen3", "gpt2"});
-  shape.vocab_size = number(260, 331);
+  shape.vocab_size = number(kLeastVocabulary, 331);
   shape.num_layers = number(1, 6);
   shape.head_dim = 2 * number(3, 9);
   shape.num_kv_heads = number(1, 4);

@@ -7,7 +7,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <variant>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "tessera/config/values.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/report/metrics.h"
+#include "tests/combinations/data.h"
 #include "tests/program/program.h"
 
 namespace tessera::combinations {
@@ -26,21 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kNumTokens = 6000, kLeastVocabulary = 260;
 constexpr std::chrono::seconds kDeadline(
     180);  // of a run, which takes one or two on a quiet machine
-
-/// A sequence in which each token depends on the one before, so that there is something to learn.
-void write_tokens(const fs::path& path) {
-  std::mt19937_64 random(3);
-  std::string bytes;
-  uint16_t token = 0;
-  for (int64_t i = 0; i < kNumTokens; ++i) {
-    token = static_cast<uint16_t>((token * 7 + random() % 5) % kLeastVocabulary);
-    bytes.append(reinterpret_cast<const char*>(&token), sizeof(token));
-  }
-  write_file(path, bytes);
-}
 
 void write_job(const Settings& job, const fs::path& path) {
   std::string text, section;
@@ -185,7 +172,7 @@ class Session {
       : trial_(trial), folder_(fs::absolute(folder)) {
     fs::remove_all(folder_);
     fs::create_directories(folder_ / "model");
-    write_tokens(folder_ / "tokens.bin");
+    write_data(folder_);
     write_file(folder_ / "model" / "config.json", models::to_hf_config(trial.shape).dump(2));
   }
 
@@ -217,7 +204,7 @@ class Session {
              const std::vector<std::string>& options) {
     auto job = job_of(trial_, layout);
     job["model.path"] = (folder_ / "model").string();
-    job["data.train"] = fmt::format("['{}']", (folder_ / "tokens.bin").string());
+    name_data(folder_, job);
     job["train.run_dir"] = (folder_ / name).string();
     if (!resume.empty()) job["checkpoint.resume"] = resume;
     write_job(job, folder_ / (name + ".yaml"));
