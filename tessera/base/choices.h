@@ -46,7 +46,8 @@ enum class RowShape {
   prompt_completion,  ///< prompt, completion: texts, or messages
   messages,           ///< messages of {role, content}, tools
   conversations,      ///< ShareGPT: conversations of {from, value}, system, tools
-  alpaca              ///< instruction, input, output, system, history
+  alpaca,             ///< instruction, input, output, system, history
+  preference          ///< chosen, rejected, prompt: texts, or messages; tools
 };
 
 /// Which tokens of a row are learned.
@@ -71,7 +72,7 @@ inline constexpr auto tessera::kTexts<tessera::data::DataFormat> =
     std::to_array<std::string_view>({"auto", "tokens", "megatron", "text", "records"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::data::RowShape> = std::to_array<std::string_view>(
-    {"auto", "text", "prompt_completion", "messages", "conversations", "alpaca"});
+    {"auto", "text", "prompt_completion", "messages", "conversations", "alpaca", "preference"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::data::Learn> =
     std::to_array<std::string_view>({"assistant", "last", "marked", "all"});
@@ -226,11 +227,27 @@ inline constexpr auto tessera::kTexts<tessera::checkpoint::Verify> =
 
 namespace tessera::train {
 
+/// What is learned of pairs of a chosen and a rejected answer.
+enum class PreferenceLoss {
+  none,     ///< there are no pairs: cross-entropy of each token
+  sigmoid,  ///< DPO (Rafailov et al., NeurIPS 2023)
+  ipo,      ///< Azar et al., AISTATS 2024, with log-probabilities by length
+  orpo      ///< Hong et al., EMNLP 2024: odds ratio beside cross-entropy, without a reference
+};
+
+/// Is the model compared with what it was at the start?
+constexpr bool has_reference(PreferenceLoss loss) {
+  return loss == PreferenceLoss::sigmoid || loss == PreferenceLoss::ipo;
+}
+
 /// What follows on NaN or infinity in loss or gradients.
 enum class Nonfinite { stop, skip };
 
 }  // namespace tessera::train
 
+template <>
+inline constexpr auto tessera::kTexts<tessera::train::PreferenceLoss> =
+    std::to_array<std::string_view>({"none", "sigmoid", "ipo", "orpo"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::train::Nonfinite> =
     std::to_array<std::string_view>({"stop", "skip"});

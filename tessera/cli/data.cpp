@@ -55,7 +55,7 @@ struct Marks {
   }
 };
 
-/// The first `length` tokens are inputs, the one behind them the last that is predicted.
+/// The first `length` tokens are inputs, the one behind them the last that is predicted; 0: nothing is cut.
 std::string shown(std::span<const MarkedToken> document, const text::Tokenizer& tokenizer,
                   int64_t length, const Marks& marks) {
   std::string out;
@@ -77,7 +77,10 @@ std::string shown(std::span<const MarkedToken> document, const text::Tokenizer& 
 
 std::vector<int64_t> lengths_of(const Documents& documents) {
   std::vector<int64_t> lengths;
-  for (size_t i = 0; i < documents.size(); ++i) lengths.push_back(std::ssize(documents[i]));
+  for (size_t row = 0; row < documents.num_rows(); ++row) {
+    lengths.push_back(0);
+    for (const auto document : documents.of_row(row)) lengths.back() += std::ssize(document);
+  }
   return lengths;
 }
 
@@ -94,14 +97,28 @@ std::string shape_line(const documents::DocumentsOptions& options) {
                      by_keys ? " (by these keys; --shape takes another)" : "");
 }
 
-std::string lengths_line(std::vector<int64_t> lengths, int64_t seq_len) {
+std::string lengths_line(std::vector<int64_t> lengths, const Documents& documents,
+                         int64_t seq_len) {
   std::ranges::sort(lengths);
   auto line = fmt::format("tokens of a row: {} to {}, half of them at most {}", lengths.front(),
                           lengths.back(), lengths[(lengths.size() - 1) / 2]);
-  const auto longer =
-      std::ranges::count_if(lengths, [&](int64_t length) { return length > seq_len + 1; });
+  const auto most = seq_len + documents.counts().documents_per_row;  // the last of each is no input
+  const auto longer = std::ranges::count_if(lengths, [&](int64_t length) { return length > most; });
   if (seq_len > 0) line += fmt::format("; {} are longer than --seq-len {}", longer, seq_len);
   return line;
+}
+
+/// A document, or the two answers of a pair.
+void show_row(size_t row, const std::vector<std::span<const MarkedToken>>& documents,
+              const text::Tokenizer& tokenizer, int64_t seq_len, const Marks& marks) {
+  const auto inputs = documents::inputs_within(seq_len, documents);
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const auto* part = documents.size() == 1 ? "" : i == 0 ? ", chosen" : ", rejected";
+    fmt::print("\n-- row {}{}, {} tokens: {}learned{}, {}cut off{} --\n", row + 1, part,
+               documents[i].size(), marks.begin(Part::learned), marks.end(Part::learned),
+               marks.begin(Part::cut), marks.end(Part::cut));
+    fmt::print("{}\n", shown(documents[i], tokenizer, seq_len == 0 ? 0 : inputs[i], marks));
+  }
 }
 
 void show(ShowArguments& arguments) {
@@ -115,7 +132,7 @@ void show(ShowArguments& arguments) {
   const auto documents = documents::load_documents(encoder, options);
   fmt::print("{}\n{}\n", shape_line(options), documents::summary(documents.counts()));
   const auto lengths = lengths_of(documents);
-  const auto spread = lengths_line(lengths, arguments.seq_len);
+  const auto spread = lengths_line(lengths, documents, arguments.seq_len);
   fmt::print("{}\n", spread);
   constexpr int64_t kBins = 16, kBars = 60;
   fmt::print("{}", report::histogram_text(report::histogram_of(lengths, kBins),
@@ -123,13 +140,9 @@ void show(ShowArguments& arguments) {
   const Marks marks{.colours = report::is_capable_terminal(STDOUT_FILENO) &&
                                report::environment("NO_COLOR").empty(),
                     .tokens = arguments.tokens};
-  const auto count = std::min(arguments.num_shown, static_cast<int64_t>(documents.size()));
-  for (int64_t i = 0; i < count; ++i) {
-    const auto document = documents[static_cast<size_t>(i)];
-    fmt::print("\n-- row {}, {} tokens: {}learned{}, {}cut off{} --\n", i + 1, document.size(),
-               marks.begin(Part::learned), marks.end(Part::learned), marks.begin(Part::cut),
-               marks.end(Part::cut));
-    fmt::print("{}\n", shown(document, encoder.tokenizer(), arguments.seq_len, marks));
+  const auto count = std::min(static_cast<size_t>(arguments.num_shown), documents.num_rows());
+  for (size_t row = 0; row < count; ++row) {
+    show_row(row, documents.of_row(row), encoder.tokenizer(), arguments.seq_len, marks);
   }
   if (arguments.svg.empty()) return;
   write_output(arguments.svg,

@@ -93,6 +93,32 @@ void check_model(const RunConfig& config, const Place& place) {
   }
 }
 
+void check_preference(const RunConfig& config, const Place& place) {
+  const auto& data = config.data;
+  const bool has_pairs = data.shape == data::RowShape::preference;
+  if (config.preference.loss == train::PreferenceLoss::none) {
+    if (!has_pairs) return;
+    place.error("data.shape",
+                "preference needs a loss over pairs; set preference.loss to sigmoid, ipo or orpo");
+  }
+  if (!has_pairs && data.shape != data::RowShape::automatic) {
+    place.error("data.shape",
+                "expected preference, or auto, which preference.loss {} needs, got {}",
+                text_of(config.preference.loss), text_of(data.shape));
+  }
+  if (data.learn == data::Learn::all) {
+    place.error("data.learn",
+                "all: preference.loss {} compares answers, without their prompts; set assistant, "
+                "last or marked",
+                text_of(config.preference.loss));
+  }
+  if (config.model.dropout > 0) {
+    place.error("model.dropout",
+                "expected 0 with preference.loss {}, whose reference drops nothing, got {}",
+                text_of(config.preference.loss), config.model.dropout);
+  }
+}
+
 void check_reshard(const RunConfig& config, const mesh::MeshShape& mesh, const Place& place) {
   const auto* k = std::get_if<int>(&config.parallel.reshard_after_forward);
   if (k != nullptr && mesh.dp_shard % *k != 0) {
@@ -320,6 +346,7 @@ void check(const RunConfig& config, const Origins& origins) {
   }
   check_texts(config, place);
   check_model(config, place);
+  check_preference(config, place);
   check_ranks(config, place);
   check_schedule(config, place);
   check_precision(config, place);

@@ -13,6 +13,7 @@
 namespace tessera::config {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
@@ -267,6 +268,21 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
       {"optimizer.decay_norms_and_biases",
        [](auto& c) { c.optimizer.decay_norms_and_biases = true, c.optimizer.weight_decay = 0; },
        [](auto& c) { c.optimizer.weight_decay = 0.1; }, "optimizer.weight_decay above 0"},
+      {"preference.beta", [](auto& c) { c.preference.beta = 0.5; },
+       [](auto& c) { c.preference.loss = train::PreferenceLoss::orpo; },
+       "preference.loss sigmoid, ipo or orpo"},
+      {"preference.label_smoothing",
+       [](auto& c) {
+         c.preference.label_smoothing = 0.1, c.preference.loss = train::PreferenceLoss::ipo;
+       },
+       [](auto& c) { c.preference.loss = train::PreferenceLoss::sigmoid; },
+       "preference.loss sigmoid"},
+      {"preference.loss",
+       [](auto& c) {
+         c.preference.loss = train::PreferenceLoss::sigmoid,
+         c.data.format = data::DataFormat::tokens;
+       },
+       [](auto& c) { c.data.format = data::DataFormat::records; }, "data.format records"},
       {"checkpoint.async", [](auto& c) { c.checkpoint.async = false; },
        [](auto& c) { c.checkpoint.every = 10; }, "checkpoint.every or checkpoint.every_minutes"},
       {"checkpoint.keep_last",
@@ -295,6 +311,22 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
     meet(config);
     EXPECT_EQ(error_of(config), "no error") << key;
   }
+}
+
+TEST(CheckTest, PreferencesAreOfPairs) {
+  auto config = good();
+  config.data.shape = data::RowShape::preference;
+  EXPECT_THAT(error_of(config), HasSubstr("data.shape: preference needs a loss over pairs"));
+  config.preference.loss = train::PreferenceLoss::sigmoid;
+  EXPECT_EQ(error_of(config), "no error");
+  config.data.shape = data::RowShape::messages;
+  EXPECT_THAT(error_of(config), HasSubstr("data.shape: expected preference, or auto"));
+  config.data.shape = data::RowShape::automatic;
+  config.data.learn = data::Learn::all;
+  EXPECT_THAT(error_of(config), HasSubstr("data.learn: all: preference.loss sigmoid compares"));
+  config.data.learn = data::Learn::assistant;
+  config.model.preset = "gpt2", config.model.dropout = 0.1;
+  EXPECT_THAT(error_of(config), HasSubstr("model.dropout: expected 0 with preference.loss"));
 }
 
 TEST(CheckTest, OneRankIsNoMistake) {

@@ -138,7 +138,7 @@ Section data_section() {
       .add("shape", &S::shape,
            "what a row is: text; prompt and completion; messages of role and content; "
            "conversations of from and value (ShareGPT); instruction, input and output (Alpaca); "
-           "auto: by its keys",
+           "preference: chosen and rejected; auto: by its keys",
            {kRecords})
       .add(
           "learn", &S::learn,
@@ -171,6 +171,28 @@ Section data_section() {
       .add("shuffle", &S::shuffle, "false: sequences in the order of the files", kAlways)
       .add("seed", &S::seed, "of the order of sequences", {kShuffles},
            {.range = at_least(0), .aliases = {"shuffle_seed"}})
+      .build();
+}
+
+Section preference_section() {
+  using S = PreferenceSection;
+  return SectionBuilder("preference", &RunConfig::preference,
+                        "Learning from pairs of a chosen and a rejected answer.")
+      .add("loss", &S::loss,
+           "none: cross-entropy of each token; sigmoid: DPO (Rafailov et al. 2023); ipo: Azar et "
+           "al. 2024, by length; orpo: Hong et al. 2024, which needs no reference",
+           {kRecords}, {.aliases = {"loss_type", "rl", "pref_loss", "dpo_loss_type"}})
+      .add(
+          "beta", &S::beta,
+          "sigmoid and ipo: how close the model stays to what it was at the start (small: not very "
+          "close); orpo: weight of the odds ratio beside the cross-entropy",
+          {kPreference},
+          {.range = above(0),
+           .aliases = {"rl_beta", "pref_beta", "dpo_beta", "lambda", "orpo_alpha"}})
+      .add(
+          "label_smoothing", &S::label_smoothing,
+          "sigmoid: share of the pairs whose answers are taken as mixed up (cDPO)", {kSigmoid},
+          {.range = {.low = 0, .high = 0.5, .high_open = true}, .aliases = {"dpo_label_smoothing"}})
       .build();
 }
 
@@ -467,9 +489,9 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),    data_section(),      optimizer_section(), schedule_section(),
-      parallel_section(), precision_section(), memory_section(),    checkpoint_section(),
-      train_section(),    logging_section()};
+      model_section(),      data_section(),     preference_section(), optimizer_section(),
+      schedule_section(),   parallel_section(), precision_section(),  memory_section(),
+      checkpoint_section(), train_section(),    logging_section()};
   return list;
 }
 

@@ -77,6 +77,13 @@ constexpr Need kMuon{"optimizer.type muon", [](const RunConfig& c) {
 constexpr Need kSgd{"optimizer.type sgd", [](const RunConfig& c) {
                       return c.optimizer.type == optim::OptimizerType::sgd;
                     }};
+constexpr Need kPreference{"preference.loss sigmoid, ipo or orpo", [](const RunConfig& c) {
+                             return c.preference.loss != train::PreferenceLoss::none;
+                           }};
+constexpr Need kSigmoid{"preference.loss sigmoid", [](const RunConfig& c) {
+                          return c.preference.loss == train::PreferenceLoss::sigmoid;
+                        }};
+
 constexpr Need kDecays{"optimizer.weight_decay above 0",
                        [](const RunConfig& c) { return c.optimizer.weight_decay > 0; }};
 constexpr Need kFallingRate{"schedule.type linear, cosine or wsd", [](const RunConfig& c) {

@@ -57,6 +57,14 @@ struct DataSection {
   bool operator==(const DataSection&) const = default;
 };
 
+struct PreferenceSection {
+  train::PreferenceLoss loss = train::PreferenceLoss::none;
+  double beta = 0.1;
+  double label_smoothing = 0;  ///< sigmoid
+
+  bool operator==(const PreferenceSection&) const = default;
+};
+
 struct OptimizerSection {
   optim::OptimizerType type = optim::OptimizerType::adamw;
   double learning_rate = 3e-4;
@@ -184,6 +192,7 @@ struct LoggingSection {
 struct RunConfig {
   ModelSection model;
   DataSection data;
+  PreferenceSection preference;
   OptimizerSection optimizer;
   ScheduleSection schedule;
   ParallelSection parallel;

@@ -43,6 +43,12 @@ Loader::Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options)
   }
 }
 
+Loader Loader::in_order() const {
+  auto options = options_;
+  options.shuffle = false, options.past_end = PastEnd::ignore;
+  return {data_, options};
+}
+
 RowRange Loader::rows() const {
   return rows_of(options_.rank, options_.world_size, options_.global_batch);
 }
@@ -56,8 +62,9 @@ Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
       step >= 0 && 0 <= begin_row && begin_row < end_row && end_row <= options_.global_batch,
       "rows [", begin_row, ", ", end_row, ") of step ", step);
   const int64_t length = data_->seq_len(), num_rows = end_row - begin_row;
-  Batch batch{at::zeros({num_rows, length}, at::kLong),
-              at::full({num_rows, length}, kIgnoredTarget, at::kLong), at::Tensor(), 0};
+  Batch batch{.inputs = at::zeros({num_rows, length}, at::kLong),
+              .targets = at::full({num_rows, length}, kIgnoredTarget, at::kLong),
+              .documents = at::Tensor()};
   auto* inputs = batch.inputs.mutable_data_ptr<int64_t>();
   auto* targets = batch.targets.mutable_data_ptr<int64_t>();
   std::vector<int64_t> bounds;  // of documents, in the batch
@@ -69,10 +76,19 @@ Batch Loader::batch(int64_t step, int64_t begin_row, int64_t end_row) const {
     documents.clear();
     data_->read(sampler_(index), {inputs + row * length, static_cast<size_t>(length)}, row_targets,
                 documents);
-    for (const auto& [begin, end] : documents) {
+    const auto predicted = [&](int64_t begin, int64_t end) {
+      const auto part =
+          row_targets.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+      return end - begin - std::ranges::count(part, kIgnoredTarget);
+    };
+    for (const auto& [begin, end, document] : documents) {
       bounds.insert(bounds.end(), {row * length + begin, row * length + end});
+      batch.contents.push_back({.begin = row * length + begin,
+                                .end = row * length + end,
+                                .index = document,
+                                .num_tokens = predicted(begin, end)});
     }
-    batch.num_tokens += length - std::ranges::count(row_targets, kIgnoredTarget);
+    batch.num_tokens += predicted(0, length);
   }
   if (!bounds.empty()) batch.documents = at::tensor(bounds, at::kLong).view({-1, 2});
   return batch;

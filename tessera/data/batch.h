@@ -5,11 +5,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "tessera/data/rows.h"
 #include "tessera/data/sampler.h"
 
 namespace tessera::data {
+
+/// A document of a batch. Of pairs, the chosen answer comes before the rejected one.
+struct BatchDocument {
+  int64_t begin = 0, end = 0;  ///< in the batch's B T positions
+  int64_t index = 0;           ///< in the data set
+  int64_t num_tokens = 0;      ///< targets that are not ignored
+};
 
 /// Some rows of a step's batch, on the CPU. B rows, T = seq_len.
 struct Batch {
@@ -18,6 +26,7 @@ struct Batch {
                            ///< nothing to predict
   at::Tensor documents;    ///< in the rows (kernels/documents.h); undefined: each row is one
   int64_t num_tokens = 0;  ///< targets that are not ignored
+  std::vector<BatchDocument> contents = {};  ///< `documents` with what is known of each
 };
 
 struct RowRange {
@@ -54,6 +63,9 @@ class Loader {
 
   /// Step `step` begins with the sample at the global index `sample`: after a run with another B.
   void go_on(int64_t step, int64_t sample) { first_ = sample - step * options_.global_batch; }
+
+  /// The same rows, each once and in their order.
+  Loader in_order() const;
 
   const Rows& data() const { return *data_; }
   RowRange rows() const;        ///< of this rank, in every step

@@ -14,6 +14,7 @@ inline constexpr int64_t kIgnoredTarget = -100;
 /// Tokens [begin, end) of a row.
 struct DocumentRange {
   int64_t begin = 0, end = 0;
+  int64_t index = 0;  ///< of the document, in its data set
 };
 
 /// Rows of seq_len tokens, each with its targets. Read-only; threads may share it.
@@ -23,7 +24,8 @@ class Rows {
 
   virtual int64_t size() const = 0;  ///< rows
   virtual int64_t seq_len() const = 0;
-  virtual int64_t num_tokens() const = 0;  ///< of all that rows are made of
+  virtual int64_t num_documents() const { return 0; }  ///< beyond every index that read() tells
+  virtual int64_t num_tokens() const = 0;              ///< of all that rows are made of
   /// Another content most likely has another.
   virtual std::string digest() const = 0;
 

@@ -18,14 +18,20 @@ constexpr size_t kRowsAtOnce = 1024;
 /// A row on its way: what it became, or why it did not.
 struct Work {
   records::Record record;
-  std::vector<MarkedToken> tokens;
+  std::vector<std::vector<MarkedToken>> documents;
   std::string refusal;         ///< of the user's row
   std::exception_ptr failure;  ///< of anything else
 };
 
 void encode(const DocumentEncoder& encoder, data::RowShape shape, Work& work) {
+  const auto& row = work.record.value;
   try {
-    work.tokens = encoder.encode(read_example(work.record.value, shape, encoder.learn()));
+    if (shape == data::RowShape::preference) {
+      const auto [chosen, rejected] = read_pair(row, encoder.learn());
+      work.documents = {encoder.encode(chosen), encoder.encode(rejected)};
+    } else {
+      work.documents = {encoder.encode(read_example(row, shape, encoder.learn()))};
+    }
   } catch (const UserError& error) {
     work.refusal = error.what();
   } catch (...) {
@@ -64,11 +70,17 @@ std::span<const MarkedToken> Documents::operator[](size_t document) const {
   return std::span(tokens_).subspan(begin, ends_[document] - begin);
 }
 
+std::vector<std::span<const MarkedToken>> Documents::of_row(size_t row) const {
+  std::vector<std::span<const MarkedToken>> documents;
+  const auto count = static_cast<size_t>(counts_.documents_per_row);
+  for (size_t i = 0; i < count; ++i) documents.push_back((*this)[row * count + i]);
+  return documents;
+}
+
 void Documents::append(const std::vector<MarkedToken>& tokens) {
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   ends_.push_back(tokens_.size());
   for (const auto token : tokens) largest_id_ = std::max(largest_id_, id_of(token));
-  ++counts_.rows;
   counts_.tokens += static_cast<int64_t>(tokens.size());
   counts_.learned += std::ranges::count_if(tokens, is_learned);
 }
@@ -86,10 +98,11 @@ Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions&
     while (rows.size() < kRowsAtOnce) {
       auto record = reader.next();
       if (!(more = record.has_value())) break;
-      rows.push_back({.record = std::move(*record), .tokens = {}, .refusal = {}, .failure = {}});
+      rows.push_back({.record = std::move(*record), .documents = {}, .refusal = {}, .failure = {}});
     }
     if (rows.empty()) break;
     if (shape == data::RowShape::automatic) shape = shape_of_first(reader, rows.front().record);
+    if (shape == data::RowShape::preference) counts.documents_per_row = 2;
     if (is_conversation(rows.front().record.value, shape)) encoder.check_template();
     encode_all(encoder, options.num_threads, shape, rows);
     for (const auto& row : rows) {
@@ -100,10 +113,11 @@ Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions&
         if (!options.skip_bad_lines)
           user_error("{}; set skip_bad_lines to leave such rows out", line);
         if (counts.bad_rows++ == 0) counts.first_bad = line;
-      } else if (!has_learned(row.tokens)) {
+      } else if (!std::ranges::all_of(row.documents, has_learned)) {
         ++counts.no_answer;
       } else {
-        documents.append(row.tokens);
+        for (const auto& tokens : row.documents) documents.append(tokens);
+        ++counts.rows;
       }
     }
   }
@@ -113,6 +127,26 @@ Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions&
     user_error("{}: no row to learn from: {}", options.paths.front(), summary(counts));
   documents.digest_ = sha256(std::as_bytes(std::span(documents.tokens_)));
   return documents;
+}
+
+std::vector<int64_t> inputs_within(int64_t seq_len,
+                                   std::span<const std::span<const MarkedToken>> documents) {
+  std::vector<int64_t> inputs;
+  for (const auto document : documents) inputs.push_back(std::ssize(document) - 1);
+  // Shared evenly, but what shorter ones leave goes to the others.
+  auto ascending = inputs;
+  std::ranges::sort(ascending);
+  int64_t most = seq_len, room = seq_len, left = std::ssize(ascending);
+  for (const auto length : ascending) {
+    most = room / left--;
+    if (length > most) break;
+    room -= length;
+  }
+  const bool all_fit = ascending.empty() || ascending.back() <= most;
+  if (!all_fit) {
+    for (auto& length : inputs) length = std::min(length, most);
+  }
+  return inputs;
 }
 
 bool are_records(const std::vector<std::string>& paths) {
@@ -131,10 +165,10 @@ bool are_records(const std::vector<std::string>& paths) {
 }
 
 std::string summary(const Counts& counts) {
-  auto text =
-      fmt::format("{} documents, {} tokens, {:.1f} % of them learned", counts.rows, counts.tokens,
-                  100.0 * static_cast<double>(counts.learned) /
-                      static_cast<double>(std::max<int64_t>(1, counts.tokens)));
+  auto text = fmt::format("{} {}, {} tokens, {:.1f} % of them learned", counts.rows,
+                          counts.documents_per_row == 2 ? "pairs" : "documents", counts.tokens,
+                          100.0 * static_cast<double>(counts.learned) /
+                              static_cast<double>(std::max<int64_t>(1, counts.tokens)));
   if (counts.no_answer > 0) {
     text += fmt::format("; {} rows left out: nothing in them is learned", counts.no_answer);
   }

@@ -23,17 +23,22 @@ struct DocumentsOptions {
 
 /// What was read, and what was not.
 struct Counts {
-  int64_t rows = 0;       ///< that became documents
-  int64_t bad_rows = 0;   ///< skipped: broken
-  std::string first_bad;  ///< why, of the first
-  int64_t no_answer = 0;  ///< left out: no token to learn
+  int64_t documents_per_row = 1;  ///< 2: pairs
+  int64_t rows = 0;               ///< that became documents
+  int64_t bad_rows = 0;           ///< skipped: broken
+  std::string first_bad;          ///< why, of the first
+  int64_t no_answer = 0;          ///< left out: no token to learn
   int64_t tokens = 0, learned = 0;
 };
 
-/// Tokens of documents one after the other, with marks. Read-only; 4 bytes a token.
+/// Tokens of documents one after the other, with marks; of a pair, the chosen answer's before the rejected one's.
+/// Read-only; 4 bytes a token.
 class Documents {
  public:
   size_t size() const { return ends_.size(); }
+  size_t num_rows() const { return static_cast<size_t>(counts_.rows); }
+  /// Those that row `row` became.
+  std::vector<std::span<const MarkedToken>> of_row(size_t row) const;
   std::span<const MarkedToken> operator[](size_t document) const;
   const Counts& counts() const { return counts_; }
   int64_t largest_id() const { return largest_id_; }
@@ -57,6 +62,11 @@ Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions&
 
 /// Do the names say that these paths are rows of data sets: files of known type, patterns, folders of nothing else?
 bool are_records(const std::vector<std::string>& paths);
+
+/// The inputs of a row's documents that fit into seq_len together (the last token of each is predicted alone): all if
+/// they do, else no more of each than lets the longest of them fit.
+std::vector<int64_t> inputs_within(int64_t seq_len,
+                                   std::span<const std::span<const MarkedToken>> documents);
 
 /// "1234 documents, 567890 tokens, 34 % of them learned; 2 rows left out: .."
 std::string summary(const Counts& counts);

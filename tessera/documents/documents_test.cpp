@@ -178,5 +178,39 @@ TEST_F(DocumentsTest, RecordsAreKnownByTheirNames) {
   EXPECT_FALSE(are_records({"x.jsonl", "x.bin"}));
 }
 
+TEST_F(DocumentsTest, PairsAreTwoDocumentsEach) {
+  auto given = options(R"({"prompt": "Sky? ", "chosen": "Blue.", "rejected": "Green, I think."}
+{"chosen": "One two", "rejected": "One three"}
+)");
+  const auto documents = load(given);
+  EXPECT_EQ(documents.size(), 4);
+  EXPECT_EQ(documents.num_rows(), 2);
+  EXPECT_EQ(shown(documents, 0), "Sky?[ Blue.<|im_end|>]");
+  EXPECT_EQ(shown(documents, 1), "Sky?[ Green, I think.<|im_end|>]");
+  EXPECT_EQ(shown(documents, 3), "One[ three<|im_end|>]");
+  EXPECT_EQ(documents.of_row(1)[1].data(), documents[3].data());
+  EXPECT_THAT(summary(documents.counts()), HasSubstr("2 pairs"));
+  given = options("{\"chosen\": \"a\", \"rejected\": \"b\"}\n{\"chosen\": \"a\"}\n");
+  EXPECT_THAT(refusal(given), HasSubstr("rows.jsonl:2: rejected: expected a text"));
+  given.documents.skip_bad_lines = true;
+  EXPECT_EQ(load(given).counts().bad_rows, 1);
+}
+
+TEST(InputsWithin, LeavesShortOnesWhole) {
+  const std::vector<MarkedToken> tokens(100);
+  const auto within = [&](int64_t seq_len, std::vector<size_t> sizes) {
+    std::vector<std::span<const MarkedToken>> documents;
+    for (const auto size : sizes) documents.push_back(std::span(tokens).first(size));
+    return inputs_within(seq_len, documents);
+  };
+  using Lengths = std::vector<int64_t>;
+  EXPECT_EQ(within(20, {11, 11}), (Lengths{10, 10}));
+  EXPECT_EQ(within(19, {11, 11}), (Lengths{9, 9})) << "never more than there is room";
+  EXPECT_EQ(within(19, {5, 31}), (Lengths{4, 15}));
+  EXPECT_EQ(within(19, {31, 5}), (Lengths{15, 4}));
+  EXPECT_EQ(within(10, {31}), Lengths{10});
+  EXPECT_EQ(within(40, {31}), Lengths{30});
+}
+
 }  // namespace
 }  // namespace tessera::documents

@@ -226,6 +226,74 @@ Example from_prompt(const Json& row, Learn learn) {
   return conversation_of(messages, tools_of(row), learn, prompt.size());
 }
 
+/// The bytes that two texts begin with alike, without the blank before the first that differs: it
+/// belongs to both answers (as TRL has it). Whole characters.
+size_t shared_bytes(const std::string& a, const std::string& b) {
+  auto shared = static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  const auto is_inside_character = [&](size_t byte) {
+    const auto inside = [&](const std::string& text) {
+      return byte < text.size() && (static_cast<unsigned char>(text[byte]) & 0xC0) == 0x80;
+    };
+    return inside(a) || inside(b);
+  };
+  while (shared > 0 && is_inside_character(shared)) --shared;
+  return shared > 0 && a[shared - 1] == ' ' ? shared - 1 : shared;
+}
+
+Pair pair_of_texts(const Json& row) {
+  auto chosen = text_at(row, "chosen"), rejected = text_at(row, "rejected");
+  auto prompt = text_or_empty(row, "prompt");
+  if (find(row, "prompt") == nullptr) {
+    const auto shared = shared_bytes(chosen, rejected);
+    if (shared == std::min(chosen.size(), rejected.size())) {
+      user_error("{}: expected an answer behind what both texts begin with, found none",
+                 chosen.size() < rejected.size() ? "chosen" : "rejected");
+    }
+    prompt = chosen.substr(0, shared);
+    chosen.erase(0, shared), rejected.erase(0, shared);
+  }
+  return {.chosen = Text{.prompt = prompt, .completion = std::move(chosen)},
+          .rejected = Text{.prompt = std::move(prompt), .completion = std::move(rejected)}};
+}
+
+/// The messages before both answers that stand at "prompt".
+Json given_messages(const Json& row) {
+  const auto* prompt = find(row, "prompt");
+  if (prompt == nullptr) return Json::array();
+  if (prompt->is_array()) return *prompt;
+  if (!prompt->is_string()) {
+    user_error("prompt: expected a text or a list of messages, got {}", prompt->type_name());
+  }
+  const auto& answers = row.at("chosen");
+  const bool is_repeated = std::ranges::any_of(answers, [&](const Json& one) {
+    return one.is_object() && one.value("role", Json()) == "user" &&
+           one.value("content", Json()) == *prompt;
+  });
+  if (is_repeated) return Json::array();
+  return Json::array({message("user", prompt->get<std::string>())});
+}
+
+Pair pair_of_messages(const Json& row, Learn learn) {
+  const auto prompt = given_messages(row);
+  const auto &chosen = row.at("chosen"), &rejected = row.at("rejected");
+  const auto shared =
+      prompt.empty()
+          ? static_cast<size_t>(std::ranges::mismatch(chosen, rejected).in1 - chosen.begin())
+          : 0;
+  const auto answer = [&](const char* key) {
+    const auto& answers = row.at(key);
+    const bool is_answered = std::ranges::any_of(
+        answers.begin() + static_cast<std::ptrdiff_t>(shared), answers.end(), [](const Json& one) {
+          return one.is_object() && one.value("role", Json()) == "assistant";
+        });
+    if (!is_answered) user_error("{}: expected an answer of the assistant, found none", key);
+    Json messages = prompt;
+    for (const auto& one : answers) messages.push_back(one);
+    return conversation_of(messages, tools_of(row), learn, prompt.size() + shared);
+  };
+  return {.chosen = answer("chosen"), .rejected = answer("rejected")};
+}
+
 }  // namespace
 
 data::RowShape shape_of(const Json& row) {
@@ -233,11 +301,12 @@ data::RowShape shape_of(const Json& row) {
     RowShape shape;
     std::array<const char*, 2> keys;  ///< all of them
   };
-  static constexpr std::array<Keys, 5> kShapes{
+  static constexpr std::array<Keys, 6> kShapes{
       {{RowShape::messages, {"messages", nullptr}},
        {RowShape::conversations, {"conversations", nullptr}},
        {RowShape::alpaca, {"instruction", "output"}},
        {RowShape::prompt_completion, {"prompt", "completion"}},
+       {RowShape::preference, {"chosen", "rejected"}},
        {RowShape::text, {"text", nullptr}}}};
   for (const auto& [shape, keys] : kShapes) {
     const auto has = [&](const char* key) { return key == nullptr || row.contains(key); };
@@ -247,14 +316,15 @@ data::RowShape shape_of(const Json& row) {
   for (const auto& [key, value] : row.items()) names += (names.empty() ? "" : ", ") + key;
   user_error(
       "expected the keys messages, conversations, instruction and output, prompt and completion, "
-      "or text; got {}",
+      "chosen and rejected, or text; got {}",
       names.empty() ? "none" : names);
 }
 
 bool is_conversation(const Json& row, RowShape shape) {
-  if (shape != RowShape::prompt_completion) return shape != RowShape::text;
-  const auto* prompt = find(row, "prompt");
-  return prompt != nullptr && prompt->is_array();
+  const bool may_be_either = shape == RowShape::prompt_completion || shape == RowShape::preference;
+  if (!may_be_either) return shape != RowShape::text;
+  const auto* told_by = find(row, shape == RowShape::preference ? "chosen" : "prompt");
+  return told_by != nullptr && told_by->is_array();
 }
 
 Example read_example(const Json& row, RowShape shape, Learn learn) {
@@ -269,10 +339,28 @@ Example read_example(const Json& row, RowShape shape, Learn learn) {
       return from_conversations(row, learn);
     case RowShape::alpaca:
       return from_alpaca(row, learn);
+    case RowShape::preference:
     case RowShape::automatic:
       break;
   }
   __builtin_unreachable();
+}
+
+Pair read_pair(const Json& row, Learn learn) {
+  for (const auto* key : {"chosen", "rejected"}) {
+    const auto* answer = find(row, key);
+    if (answer == nullptr) user_error("{}: expected a text or a list of messages, found none", key);
+    if (!answer->is_string() && !answer->is_array()) {
+      user_error("{}: expected a text or a list of messages, got {}", key, answer->type_name());
+    }
+    if (answer->empty() || *answer == "") user_error("{}: expected an answer, got none", key);
+  }
+  const auto &chosen = row.at("chosen"), &rejected = row.at("rejected");
+  if (chosen.type() != rejected.type()) {
+    user_error("chosen and rejected: expected two texts or two lists of messages, got one of each");
+  }
+  if (chosen == rejected) user_error("chosen and rejected are equal: nothing can be preferred");
+  return chosen.is_array() ? pair_of_messages(row, learn) : pair_of_texts(row);
 }
 
 }  // namespace tessera::documents

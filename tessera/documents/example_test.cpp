@@ -116,5 +116,85 @@ TEST(Example, RefusesWhatIsNoConversation) {
               HasSubstr("output: expected a text"));
 }
 
+Pair pair_in(const char* row) { return read_pair(Json::parse(row), Learn::assistant); }
+
+std::string refusal_of_pair(const char* row) {
+  try {
+    pair_in(row);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+std::string texts(const Example& example) {
+  if (const auto* text = std::get_if<Text>(&example)) return text->prompt + "|" + text->completion;
+  const auto& [inputs, learned] = std::get<Conversation>(example);
+  std::string all;
+  for (size_t i = 0; i < learned.size(); ++i) {
+    all += (learned[i] ? "+" : "-") + inputs.messages[i]["content"].get<std::string>();
+  }
+  return all;
+}
+
+TEST(Pair, OfTexts) {
+  EXPECT_EQ(shape_of(Json::parse(R"({"chosen": "a", "rejected": "b"})")), RowShape::preference);
+  const auto told = pair_in(R"({"prompt": "Sky? ", "chosen": "Blue.", "rejected": "Blue!"})");
+  EXPECT_EQ(texts(told.chosen), "Sky? |Blue.");
+  EXPECT_EQ(texts(told.rejected), "Sky? |Blue!");
+  const auto shared = pair_in(R"({"chosen": "The sky is blue", "rejected": "The sky is green"})");
+  EXPECT_EQ(texts(shared.chosen), "The sky is| blue");
+  EXPECT_EQ(texts(shared.rejected), "The sky is| green");
+  // Two characters that begin with the same byte.
+  EXPECT_EQ(texts(pair_in("{\"chosen\": \"x\u00e4\", \"rejected\": \"x\u00f6\"}").chosen),
+            "x|\u00e4");
+}
+
+TEST(Pair, OfMessages) {
+  const char* implicit = R"({"chosen": [{"role": "user", "content": "Sky?"},
+                                        {"role": "assistant", "content": "Blue"}],
+                             "rejected": [{"role": "user", "content": "Sky?"},
+                                          {"role": "assistant", "content": "Green"}], "tools": []})";
+  EXPECT_EQ(texts(pair_in(implicit).chosen), "-Sky?+Blue");
+  EXPECT_EQ(texts(pair_in(implicit).rejected), "-Sky?+Green");
+  const auto told = pair_in(R"({"prompt": [{"role": "user", "content": "Sky?"}],
+                                "chosen": [{"role": "assistant", "content": "Blue"}],
+                                "rejected": [{"role": "assistant", "content": "Green"}]})");
+  EXPECT_EQ(texts(told.rejected), "-Sky?+Green");
+  // The user's text beside messages: alone, or once more in front of them.
+  const auto text =
+      pair_in(R"({"prompt": "Sky?", "chosen": [{"role": "assistant", "content": "Blue"}],
+                                "rejected": [{"role": "assistant", "content": "Green"}]})");
+  EXPECT_EQ(texts(text.chosen), "-Sky?+Blue");
+  auto repeated = Json::parse(implicit);
+  repeated["prompt"] = "Sky?";
+  EXPECT_EQ(texts(read_pair(repeated, Learn::assistant).chosen), "-Sky?+Blue");
+  // Answers that are shared are of the prompt.
+  EXPECT_EQ(texts(pair_in(R"({"chosen": [{"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"},
+        {"role": "assistant", "content": "4"}], "rejected": [{"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"},
+        {"role": "assistant", "content": "5"}]})")
+                      .chosen),
+            "-1-2-3+4");
+}
+
+TEST(Pair, RefusesWhatIsNone) {
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "a"})"), HasSubstr("rejected: expected a text or"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "a", "rejected": 3})"), HasSubstr("got number"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "a", "rejected": ""})"),
+              HasSubstr("rejected: expected an answer, got none"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "a", "rejected": [{}]})"), HasSubstr("one of each"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "a", "rejected": "a"})"), HasSubstr("are equal"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": "ab", "rejected": "abc"})"),
+              HasSubstr("chosen: expected an answer behind"));
+  EXPECT_THAT(refusal_of_pair(R"({"chosen": [{"role": "user", "content": "a"}],
+                                  "rejected": [{"role": "user", "content": "b"}]})"),
+              HasSubstr("chosen: expected an answer of the assistant, found none"));
+  EXPECT_THAT(refusal_of_pair(R"({"prompt": 7, "chosen": [{"role": "assistant", "content": "a"}],
+                                  "rejected": [{"role": "assistant", "content": "b"}]})"),
+              HasSubstr("prompt: expected a text or a list of messages, got number"));
+}
+
 }  // namespace
 }  // namespace tessera::documents

@@ -103,7 +103,7 @@ void with_gradient_buffers(benchmark::State& state, bool ours, bool head) {
   x.mutable_grad() = at::zeros_like(x);
   const auto targets = at::randint(kWords, {kTokens}, at::kLong);
   const LinearCrossEntropyOptions options{
-      .scale = 1.0 / kTokens, .weight_gradient = weight.grad(), .chunk_rows = state.range(1)};
+      .loss = 1.0 / kTokens, .weight_gradient = weight.grad(), .chunk_rows = state.range(1)};
   const auto grad = at::ones({kTokens, out}, dtype);
   for (auto _ : state) {
     if (head) {

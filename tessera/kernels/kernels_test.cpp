@@ -102,7 +102,7 @@ Case rotary_case(int64_t batch, int64_t tokens, int64_t heads, int64_t dim) {
 Case loss_case(int64_t rows, int64_t dim, int64_t vocab, int64_t chunk_rows) {
   auto targets = at::randint(vocab, {rows}, at::kLong);
   if (rows > 2) targets[1] = -100;
-  const LinearCrossEntropyOptions options{.scale = 0.25, .chunk_rows = chunk_rows};
+  const LinearCrossEntropyOptions options{.loss = 0.25, .chunk_rows = chunk_rows};
   return {
       fmt::format("linear_cross_entropy {}x{}x{} by {}", rows, dim, vocab, chunk_rows),
       [=](const Tensors& t) { return linear_cross_entropy(t[0], t[1], targets, options); },
@@ -300,9 +300,51 @@ TEST(LinearCrossEntropy, CapsTheLogits) {
   for (const int64_t rows : {0, 2}) {
     const auto found = run([&](const at::Tensor& hidden, const at::Tensor& weight) {
       return linear_cross_entropy(hidden, weight, targets,
-                                  {.scale = 0.5, .softcap = 3, .chunk_rows = rows});
+                                  {.loss = 0.5, .softcap = 3, .chunk_rows = rows});
     });
     for (size_t i = 0; i < 3; ++i) EXPECT_LE(relative_error(found[i], expected[i]), 2e-6) << i;
+  }
+}
+
+// The sum over groups of (their tokens' losses)^2: a token's slope depends on others' losses.
+TEST(LinearCrossEntropy, AnObjectiveOfAllLosses) {
+  at::manual_seed(13);
+  const auto targets = at::tensor({3, 0, -100, 10, 5, 5, 2}, at::kLong);
+  const auto group = at::tensor({0, 0, 0, 0, 1, 1, 1}, at::kLong);
+  const auto of_groups = [&](const at::Tensor& losses) {
+    return at::zeros({2}, losses.options()).index_add(0, group, losses);
+  };
+  const TokenLoss loss([&](const at::Tensor& losses) {
+    EXPECT_EQ(losses.scalar_type(), at::kDouble);
+    EXPECT_EQ(losses[2].item<double>(), 0);
+    const auto sums = of_groups(losses);
+    return Objective{.value = sums.square().sum().item<double>(),
+                     .slopes = 2 * sums.index_select(0, group)};
+  });
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto h = at::randn({7, 5}).to(dtype), w = at::randn({11, 5}).to(dtype);
+    auto wide_hidden = h.clone().to(at::kDouble).requires_grad_(),
+         wide = w.clone().to(at::kDouble).requires_grad_();
+    const auto each =
+        at::cross_entropy_loss(wide_hidden.matmul(wide.t()), targets, {}, at::Reduction::None);
+    const auto expected = of_groups(each).square().sum();
+    expected.backward();
+    for (const bool flat : {false, true}) {
+      const auto hidden = h.clone().requires_grad_(), weight = w.clone().requires_grad_();
+      LinearCrossEntropyOptions options{.loss = loss, .chunk_rows = 3};
+      if (flat) options.weight_gradient = at::zeros({11, 5});
+      const auto found = linear_cross_entropy(hidden, weight, targets, options);
+      found.backward();
+      const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2e-6;
+      EXPECT_NEAR(found.item<double>() / expected.item<double>(), 1, tolerance) << dtype;
+      EXPECT_LE(relative_error(hidden.grad().to(at::kDouble), wide_hidden.grad()), tolerance);
+      const auto of_weight = flat ? options.weight_gradient : weight.grad();
+      EXPECT_LE(relative_error(of_weight.to(at::kDouble), wide.grad()), tolerance);
+    }
+    const at::NoGradGuard no_grad;
+    EXPECT_NEAR(linear_cross_entropy(h, w, targets, {.loss = loss}).item<double>() /
+                    expected.item<double>(),
+                1, dtype == at::kBFloat16 ? 2e-2 : 2e-6);
   }
 }
 
@@ -410,10 +452,11 @@ TEST(Linear, AddsToTheGradientThatIsThere) {
 
 // Two ranks' halves of the vocabulary one after the other: what they tell each other is known from
 // the whole.
-class DividedVocabularyTest : public ::testing::TestWithParam<std::tuple<at::ScalarType, bool>> {};
+class DividedVocabularyTest
+    : public ::testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {};
 
 TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
-  const auto [dtype, sure] = GetParam();
+  const auto [dtype, sure, by_token] = GetParam();
   at::manual_seed(10);
   const auto weight = at::randn({11, 8}).to(dtype);
   const auto targets = at::tensor({0, 4, -100, 5, 10, 7}, at::kLong);
@@ -421,7 +464,12 @@ TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
   const auto hidden =
       sure ? weight.index_select(0, targets.clamp_min(0)) * 1.1 : at::randn({6, 8}).to(dtype);
   auto whole_hidden = hidden.clone().requires_grad_(), whole = weight.clone().requires_grad_();
-  const auto expected = linear_cross_entropy(whole_hidden, whole, targets, {.scale = 0.25});
+  const auto slopes = at::tensor({0.25, -0.5, 1.0, 0.125, 0.25, -1.0}, at::kFloat);
+  const auto loss_given = by_token ? TokenLoss([&](const at::Tensor& losses) {
+    return Objective{(losses * slopes).sum().item<double>(), slopes};
+  })
+                                   : TokenLoss(0.25);
+  const auto expected = linear_cross_entropy(whole_hidden, whole, targets, {.loss = loss_given});
   expected.backward();
 
   const auto logits = at::matmul(hidden.to(at::kFloat), weight.t().to(at::kFloat));
@@ -434,7 +482,7 @@ TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
     const int64_t rows = first == 0 ? 5 : 6;
     auto own_hidden = hidden.clone().requires_grad_();
     auto own = weight.narrow(0, first, rows).clone().requires_grad_();
-    LinearCrossEntropyOptions options{.scale = 0.25};
+    LinearCrossEntropyOptions options{.loss = loss_given};
     options.vocabulary = {.first = first,
                           .total = 11,
                           .maximum = [&](const at::Tensor& values) { values.copy_(largest); },
@@ -452,7 +500,7 @@ TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
 }
 INSTANTIATE_TEST_SUITE_P(Dtypes, DividedVocabularyTest,
                          ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16),
-                                            ::testing::Bool()));
+                                            ::testing::Bool(), ::testing::Bool()));
 
 // The head's weight also embeds the tokens: autograd's own gradient and ours meet in one buffer.
 TEST(Linear, SharesAGradientBufferWithAnEmbedding) {

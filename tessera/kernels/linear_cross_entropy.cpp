@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <numeric>
 
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
@@ -48,45 +48,48 @@ void check_targets(const at::Tensor& targets, int64_t vocab, int64_t ignore_inde
   }
 }
 
-/// Sum of the losses of a chunk; its gradient of the logits goes to `gradient` if that is defined.
-/// Destroys `logits`.
-at::Tensor fused_chunk(const at::Tensor& logits, const at::Tensor& gradient,
-                       const at::Tensor& targets, const LinearCrossEntropyOptions& options,
-                       at::ScalarType dtype) {
-  const int64_t rows = logits.size(0);
-  std::vector<double> losses(rows);
-  const CrossEntropyArgs args{.logits = logits.data_ptr<float>(),
-                              .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
-                              .targets = targets.const_data_ptr<int64_t>(),
-                              .losses = losses.data(),
-                              .vocab = logits.size(1),
-                              .ignore_index = options.ignore_index,
-                              .scale = static_cast<float>(options.scale)};
+/// Some rows on their way through the loss.
+struct Chunk {
+  at::Tensor logits;    ///< destroyed
+  at::Tensor gradient;  ///< of the logits; undefined: not asked for
+  at::Tensor targets;
+  at::Tensor losses;  ///< float64, unscaled; 0 where ignored
+  at::Tensor slopes;  ///< of the whole loss by each row's; undefined without gradient
+};
+
+/// Losses of a chunk and, if it is defined, its gradient.
+void fused_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options,
+                 at::ScalarType dtype) {
+  const auto& gradient = chunk.gradient;
+  const CrossEntropyArgs args{
+      .logits = chunk.logits.data_ptr<float>(),
+      .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
+      .targets = chunk.targets.const_data_ptr<int64_t>(),
+      .losses = chunk.losses.data_ptr<double>(),
+      .scales = gradient.defined() ? chunk.slopes.const_data_ptr<float>() : nullptr,
+      .vocab = chunk.logits.size(1),
+      .ignore_index = options.ignore_index};
   const auto& table = fused_table(dtype);
-  at::parallel_for(0, rows, grain_of_rows(args.vocab),
+  at::parallel_for(0, chunk.logits.size(0), grain_of_rows(args.vocab),
                    [&](int64_t begin, int64_t end) { table.cross_entropy(args, begin, end); });
-  double sum = 0;
-  for (const double loss : losses) sum += loss;
-  return at::scalar_tensor(sum, logits.options().dtype(at::kDouble));
 }
 
 /// The same in LibTorch's operators.
-at::Tensor plain_chunk(const at::Tensor& logits, at::Tensor gradient, const at::Tensor& targets,
-                       const LinearCrossEntropyOptions& options) {
-  const auto log_probabilities = at::log_softmax(logits, -1);
-  const auto counted = (targets != options.ignore_index).unsqueeze(1);
-  const auto index = targets.unsqueeze(1).clamp_min(0);
-  if (gradient.defined()) {
+void plain_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options) {
+  const auto log_probabilities = at::log_softmax(chunk.logits, -1);
+  const auto counted = (chunk.targets != options.ignore_index).unsqueeze(1);
+  const auto index = chunk.targets.unsqueeze(1).clamp_min(0);
+  if (chunk.gradient.defined()) {
     auto grad = log_probabilities.exp();
     grad.scatter_add_(1, index, at::full_like(index, -1, grad.options()));
-    gradient.copy_(grad.mul_(options.scale).mul_(counted));
+    chunk.gradient.copy_(grad.mul_(chunk.slopes.unsqueeze(1)).mul_(counted));
   }
-  return -(log_probabilities.gather(1, index) * counted).sum().to(at::kDouble);
+  chunk.losses.copy_(-(log_probabilities.gather(1, index) * counted).squeeze(1));
 }
 
 /// The same where other ranks have the other classes.
-at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
-                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
+void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options) {
+  const auto& [logits, gradient, targets, losses, slopes] = chunk;
   const auto& vocabulary = options.vocabulary;
   const auto largest =
       logits.size(1) > 0 ? logits.amax(1) : at::full({logits.size(0)}, -INFINITY, logits.options());
@@ -105,14 +108,13 @@ at::Tensor divided_chunk(const at::Tensor& logits, const at::Tensor& gradient,
   sums[1].copy_(shifted.sum(1));
   vocabulary.sum(sums);
   if (gradient.defined()) {
-    shifted.mul_((counted / sums[1] * options.scale).unsqueeze(1));
+    shifted.mul_((counted / sums[1] * slopes).unsqueeze(1));
     // Before rounding to 16 bits: of a probability close to 1 little but the rounding would be
     // left.
-    shifted.index_put_({rows, index}, at::scalar_tensor(-options.scale, shifted.options()),
-                       /*accumulate=*/true);
+    shifted.index_put_({rows, index}, -slopes.index_select(0, rows), /*accumulate=*/true);
     if (gradient.const_data_ptr() != shifted.const_data_ptr()) gradient.copy_(shifted);
   }
-  return (sums[1].log() - sums[0]).mul_(counted).sum(at::kDouble);
+  losses.copy_((sums[1].log() - sums[0]).mul_(counted));
 }
 
 /// Caps the logits in place; gives the derivative where it is wanted.
@@ -124,14 +126,73 @@ at::Tensor soften(const at::Tensor& logits, double softcap, bool want_slope) {
   return slope;
 }
 
-Result compute(const Problem& problem) {
+/// What the gradients of all rows go to.
+struct Gradients {
+  at::Tensor of_hidden, of_weight;  ///< undefined: not asked for
+  bool adds = false;                ///< of_weight holds something already
+};
+
+/// Losses of all rows, float64 [N]; with `slopes` of the loss by each of them, the gradients too.
+at::Tensor pass_over(const Problem& problem, const at::Tensor& slopes, const Gradients& into) {
   const auto& [hidden, weight, targets, options, want_hidden, want_weight, _] = problem;
-  const int64_t rows = hidden.size(0);
-  const int64_t vocab = weight.size(0);
-  const int64_t chunk = rows_per_chunk(problem);
-  const bool want_gradient = want_hidden || want_weight;
+  const int64_t rows = hidden.size(0), vocab = weight.size(0);
+  const int64_t chunk_rows = rows_per_chunk(problem);
+  const bool want_gradient = slopes.defined();
   const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const bool fused = can_fuse({hidden, weight}) && targets.device().is_cpu();
+  const auto all_logits = at::empty({chunk_rows, vocab}, hidden.options().dtype(wide));
+  const auto all_gradients = !want_gradient ? at::Tensor()
+                             : hidden.scalar_type() == wide
+                                 ? all_logits
+                                 : at::empty({chunk_rows, vocab}, hidden.options());
+  auto losses = at::empty({rows}, hidden.options().dtype(at::kDouble));
+  for (int64_t first = 0; first < rows; first += chunk_rows) {
+    const int64_t count = std::min(chunk_rows, rows - first);
+    const auto part = hidden.narrow(0, first, count);
+    const Chunk chunk{.logits = all_logits.narrow(0, 0, count),
+                      .gradient = want_gradient ? all_gradients.narrow(0, 0, count) : at::Tensor(),
+                      .targets = targets.narrow(0, first, count),
+                      .losses = losses.narrow(0, first, count),
+                      .slopes = want_gradient ? slopes.narrow(0, first, count) : at::Tensor()};
+    const auto& gradient = chunk.gradient;
+    multiply(chunk.logits, part, weight.t(), /*accumulate=*/false);
+    const auto slope = soften(chunk.logits, options.softcap, want_gradient);
+    if (options.vocabulary.divided()) {
+      divided_chunk(chunk, options);
+    } else if (fused) {
+      fused_chunk(chunk, options, hidden.scalar_type());
+    } else {
+      plain_chunk(chunk, options);
+    }
+    if (slope.defined()) gradient.mul_(slope);
+    if (!want_gradient) continue;
+    if (want_hidden) multiply(into.of_hidden.narrow(0, first, count), gradient, weight, false);
+    if (want_weight) multiply(into.of_weight, gradient.t(), part, into.adds || first > 0);
+  }
+  return losses;
+}
+
+/// 0-d. On the CPU in one order, whatever the number of threads.
+at::Tensor sum_of(const at::Tensor& losses) {
+  if (!losses.device().is_cpu()) return losses.sum();
+  const auto* first = losses.const_data_ptr<double>();
+  return at::scalar_tensor(std::accumulate(first, first + losses.numel(), 0.0), losses.options());
+}
+
+Result compute(const Problem& problem) {
+  const auto& [hidden, weight, targets, options, want_hidden, want_weight, _] = problem;
+  const bool want_gradient = want_hidden || want_weight;
+  const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto& objective = options.loss.objective;
+
+  // With an objective, slopes are known once all losses are.
+  Objective found;
+  if (objective) {
+    found = objective(pass_over(problem, {}, {}));
+    if (want_gradient) found.slopes = found.slopes.to(hidden.options().dtype(wide));
+  } else if (want_gradient) {
+    found.slopes = at::full({hidden.size(0)}, options.loss.scale, hidden.options().dtype(wide));
+  }
 
   Result result;
   if (want_hidden) result.grad_hidden = at::empty_like(hidden);
@@ -144,31 +205,17 @@ Result compute(const Problem& problem) {
   if (options.weight_gradient.defined() && want_weight) {
     options.weight_gradient.unsafeGetTensorImpl()->bump_version();
   }
-
-  const auto all_logits = at::empty({chunk, vocab}, hidden.options().dtype(wide));
-  const auto all_gradients = !want_gradient ? at::Tensor()
-                             : hidden.scalar_type() == wide
-                                 ? all_logits
-                                 : at::empty({chunk, vocab}, hidden.options());
-  auto loss = at::zeros({}, hidden.options().dtype(at::kDouble));
-  for (int64_t first = 0; first < rows; first += chunk) {
-    const int64_t count = std::min(chunk, rows - first);
-    const auto part = hidden.narrow(0, first, count);
-    const auto part_targets = targets.narrow(0, first, count);
-    const auto logits = all_logits.narrow(0, 0, count);
-    const auto gradient = want_gradient ? all_gradients.narrow(0, 0, count) : at::Tensor();
-    multiply(logits, part, weight.t(), /*accumulate=*/false);
-    const auto slope = soften(logits, options.softcap, want_gradient);
-    loss.add_(options.vocabulary.divided() ? divided_chunk(logits, gradient, part_targets, options)
-              : fused ? fused_chunk(logits, gradient, part_targets, options, hidden.scalar_type())
-                      : plain_chunk(logits, gradient, part_targets, options));
-    if (slope.defined()) gradient.mul_(slope);
-    if (want_hidden) multiply(result.grad_hidden.narrow(0, first, count), gradient, weight, false);
-    if (want_weight) multiply(sum_of_weight, gradient.t(), part, into_sink || first > 0);
+  if (objective) {
+    result.loss = at::scalar_tensor(found.value, hidden.options().dtype(wide));
   }
-  result.loss = loss.mul_(options.scale).to(wide);
+  if (want_gradient || !objective) {
+    const auto losses =
+        pass_over(problem, want_gradient ? found.slopes : at::Tensor(),
+                  {.of_hidden = result.grad_hidden, .of_weight = sum_of_weight, .adds = into_sink});
+    if (!objective) result.loss = sum_of(losses).mul_(options.loss.scale).to(wide);
+  }
   if (!want_weight || into_sink) return result;
-  if (rows == 0) sum_of_weight.zero_();
+  if (hidden.size(0) == 0) sum_of_weight.zero_();
   if (options.weight_gradient.defined()) {
     auto sink = options.weight_gradient;
     sink.add_(sum_of_weight);
@@ -204,7 +251,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     TORCH_CHECK_VALUE(
         is_one || !grads[0].device().is_cpu() || !ctx->saved_data["already_added"].toBool(),
         "linear_cross_entropy: expected an incoming gradient of 1, got ", grads[0].item<double>(),
-        ", after the weight's gradient was added; set options.scale instead");
+        ", after the weight's gradient was added; set options.loss instead");
     for (int i = 0; i < 2; ++i) {
       if (!saved[i].defined()) continue;
       out[i] = is_one ? saved[i] : saved[i] * grads[0].to(saved[i].scalar_type());

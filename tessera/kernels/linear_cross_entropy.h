@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 namespace tessera::kernels {
 
@@ -19,8 +20,27 @@ struct VocabularyPart {
   bool divided() const { return sum != nullptr; }
 };
 
-struct LinearCrossEntropyOptions {
+/// What the losses of tokens come to, where that is not their sum.
+struct Objective {
+  double value = 0;
+  at::Tensor slopes;  ///< [N]: its derivative by each token's loss
+};
+
+/// What a head's tokens make one loss by.
+struct TokenLoss {
+  // NOLINTNEXTLINE(google-explicit-constructor): a number is the usual case
+  TokenLoss(double scale = 1) : scale(scale) {}
+  explicit TokenLoss(std::function<Objective(const at::Tensor&)> objective)
+      : objective(std::move(objective)) {}
+
   double scale = 1;  ///< the loss is scale * the sum over tokens; 1 / tokens gives the mean
+  /// Takes the losses of all tokens, float64 [N] (0 where ignored), and takes the place of `scale`:
+  /// the logits are then computed twice, for the losses and for the gradients.
+  std::function<Objective(const at::Tensor& losses)> objective;
+};
+
+struct LinearCrossEntropyOptions {
+  TokenLoss loss = {};
   int64_t ignore_index = -100;  ///< such targets cost nothing and give no gradient
   /// If defined, [V, D]: the weight's gradient is added to it during *forward* and autograd gets
   /// none for the weight.
@@ -34,8 +54,8 @@ struct LinearCrossEntropyOptions {
   VocabularyPart vocabulary;
 };
 
-/// scale * sum over n of cross_entropy(hidden[n] weight^T, targets[n]), 0-d float32 (float64 for
-/// float64 input). hidden [N, D] and weight [V, D] of one dtype, targets [N] int64.
+/// scale * sum over n of cross_entropy(hidden[n] weight^T, targets[n]), or what the objective makes
+/// of them, 0-d float32 (float64 for float64 input). hidden [N, D] and weight [V, D] of one dtype, targets [N] int64.
 ///
 /// The gradients are computed with the loss, while a chunk's logits are at hand (as in Hsu et al.,
 /// Liger Kernel, 2024); backward only hands them out, times its incoming gradient if that is not 1.

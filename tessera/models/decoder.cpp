@@ -208,8 +208,8 @@ Tensor Decoder::run_layers(Tensor hidden, int64_t begin, int64_t end, const RowL
   return hidden;
 }
 
-Tensor Decoder::head(const Tensor& hidden, const Tensor& targets, double scale) {
-  return lm_head_(norm_(hidden), targets, scale);
+Tensor Decoder::head(const Tensor& hidden, const Tensor& targets, const kernels::TokenLoss& loss) {
+  return lm_head_(norm_(hidden), targets, loss);
 }
 
 LanguageModel::Layout Decoder::layout() const {

@@ -111,7 +111,7 @@ class Decoder : public LanguageModel {
   torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
                            const RowLayout& rows) override;
   torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
-                     double scale) override;
+                     const kernels::TokenLoss& loss) override;
   Layout layout() const override;
   nn::TensorPlan tensor_plan() const override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;

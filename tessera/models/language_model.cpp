@@ -33,9 +33,9 @@ torch::Tensor LanguageModel::logits(const torch::Tensor& ids, const torch::Tenso
 }
 
 torch::Tensor LanguageModel::loss(const torch::Tensor& ids, const torch::Tensor& targets,
-                                  double scale, const torch::Tensor& documents) {
+                                  const kernels::TokenLoss& loss, const torch::Tensor& documents) {
   const RowLayout rows{.seq_len = ids.size(1), .documents = documents};
-  return head(run_layers(embed(ids, rows), 0, shape_.num_layers, rows), targets, scale);
+  return head(run_layers(embed(ids, rows), 0, shape_.num_layers, rows), targets, loss);
 }
 
 std::vector<std::string> LanguageModel::numbered(const std::string& prefix, int64_t count) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/tensor_plan.h"
@@ -37,14 +38,14 @@ class LanguageModel : public nn::Hookable {
                                    const RowLayout& rows) = 0;
 
   /// hidden after the last layer -> logits [B, T, V]; with targets int64 [B, T] (-100: ignored):
-  /// `scale` times the sum of the token cross-entropies, fp32, 0-d; logits are never held whole.
+  /// what `loss` makes of the token cross-entropies, fp32, 0-d; logits are never held whole.
   virtual torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
-                             double scale) = 0;
+                             const kernels::TokenLoss& loss) = 0;
 
   /// All three parts.
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& documents = {});
-  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, double scale,
-                     const torch::Tensor& documents = {});
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
+                     const kernels::TokenLoss& loss, const torch::Tensor& documents = {});
 
   /// Paths of its modules, by the part that calls them.
   struct Layout {

@@ -98,13 +98,14 @@ std::vector<torch::Tensor> LanguageModelHeadImpl::borrowed_parameters() const {
 }
 
 torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden,
-                                             const torch::Tensor& targets, double scale) {
+                                             const torch::Tensor& targets,
+                                             const kernels::TokenLoss& loss) {
   if (!targets.defined()) {
     const auto logits = kernels::linear(hidden, weight);
     return softcap == 0 ? logits : logits.div(softcap).tanh() * softcap;
   }
   kernels::LinearCrossEntropyOptions options{
-      .scale = scale, .softcap = softcap, .vocabulary = vocabulary};
+      .loss = loss, .softcap = softcap, .vocabulary = vocabulary};
   if (torch::GradMode::is_enabled()) options.weight_gradient = weight.grad();
   return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight,
                                        targets.reshape(-1), options);

@@ -64,10 +64,10 @@ class LanguageModelHeadImpl : public Hookable {
 
   double softcap = 0;  ///< logits l are softcap * tanh(l / softcap); 0: as they are
 
-  /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored):
-  /// scale times the sum of the token losses, fp32 and 0-d.
+  /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored): what
+  /// `loss` makes of the token losses, fp32 and 0-d.
   torch::Tensor forward(const torch::Tensor& hidden, const torch::Tensor& targets = {},
-                        double scale = 1);
+                        const kernels::TokenLoss& loss = {});
   bool forward_computes_gradients() const override { return true; }
   std::vector<torch::Tensor> borrowed_parameters() const override;
 

@@ -120,7 +120,9 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
     }
     if (stage.predicts) {
       sums += inside, gathers += inside;
-      others += 3 * 4;  // largest logit, sum of exponentials, the target's logit
+      // Largest logit, sum of exponentials, the target's logit; of pairs before gradients, too.
+      const bool twice = config.preference.loss != train::PreferenceLoss::none;
+      others += (twice ? 2 : 1) * 3 * 4;
     }
   }
   const auto micro_batches = real(part.num_micro_batches);

@@ -30,6 +30,11 @@ Json step_json(const StepRecord& record) {
           {"communication_wait_seconds", record.communication_wait_seconds}};
 }
 
+Json with_figures(Json line, const std::vector<Figure>& figures) {
+  for (const auto& figure : figures) line[figure.tag] = figure.value;
+  return line;
+}
+
 double number(const Json& json, const char* key, double if_null = NAN) {
   const Json& value = json.at(key);
   return value.is_null() ? if_null : value.get<double>();
@@ -101,12 +106,14 @@ MetricsLog& MetricsLog::operator=(MetricsLog&& other) noexcept {
 }
 
 void MetricsLog::step(const StepRecord& record) {
-  write_line(step_json(record).dump());
-  if (record.validation_loss) validation(record.step, *record.validation_loss);
+  write_line(with_figures(step_json(record), record.figures).dump());
+  if (record.validation_loss) {
+    validation(record.step, *record.validation_loss, record.validation_figures);
+  }
 }
 
-void MetricsLog::validation(int64_t step, double loss) {
-  write_line(Json{{"step", step}, {"validation_loss", loss}}.dump());
+void MetricsLog::validation(int64_t step, double loss, const std::vector<Figure>& figures) {
+  write_line(with_figures({{"step", step}, {"validation_loss", loss}}, figures).dump());
 }
 
 void MetricsLog::write_line(std::string line) {

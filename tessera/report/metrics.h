@@ -23,6 +23,8 @@ using StepValue = std::pair<int64_t, double>;
 ///    "tokens_per_second":4995.1,"mfu":0.61,"tokens_seen":2048,"memory_bytes":429916160,
 ///    "communication_wait_seconds":0.012}
 ///   {"step":1,"validation_loss":7.58}
+///
+/// Further figures (sink.h) stand behind, by their tags: "rewards/margins":0.12.
 class MetricsLog : public Sink {
  public:
   /// Makes the folder. Throws SystemError if the file cannot be written, UserError if a file to
@@ -37,7 +39,7 @@ class MetricsLog : public Sink {
   /// One line, and a second one if the record has a validation loss. Throws SystemError (no space,
   /// ..).
   void step(const StepRecord& record) override;
-  void validation(int64_t step, double loss);
+  void validation(int64_t step, double loss, const std::vector<Figure>& figures = {});
 
  private:
   void write_line(std::string line);
@@ -51,7 +53,7 @@ inline constexpr const char* kMetricsFile = "metrics.jsonl";
 /// All that a log holds, in the order of the file; null reads as NaN (mfu: -1). A last line cut
 /// short is left out.
 struct MetricsHistory {
-  std::vector<StepRecord> steps;  ///< validation_loss unset
+  std::vector<StepRecord> steps;  ///< validation_loss and figures unset
   std::vector<StepValue> validation;
 };
 

@@ -40,6 +40,23 @@ TEST_F(MetricsLogTest, ALineStandsInTheFileWhenTheCallReturns) {
             "\n");
 }
 
+TEST_F(MetricsLogTest, FiguresStandBehindByTheirTags) {
+  MetricsLog log({folder_});
+  log.step({.step = 1,
+            .validation_loss = 8,
+            .figures = {{"rewards/margins", 0.5, "margin"}},
+            .validation_figures = {{"rewards/margins", 0.25, "margin"}}});
+  EXPECT_THAT(text(),
+              ::testing::HasSubstr(R"("communication_wait_seconds":0.0,"rewards/margins":0.5})"));
+  EXPECT_THAT(text(),
+              ::testing::HasSubstr(R"({"step":1,"validation_loss":8.0,"rewards/margins":0.25})"));
+  EXPECT_EQ(read_metrics(folder_).steps.size(), 1);
+  const auto scalars = scalars_of(
+      {.validation_loss = 1, .figures = {{"a/b", 2, ""}}, .validation_figures = {{"a/b", 3, ""}}});
+  EXPECT_EQ(scalars[scalars.size() - 3].tag, "a/b");
+  EXPECT_EQ(scalars.back().tag, "validation/a/b");
+}
+
 TEST_F(MetricsLogTest, EveryFiniteNumberReadsBackToTheSameBits) {
   std::mt19937_64 random(7);
   const auto any_finite = [&] {

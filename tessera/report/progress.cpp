@@ -89,6 +89,21 @@ std::string bar(double done, int columns, const LineStyle& style) {
 
 }  // namespace
 
+namespace {
+
+/// Those that have a name in the line, for what it begins with: "acc 0.75".
+std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
+                                       const std::string& before = "") {
+  std::vector<std::string> texts;
+  for (const auto& figure : figures) {
+    if (figure.shown.empty()) continue;
+    texts.push_back(fmt::format("{}{} {:.4g}", before, figure.shown, figure.value));
+  }
+  return texts;
+}
+
+}  // namespace
+
 std::string plain_line(const StepRecord& record, int64_t total_steps, double eta_seconds) {
   const size_t digits = fmt::formatted_size("{}", total_steps);
   std::string line = fmt::format(
@@ -96,8 +111,10 @@ std::string plain_line(const StepRecord& record, int64_t total_steps, double eta
       record.step, std::max<size_t>(digits, 5), total_steps, record.loss, record.grad_norm,
       record.learning_rate, speed(record.tokens_per_second), share(record.mfu),
       memory(record.memory_bytes));
+  for (const auto& figure : shown_figures(record.figures)) line += "  " + figure;
   if (eta_seconds >= 0) line += "  eta " + clock_time(eta_seconds);
   if (record.validation_loss) line += fmt::format("  val {:.4f}", *record.validation_loss);
+  for (const auto& figure : shown_figures(record.validation_figures, "val ")) line += "  " + figure;
   return line;
 }
 
@@ -109,6 +126,7 @@ std::string terminal_line(const StepRecord& record, int64_t total_steps, double 
       {fmt::format("loss {:.4f}", record.loss), 1, std::isfinite(record.loss) ? "" : kRed}};
   if (record.validation_loss)
     fields.push_back({fmt::format("val {:.4f}", *record.validation_loss), 2});
+  for (auto& figure : shown_figures(record.figures)) fields.push_back({std::move(figure), 3});
   fields.push_back({speed(record.tokens_per_second), 4});
   if (record.mfu >= 0) fields.push_back({"MFU " + share(record.mfu), 5});
   fields.push_back({memory(record.memory_bytes), 6});

@@ -14,11 +14,18 @@
 
 namespace tessera::report {
 
+/// A further figure of what a run learns.
+struct Figure {
+  std::string tag;  ///< "rewards/margins"
+  double value = 0;
+  std::string shown;  ///< its name in the progress line; "": it is not there
+};
+
 /// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
 /// memory of the writer).
 struct StepRecord {
   int64_t step = 0;  ///< 1 for the first
-  double loss = 0;   ///< mean over valid tokens, in nats
+  double loss = 0;   ///< mean over valid tokens, in nats, or over pairs
   double grad_norm = 0;
   double learning_rate = 0;
   double step_seconds = 0;
@@ -28,6 +35,7 @@ struct StepRecord {
   int64_t tokens_seen = 0;                ///< since the first step of the run
   int64_t memory_bytes = 0;
   std::optional<double> validation_loss;
+  std::vector<Figure> figures = {}, validation_figures = {};
 };
 
 struct Scalar {
@@ -36,8 +44,8 @@ struct Scalar {
 };
 
 /// train/{loss,grad_norm,learning_rate,tokens_seen}, speed/{step_seconds,tokens_per_second,
-/// communication_wait_seconds}, memory/bytes and, where they are known, speed/mfu and
-/// validation/loss.
+/// communication_wait_seconds}, memory/bytes and, where they are known, speed/mfu, validation/loss, and figures by their
+/// tags, those of a validation behind validation/.
 std::vector<Scalar> scalars_of(const StepRecord& record);
 
 using HyperParameter = std::variant<bool, double, std::string>;

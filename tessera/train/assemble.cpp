@@ -300,6 +300,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .train_loader = std::move(loaders.train),
           .validation_loader = std::move(loaders.validation),
           .tokenizer = std::move(loaders.tokenizer),
+          .reference = {},
           .data_note = std::move(loaders.note),
           .model = std::move(model),
           .parameters = std::move(parameters),

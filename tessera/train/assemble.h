@@ -39,6 +39,11 @@ struct Parameter {
   bool matrix = false;  ///< the optimizer updates it as a whole (optimizer.type muon)
 };
 
+/// Sums of log-probabilities under the model as it is at the start, by document of the data (train/reference.h).
+struct Reference {
+  std::shared_ptr<const std::vector<double>> train, validation;
+};
+
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
@@ -52,6 +57,7 @@ struct Run {
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of the data; nullptr: bytes, or unknown
+  Reference reference;                               ///< of preference.loss sigmoid and ipo
   std::string data_note;  ///< what was read of the data, in a line; "": nothing to say
   std::shared_ptr<models::LanguageModel> model;
   std::vector<Parameter> parameters;   ///< in the order of the model

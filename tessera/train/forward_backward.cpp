@@ -1,6 +1,7 @@
 #include "tessera/train/forward_backward.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "tessera/kernels/cpu/memory.h"
@@ -22,7 +23,7 @@ bool has_part_of_positions(const Run& run) {
 /// One stage's part of the model: `hidden` is what the stage before returned. Returns the loss, or
 /// without targets the logits (of `at` alone, if it is given), in the last stage.
 torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const data::Batch& batch,
-                            double scale, std::optional<TextPosition> at = {}) {
+                            const BatchLoss& loss, std::optional<TextPosition> at = {}) {
   const auto [begin, end] = run.plan.pipeline.layers_of(stage);
   const models::RowLayout rows{.seq_len = batch.inputs.size(1),
                                .first_position = at ? at->first_position : 0,
@@ -31,7 +32,8 @@ torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const dat
   hidden = run.model->run_layers(std::move(hidden), begin, end, rows);
   const bool last = stage + 1 == run.plan.pipeline.schedule.num_stages;
   if (last && at && !has_part_of_positions(run)) hidden = hidden.narrow(1, at->position, 1);
-  return last ? run.model->head(hidden, batch.targets, scale) : hidden;
+  if (!last) return hidden;
+  return run.model->head(hidden, batch.targets, loss ? loss(batch) : kernels::TokenLoss());
 }
 
 /// Bytes in tensors of this process, but for what the engine accounts for itself.
@@ -44,6 +46,12 @@ double sum_of(const std::vector<torch::Tensor>& losses) {
   double sum = 0;
   for (const auto& loss : losses) sum += loss.item<double>();
   return sum;
+}
+
+/// In force while it lives; nullptr: the run has none.
+std::unique_ptr<precision::Autocast> autocast_of(const Run& run) {
+  if (!run.autocast) return nullptr;
+  return std::make_unique<precision::Autocast>(*run.autocast, run.device.type());
 }
 
 /// Tells data parallelism which pass comes next, and whether its backward is to be reduced: for
@@ -64,9 +72,8 @@ void prepare(Run& run, const Action& action) {
 }  // namespace
 
 double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
-                            double scale) {
-  std::optional<precision::Autocast> autocast;
-  if (run.autocast) autocast.emplace(*run.autocast, run.device.type());
+                            const BatchLoss& loss) {
+  const auto autocast = autocast_of(run);
   std::vector<int64_t> first_rows{run.train_loader.rows().begin};
   for (const auto& batch : batches) first_rows.push_back(first_rows.back() + batch.inputs.size(0));
   const auto before = held_bytes(run);
@@ -76,7 +83,7 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
         nn::RandomContext{.seed = static_cast<uint64_t>(run.config.model.seed),
                           .step = step,
                           .first_row = first_rows[index]});
-    auto result = forward_stage(run, stage, std::move(hidden), batches[index], scale);
+    auto result = forward_stage(run, stage, std::move(hidden), batches[index], loss);
     run.peak_activations = std::max(run.peak_activations, held_bytes(run) - before);
     return result;
   };
@@ -90,12 +97,13 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
   return sum_of(losses);
 }
 
-double loss_sum(Run& run, const std::vector<data::Batch>& batches) {
+double loss_sum(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss) {
+  const auto autocast = autocast_of(run);
   return sum_of(run.pipeline.evaluate(
       [&](int stage, int micro_batch, torch::Tensor hidden) {
         run.parallel.begin_pass(stage, micro_batch);
         return forward_stage(run, stage, std::move(hidden),
-                             batches[static_cast<size_t>(micro_batch)], 1.0);
+                             batches[static_cast<size_t>(micro_batch)], loss);
       },
       static_cast<int>(batches.size())));
 }
@@ -105,7 +113,7 @@ torch::Tensor logits_at(Run& run, const torch::Tensor& ids, const TextPosition& 
       .inputs = ids.to(run.device), .targets = torch::Tensor(), .documents = torch::Tensor()};
   const auto outputs = run.pipeline.evaluate(
       [&](int stage, int, torch::Tensor hidden) {
-        return forward_stage(run, stage, std::move(hidden), batch, 1.0, at);
+        return forward_stage(run, stage, std::move(hidden), batch, {}, at);
       },
       1);
   const auto result = outputs.empty() ? torch::empty({ids.size(0), run.model->shape().vocab_size})

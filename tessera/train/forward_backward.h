@@ -2,20 +2,24 @@
 // pipeline that is one stage, the whole model.
 #pragma once
 
+#include <functional>
 #include <vector>
 
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
 
-/// Adds to the gradients what a step's micro-batches give, each loss times `scale`, and reduces
-/// them. Returns the sum of the losses, times `scale`, on ranks that have the model's head, 0
-/// elsewhere. Collective.
+/// What the tokens of a micro-batch make a loss by. Asked once for each, on ranks that have the model's head.
+using BatchLoss = std::function<kernels::TokenLoss(const data::Batch& batch)>;
+
+/// Adds to the gradients what a step's micro-batches give and reduces them. Returns the sum of their
+/// losses on ranks that have the model's head, 0 elsewhere. Collective.
 double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
-                            double scale);
+                            const BatchLoss& loss);
 
 /// The same sum without gradients. Collective.
-double loss_sum(Run& run, const std::vector<data::Batch>& batches);
+double loss_sum(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss);
 
 /// Where logits are asked for.
 struct TextPosition {

@@ -33,6 +33,7 @@
 #include "tessera/train/generate.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_and_traffic.h"
+#include "tessera/train/reference.h"
 #include "tessera/train/step.h"
 
 namespace tessera::train {
@@ -197,6 +198,11 @@ std::string sample_text(Run& run, const Say& say) {
                   {.num_tokens = train.sample_tokens, .on_token = on_token});
 }
 
+/// A line for people from before there is a Watch, which begins with the steps.
+void tell_before_start(const Run& run, const std::string& line) {
+  report::Progress({.mode = run.config.logging.progress}).message(line);
+}
+
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
   if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == train::Nonfinite::stop) {
@@ -274,7 +280,14 @@ report::StepRecord record_of(const StepResult& result, const Counts& counts, dou
           .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
           .communication_wait_seconds = waited_seconds,
           .tokens_seen = counts.tokens_seen,
-          .memory_bytes = report::process_memory().current_bytes};
+          .memory_bytes = report::process_memory().current_bytes,
+          .figures = result.figures};
+}
+
+void add_validation(report::StepRecord& record, std::optional<ValidationResult> found) {
+  if (!found) return;
+  record.validation_loss = found->loss;
+  record.validation_figures = std::move(found->figures);
 }
 
 /// What is known at the end of a run. Collective.
@@ -297,6 +310,9 @@ void add_totals(report::RunSummary& summary, const Run& run) {
 int train_loop(Run& run, const launch::RankEnvironment& environment) {
   const auto& train = run.config.train;
   const auto lock = lock_run_folder(run);
+  prepare_reference(run, [&](const std::string& line) {
+    if (environment.rank == 0) tell_before_start(run, line);
+  });
   const auto resumed = resume(run);
   Counts counts = resumed.counts;
   Checkpointing checkpointing(run, resumed);
@@ -333,7 +349,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     counts.tokens_seen += result.num_tokens;
     auto record = record_of(result, counts, seconds, wait_seconds(run) - waited_before);
     record.mfu = mfu_of(run, record.tokens_per_second, summary.matmul_peak_flops);
-    if (validates_after(train, step)) record.validation_loss = validation_loss(run);
+    if (validates_after(train, step)) add_validation(record, validate(run));
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
     say(checkpointing.after_step(counts, record.validation_loss, result.requests));

@@ -48,13 +48,22 @@ std::shared_ptr<const documents::DocumentEncoder> make_encoder(const config::Run
       .tokenizer = tokenizer, .chat_template = section.chat_template, .learn = section.learn});
 }
 
-SharedDocuments load(const documents::DocumentEncoder& encoder, const config::DataSection& section,
+SharedDocuments load(const documents::DocumentEncoder& encoder, const config::RunConfig& config,
                      const std::vector<std::string>& paths, int64_t vocab_size, int num_threads) {
+  const auto& section = config.data;
+  const bool wants_pairs = config.preference.loss != PreferenceLoss::none;
+  const auto shape = wants_pairs ? data::RowShape::preference : section.shape;
   auto loaded = documents::load_documents(encoder, {.paths = paths,
-                                                    .shape = section.shape,
+                                                    .shape = shape,
                                                     .skip_bad_lines = section.skip_bad_lines,
                                                     .max_documents = section.max_documents,
                                                     .num_threads = num_threads});
+  if (loaded.counts().documents_per_row == 2 && !wants_pairs) {
+    user_error(
+        "{}: its rows are pairs of a chosen and a rejected answer, which preference.loss none does "
+        "not learn; set it to sigmoid, ipo or orpo, or shape to another",
+        paths.front());
+  }
   if (loaded.largest_id() >= vocab_size) {
     user_error("{}: token {} in {}, but the model has {} rows in its vocabulary: of another model?",
                encoder.tokenizer_path(), loaded.largest_id(), paths.front(), vocab_size);
@@ -84,15 +93,15 @@ OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int
     return std::make_shared<const data::PackedRows>(documents, std::move(chosen), options);
   };
   const auto encoder = make_encoder(config);
-  const auto documents = load(*encoder, section, section.train, vocab_size, num_threads);
+  const auto documents = load(*encoder, config, section.train, vocab_size, num_threads);
   const bool own_files = !section.validation.empty();
   auto divided =
-      data::divide_documents(documents->size(), own_files ? 0 : section.validation_fraction);
+      data::divide_rows(documents->num_rows(), own_files ? 0 : section.validation_fraction);
   if (divided.train.empty()) {
     user_error(
-        "{}: {} document leaves none to train on after validation_fraction {}; set it to 0, or "
+        "{}: {} row leaves none to train on after validation_fraction {}; set it to 0, or "
         "give validation files of its own",
-        section.train.front(), documents->size(), section.validation_fraction);
+        section.train.front(), documents->num_rows(), section.validation_fraction);
   }
   OpenedData opened;
   opened.tokenizer = {encoder, &encoder->tokenizer()};
@@ -100,8 +109,8 @@ OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int
   opened.note = note_of(*documents, *train);
   opened.train = train;
   if (own_files) {
-    const auto others = load(*encoder, section, section.validation, vocab_size, num_threads);
-    opened.validation = rows_of(others, data::divide_documents(others->size(), 0).train);
+    const auto others = load(*encoder, config, section.validation, vocab_size, num_threads);
+    opened.validation = rows_of(others, data::divide_rows(others->num_rows(), 0).train);
   } else if (!divided.validation.empty()) {
     opened.validation = rows_of(documents, std::move(divided.validation));
   }

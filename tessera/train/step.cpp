@@ -9,6 +9,7 @@
 #include "tessera/optim/norm.h"
 #include "tessera/train/forward_backward.h"
 #include "tessera/train/memory_and_traffic.h"
+#include "tessera/train/preference.h"
 
 namespace tessera::train {
 namespace {
@@ -20,12 +21,49 @@ std::vector<double> summed(const mesh::Axis& axis, const std::vector<double>& va
   return {tensor.const_data_ptr<double>(), tensor.const_data_ptr<double>() + values.size()};
 }
 
+/// Sums of all ranks. Those that have the head of a divided model have the same.
+PreferenceSums over_ranks(const Run& run, const PreferenceSums& own) {
+  const auto values = run.tensor_axis.rank() == 0 ? own.values() : PreferenceSums().values();
+  return PreferenceSums::of(summed(run.world, values));
+}
+
+/// Collective where there are pairs.
+std::vector<report::Figure> figures_of_all(const Run& run, const PreferenceSums& own) {
+  const auto loss = run.config.preference.loss;
+  if (loss == PreferenceLoss::none) return {};
+  return figures_of(over_ranks(run, own), loss);
+}
+
+BatchLoss by_token(double scale) {
+  return [scale](const data::Batch&) { return kernels::TokenLoss(scale); };
+}
+
+/// What a batch is learned by: its tokens, each times `scale` / tokens, or its pairs (then adding to `sums`).
+BatchLoss loss_by(const Run& run, const Amounts& amounts, double scale,
+                  const std::shared_ptr<const std::vector<double>>& reference,
+                  PreferenceSums& sums) {
+  const auto& section = run.config.preference;
+  if (section.loss == PreferenceLoss::none) return by_token(scale / amounts.tokens);
+  TORCH_INTERNAL_ASSERT(reference || !has_reference(section.loss), "prepare_reference first");
+  return [&section, amounts, scale, reference, &sums](const data::Batch& batch) {
+    return preference_loss(section, batch, amounts, scale, reference, sums);
+  };
+}
+
+/// Of this rank's micro-batches, over all ranks.
+Amounts amounts_of(const Run& run, const std::vector<data::Batch>& batches) {
+  Amounts own;
+  for (const auto& batch : batches) own.add(batch);
+  const auto all = summed(run.data_axis, {own.tokens, own.pairs, own.chosen_tokens});
+  return {.tokens = all[0], .pairs = all[1], .chosen_tokens = all[2]};
+}
+
 /// The unit in whose output NaN or infinity first appears, found by running the step's forward once
 /// more; if all outputs are finite, the one in whose gradient it does.
 std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batches,
                                  const parallel::GradientNorm& norm) {
   run.parallel.watch_outputs(true);
-  loss_sum(run, batches);
+  loss_sum(run, batches, by_token(1));
   run.parallel.watch_outputs(false);
   const auto unit = run.parallel.first_nonfinite_output();
   return unit.empty() ? norm.nonfinite_unit : unit;
@@ -51,28 +89,31 @@ StepResult train_step(Run& run, int64_t step) {
 }
 
 StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& batches) {
-  double local_tokens = 0;
-  for (const auto& batch : batches) local_tokens += static_cast<double>(batch.num_tokens);
-  const double num_tokens = summed(run.data_axis, {local_tokens})[0];
-  if (num_tokens == 0)
+  const auto amounts = amounts_of(run, batches);
+  if (amounts.tokens == 0)
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
   kernels::reset_peak();
   const auto before = traffic_so_far(run);
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
+  PreferenceSums of_pairs;
   const double local_loss =
-      accumulate_gradients(run, step, batches, loss_scale / num_tokens) / loss_scale;
+      accumulate_gradients(run, step, batches,
+                           loss_by(run, amounts, loss_scale, run.reference.train, of_pairs)) /
+      loss_scale;
 
   const auto norm = run.parallel.gradient_norm();
   const auto requests = run.requests();
+  const bool counts = run.tensor_axis.rank() == 0;  // others have the same loss
   const auto sums = summed(
-      run.world, {run.tensor_axis.rank() == 0 ? local_loss : 0, static_cast<double>(requests.save),
+      run.world, {counts ? local_loss : 0, static_cast<double>(requests.save),
                   static_cast<double>(requests.stop), static_cast<double>(requests.lost_data)});
   StepResult result{
       .loss = sums[0],
+      .figures = figures_of_all(run, of_pairs),
       .grad_norm = norm.norm / loss_scale,
       .learning_rate = optim::learning_rate(run.learning_rate, step),
-      .num_tokens = static_cast<int64_t>(num_tokens),
+      .num_tokens = static_cast<int64_t>(amounts.tokens),
       .requests = {.save = sums[1] > 0, .stop = sums[2] > 0, .lost_data = sums[3] > 0}};
   if (result.requests.lost_data) {
     result.skipped = true;
@@ -98,20 +139,27 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   return result;
 }
 
-std::optional<double> validation_loss(Run& run) {
+std::optional<ValidationResult> validate(Run& run) {
   if (!run.validation_loader) return std::nullopt;
+  const auto preference = run.config.preference.loss;
   const int64_t num_batches =
       std::min(run.config.train.validation_batches, run.validation_loader->num_batches());
   double local_loss = 0, local_tokens = 0;
+  PreferenceSums of_pairs;
+  // Sums, which are divided once all are known.
+  const Amounts one{.tokens = 1, .pairs = 1, .chosen_tokens = 1};
+  const auto loss = loss_by(run, one, 1, run.reference.validation, of_pairs);
   for (int64_t step = 0; step < num_batches; ++step) {
     const auto batches = micro_batches(run, *run.validation_loader, step);
-    local_loss += loss_sum(run, batches);
+    local_loss += loss_sum(run, batches, loss);
     if (!run.pipeline.has_last_stage()) continue;
     for (const auto& batch : batches) local_tokens += static_cast<double>(batch.num_tokens);
   }
   const auto sums = summed(run.world, {local_loss, local_tokens});
   if (sums[1] == 0) return std::nullopt;
-  return sums[0] / sums[1];
+  if (preference == PreferenceLoss::none) return ValidationResult{.loss = sums[0] / sums[1]};
+  const auto all = over_ranks(run, of_pairs);
+  return ValidationResult{.loss = loss_of(all, preference), .figures = figures_of(all, preference)};
 }
 
 }  // namespace tessera::train

@@ -6,13 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "tessera/report/sink.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
 
 struct StepResult {
-  double loss = 0;       ///< mean over the valid tokens of the global batch, in nats
-  double grad_norm = 0;  ///< of the whole model, before clipping
+  double loss = 0;  ///< mean over the valid tokens of the global batch, in nats, or over its pairs
+  std::vector<report::Figure> figures;  ///< of pairs (train/preference.h)
+  double grad_norm = 0;                 ///< of the whole model, before clipping
   double learning_rate = 0;
   int64_t num_tokens = 0;  ///< valid ones, over all ranks
   /// Loss or gradients held NaN or infinity, or data was lost: no update. The unit where it began, if one was found.
@@ -35,8 +37,13 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
 /// The same on the step's own rows of the training data.
 StepResult train_step(Run& run, int64_t step);
 
-/// Mean loss per token over the first train.validation_batches batches of the held-out data; none
-/// without such data. Collective.
-std::optional<double> validation_loss(Run& run);
+struct ValidationResult {
+  double loss = 0;
+  std::vector<report::Figure> figures;
+};
+
+/// Mean loss per token, or per pair, over the first train.validation_batches batches of the held-out
+/// data; none without such data. Collective.
+std::optional<ValidationResult> validate(Run& run);
 
 }  // namespace tessera::train

@@ -39,6 +39,26 @@ TEST_F(DataCommandTest, ShowsWhatIsLearnedAndWhatIsCutOff) {
               HasSubstr("{+<|im_start|>"));
 }
 
+TEST_F(DataCommandTest, ShowsBothAnswersOfAPair) {
+  const auto pairs = folder_.write(
+      "pairs.jsonl",
+      R"({"prompt": "Sky?", "chosen": [{"role": "assistant", "content": "Blue"}], "rejected": [{"role": "assistant", "content": "It is green"}]})"
+      "\n");
+  const auto end = run_tessera({"data", "show", pairs, kModel});
+  EXPECT_EQ(end.exit_code, 0) << end.error;
+  EXPECT_THAT(end.out, HasSubstr("shape: preference"));
+  EXPECT_THAT(end.out, HasSubstr("1 pairs"));
+  EXPECT_THAT(end.out, HasSubstr("-- row 1, chosen"));
+  EXPECT_THAT(end.out, HasSubstr("{+Blue<|im_end|>\n+}"));
+  EXPECT_THAT(end.out, HasSubstr("-- row 1, rejected"));
+  EXPECT_THAT(end.out, HasSubstr("{+It is green<|im_end|>\n+}"));
+  EXPECT_THAT(run_tessera({"data", "show", pairs, kModel, "--seq-len=30"}).out, HasSubstr("[-"));
+  const auto equal =
+      folder_.write("equal.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b\"}\n");
+  expect_mistake(run_tessera({"data", "show", equal, kModel}),
+                 "equal.jsonl:1: chosen and rejected are equal");
+}
+
 TEST_F(DataCommandTest, DrawsTheLengths) {
   const auto svg = (folder_.path() / "new" / "lengths.svg").string();
   const auto end = run_tessera({"data", "show", rows_, kModel, "--rows=0", "--svg=" + svg});

@@ -295,8 +295,9 @@ void cross_entropy(const CrossEntropyArgs& args, int64_t begin, int64_t end) {
     const double total = exponentiate(logits, vocab, top);
     args.losses[row] = __builtin_log(total) + top - target_logit;
     if (gradient == nullptr) continue;
-    const float at_target = static_cast<float>((logits[target] / total - 1.0) * args.scale);
-    const float factor = static_cast<float>(args.scale / total);
+    const float scale = args.scales[row];
+    const float at_target = static_cast<float>((logits[target] / total - 1.0) * scale);
+    const float factor = static_cast<float>(scale / total);
     for_each_vector(
         0, vocab, [&](int64_t i, auto part) __attribute__((always_inline)) {
           part.store(gradient + i, part.load(logits + i) * factor);

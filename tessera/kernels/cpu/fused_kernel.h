@@ -79,12 +79,12 @@ struct SwigluGradArgs {
 /// Loss of each row of logits and, if asked for, its gradient.
 struct CrossEntropyArgs {
   float* logits;   ///< [rows, vocab]; destroyed
-  void* gradient;  ///< scale * (softmax - one-hot), [rows, vocab]; may be `logits` itself if float;
-                   ///< or null
+  void* gradient;  ///< row's scale * (softmax - one-hot), [rows, vocab]; may be `logits` itself if
+                   ///< float; or null
   const int64_t* targets;  ///< [rows]
   double* losses;          ///< [rows], unscaled; 0 where ignored
+  const float* scales;     ///< [rows]; null without gradient
   int64_t vocab, ignore_index;
-  float scale;
 };
 
 struct NormTable {

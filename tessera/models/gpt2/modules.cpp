@@ -42,7 +42,7 @@ class Gpt2 : public LanguageModel {
   torch::Tensor run_layers(torch::Tensor hidden, int64_t begin, int64_t end,
                            const RowLayout& rows) override;
   torch::Tensor head(const torch::Tensor& hidden, const torch::Tensor& targets,
-                     double scale) override;
+                     const kernels::TokenLoss& loss) override;
   Layout layout() const override;
   nn::TensorPlan tensor_plan() const override;
   Initial initial(const std::string& parameter, int64_t dims, double std) const override;
@@ -133,8 +133,8 @@ Tensor Gpt2::run_layers(Tensor hidden, int64_t begin, int64_t end, const RowLayo
   return hidden;
 }
 
-Tensor Gpt2::head(const Tensor& hidden, const Tensor& targets, double scale) {
-  return lm_head_(ln_f_(hidden), targets, scale);
+Tensor Gpt2::head(const Tensor& hidden, const Tensor& targets, const kernels::TokenLoss& loss) {
+  return lm_head_(ln_f_(hidden), targets, loss);
 }
 
 LanguageModel::Layout Gpt2::layout() const {

@@ -1,0 +1,188 @@
+#include "tessera/train/reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/run_on_all.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/models/hf_config.h"
+#include "tessera/train/forward_backward.h"
+#include "tessera/train/preference.h"
+#include "tessera/train/step.h"
+
+namespace tessera::train {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+using Values = std::vector<double>;
+using Tell = std::function<void(const std::string&)>;
+
+/// Names, shapes and three stretches of each tensor: another model's most likely differ.
+std::string sample_of_weights(const fs::path& path) {
+  const checkpoint::Safetensors stored(path);
+  constexpr int64_t kStretch = 1024;  // elements
+  std::string sampled;
+  for (const auto& [name, info] : stored.tensors()) {
+    sampled += fmt::format("{} {} {};", name, static_cast<int>(info.dtype), info.num_elements());
+    const auto count = std::min(kStretch, info.num_elements());
+    for (const int64_t half : {0, 1, 2}) {
+      std::vector<std::byte> bytes(static_cast<size_t>(count * dtype_bytes(info.dtype)));
+      stored.read(name, (info.num_elements() - count) * half / 2, bytes);
+      sampled += sha256(bytes);
+    }
+  }
+  return sha256(sampled);
+}
+
+/// Of everything that the values depend on.
+std::string digest_of(const Run& run) {
+  const auto& config = run.config;
+  const auto rows = [](const data::Rows& data) { return json{data.digest(), data.size()}; };
+  json of{{"train", rows(run.train_loader.data())},
+          {"seq_len", config.data.seq_len},
+          {"too_long", std::string(text_of(config.data.too_long))},
+          {"compute", std::string(text_of(config.precision.compute))},
+          {"autocast", config.precision.autocast},
+          {"parameters", std::string(text_of(config.precision.parameters))},
+          {"model", models::to_hf_config(run.model->shape())}};
+  if (run.validation_loader) of["validation"] = rows(run.validation_loader->data());
+  if (config.model.init == models::Init::pretrained) {
+    of["weights"] = sample_of_weights(config.model.path);
+  } else {
+    of["weights"] = {config.model.seed, config.model.init_std};
+  }
+  return sha256(of.dump());
+}
+
+/// Values as ranks send them to each other.
+void broadcast_from_first(const mesh::Axis& axis, Values& values) {
+  auto tensor = torch::from_blob(values.data(), {std::ssize(values)}, torch::kFloat64);
+  axis.broadcast(tensor, 0).wait();
+}
+
+void sum_over(const mesh::Axis& axis, Values& values) {
+  auto tensor = torch::from_blob(values.data(), {std::ssize(values)}, torch::kFloat64);
+  axis.all_reduce(tensor, comm::ReduceOp::sum).wait();
+}
+
+Values computed(Run& run, const data::Loader& loader, const std::string& what, const Tell& say) {
+  const auto all = loader.in_order();
+  Values values(static_cast<size_t>(all.data().num_documents()));
+  const bool counts = run.tensor_axis.rank() == 0;  // others of it have the same
+  const BatchLoss take = [&](const data::Batch& batch) {
+    return kernels::TokenLoss([&](const torch::Tensor& losses) {
+      const auto found = log_probabilities(batch, losses);
+      for (size_t i = 0; counts && i < found.size(); ++i) {
+        values[static_cast<size_t>(batch.contents[i].index)] = found[i];
+      }
+      return kernels::Objective();
+    });
+  };
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kBetween(5);
+  auto said = Clock::now();
+  const int64_t num_batches = all.num_batches();
+  for (int64_t step = 0; step < num_batches; ++step) {
+    loss_sum(run, micro_batches(run, all, step), take);
+    if (Clock::now() - said < kBetween) continue;
+    said = Clock::now();
+    say(fmt::format("reference log-probabilities: {} of {} batches of {} pairs", step + 1,
+                    num_batches, what));
+  }
+  sum_over(run.world, values);
+  return values;
+}
+
+/// What stands in the run folder with this digest. UserError: see prepare_reference.
+std::optional<json> stored(const Run& run, const fs::path& file, const std::string& digest) {
+  if (!is_there(file)) return {};
+  auto found = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  const bool is_ours = found.is_object() && found.value("digest", json()) == digest;
+  if (is_ours) return found;
+  if (run.config.checkpoint.resume == "none") return {};
+  user_error(
+      "{}: of other data, another model or other settings than the run that is to go on; remove it "
+      "to compute them anew from the model as the job names it, or set train.run_dir",
+      file.string());
+}
+
+/// The file's values on every rank.
+std::optional<Values> shared(const Run& run, const json& found, const char* split,
+                             const std::optional<data::Loader>& loader) {
+  if (!loader) return {};
+  Values values(static_cast<size_t>(loader->data().num_documents()));
+  checkpoint::run_on_all(run.world, [&] {
+    if (run.world.rank() != 0) return "";
+    const auto& list = found.value(split, json());
+    if (!list.is_array() || list.size() != values.size()) {
+      user_error("{}: expected {} numbers at {}; remove it to compute them anew", kReferenceFile,
+                 values.size(), split);
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = list[i].is_number() ? list[i].get<double>() : NAN;
+    }
+    return "";
+  });
+  broadcast_from_first(run.world, values);
+  return values;
+}
+
+std::shared_ptr<const Values> kept(std::optional<Values> values) {
+  return values ? std::make_shared<const Values>(std::move(*values)) : nullptr;
+}
+
+}  // namespace
+
+void prepare_reference(Run& run, const Tell& say) {
+  if (!has_reference(run.config.preference.loss)) return;
+  const auto file = fs::path(run.config.train.run_dir) / kReferenceFile;
+  std::string digest;
+  std::optional<json> found;
+  const bool is_first = run.world.rank() == 0;
+  const auto told = checkpoint::run_on_all(run.world, [&]() -> std::string {
+    if (!is_first) return "";
+    digest = digest_of(run);
+    found = stored(run, file, digest);
+    return found ? "found" : "";
+  })[0];
+  const std::optional<data::Loader> train(run.train_loader);
+  if (told == "found") {
+    const json values = found.value_or(json());
+    run.reference = {.train = kept(shared(run, values, "train", train)),
+                     .validation = kept(shared(run, values, "validation", run.validation_loader))};
+    say(fmt::format("reference log-probabilities: read from {}", file.string()));
+    return;
+  }
+  say("reference log-probabilities: one forward over all pairs, before the first step");
+  json written{{"digest", digest}};
+  const auto compute = [&](const char* split, const std::optional<data::Loader>& loader) {
+    if (!loader) return std::shared_ptr<const Values>();
+    auto values = computed(run, *loader, split, say);
+    if (is_first) written[split] = values;
+    return kept(std::move(values));
+  };
+  run.reference.train = compute("train", train);
+  run.reference.validation = compute("validation", run.validation_loader);
+  checkpoint::run_on_all(run.world, [&] {
+    if (!is_first) return "";
+    make_folder(file.parent_path());
+    write_file(file, written.dump());
+    return "";
+  });
+}
+
+}  // namespace tessera::train
