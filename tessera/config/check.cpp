@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <span>
 #include <string>
@@ -150,7 +151,7 @@ void check_ranks(const RunConfig& config, const Place& place) {
   const auto& train = config.train;
   if (ranks < 1) return;
   const auto sizes = mesh_shape(config.parallel, ranks);
-  if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
+  if (const auto* problem = std::get_if<KeyProblem>(&sizes)) {
     place.error(problem->key, "{}", problem->message);
   }
   const auto& mesh = std::get<mesh::MeshShape>(sizes);
@@ -170,19 +171,21 @@ void check_ranks(const RunConfig& config, const Place& place) {
   }
 }
 
+/// What train.epochs comes to is known once the data are open: then the ranks see to it.
 void check_schedule(const RunConfig& config, const Place& place) {
-  const auto& schedule = config.schedule;
+  if (config.train.epochs > 0) return;
   const auto steps = config.train.steps;
-  if (schedule.warmup_steps > steps) {
-    place.error("schedule.warmup_steps", "expected at most train.steps {}, got {}", steps,
-                schedule.warmup_steps);
-  }
-  if (schedule.type == optim::LearningRateSchedule::wsd &&
-      schedule.decay_steps > steps - schedule.warmup_steps) {
-    place.error("schedule.decay_steps",
-                "expected at most {} (train.steps {} less {} of warm-up), got {}",
-                steps - schedule.warmup_steps, steps, schedule.warmup_steps, schedule.decay_steps);
-  }
+  const auto problem =
+      schedule_problem(config.schedule, steps, fmt::format("train.steps {}", steps));
+  if (problem) place.error(problem->key, "{}", problem->message);
+}
+
+void check_weights(const DataSection& data, const Place& place) {
+  if (data.weights.empty() || (data.weights.size() == data.train.size() && data.train.size() > 1))
+    return;
+  place.error("data.weights",
+              "expected one for each entry of data.train, at least two, got {} for {}",
+              data.weights.size(), data.train.size());
 }
 
 /// What the file would ask for without the command line, as far as can be told: its own values of
@@ -246,7 +249,7 @@ struct AxisSize {
 
 /// What is wrong with axes (pp, dp_replicate, dp_shard, tp) that do not make `num_ranks`; `open`: of
 /// them, the size that took what the others left, or null.
-MeshProblem misfit(std::span<const AxisSize, 4> axes, const int64_t* open, int64_t num_ranks) {
+KeyProblem misfit(std::span<const AxisSize, 4> axes, const int64_t* open, int64_t num_ranks) {
   int64_t product = 1;
   for (const auto& axis : axes) product *= axis.size;
   // The key to blame is the last that the user set, if the others leave it room.
@@ -275,14 +278,14 @@ MeshProblem misfit(std::span<const AxisSize, 4> axes, const int64_t* open, int64
 
 }  // namespace
 
-std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel,
-                                                      int64_t num_ranks) {
+std::variant<mesh::MeshShape, KeyProblem> mesh_shape(const ParallelSection& parallel,
+                                                     int64_t num_ranks) {
   const bool sharded = parallel::is_sharded(parallel.placement);
   if (!sharded && parallel.dp_shard > 1) {
-    return MeshProblem{"parallel.dp_shard",
-                       fmt::format("{} ranks cannot share a model that is replicated; remove it, "
-                                   "or set parallel.placement to full_shard",
-                                   parallel.dp_shard)};
+    return KeyProblem{"parallel.dp_shard",
+                      fmt::format("{} ranks cannot share a model that is replicated; remove it, "
+                                  "or set parallel.placement to full_shard",
+                                  parallel.dp_shard)};
   }
   // The axes that the user left open, -1, but for the one that takes all that is left.
   int64_t pp = parallel.pp, dp_replicate = parallel.dp_replicate, tp = parallel.tp;
@@ -316,7 +319,7 @@ std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& par
 
 mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks) {
   const auto sizes = mesh_shape(parallel, num_ranks);
-  if (const auto* problem = std::get_if<MeshProblem>(&sizes)) {
+  if (const auto* problem = std::get_if<KeyProblem>(&sizes)) {
     user_error("{}: {}", problem->key, problem->message);
   }
   return std::get<mesh::MeshShape>(sizes);
@@ -328,6 +331,29 @@ int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh) 
                        : mesh.pp > 1                ? 1
                                                     : share;
   return share / size;
+}
+
+int64_t num_steps(const TrainSection& train, int64_t num_rows, int64_t step, int64_t samples_seen) {
+  if (train.epochs == 0) return train.steps;
+  const double rows = std::ceil(train.epochs * static_cast<double>(num_rows));
+  const auto left = static_cast<int64_t>(std::min(rows, 0x1p62)) - samples_seen;
+  return step + std::max<int64_t>(0, left / train.global_batch + (left % train.global_batch > 0));
+}
+
+std::optional<KeyProblem> schedule_problem(const ScheduleSection& schedule, int64_t steps,
+                                           const std::string& origin) {
+  if (schedule.warmup_steps > steps) {
+    return KeyProblem{"schedule.warmup_steps",
+                      fmt::format("expected at most {}, got {}", origin, schedule.warmup_steps)};
+  }
+  if (schedule.type == optim::LearningRateSchedule::wsd &&
+      schedule.decay_steps > steps - schedule.warmup_steps) {
+    return KeyProblem{"schedule.decay_steps",
+                      fmt::format("expected at most {} ({} less {} of warm-up), got {}",
+                                  steps - schedule.warmup_steps, origin, schedule.warmup_steps,
+                                  schedule.decay_steps)};
+  }
+  return {};
 }
 
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {
@@ -349,6 +375,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_preference(config, place);
   check_ranks(config, place);
   check_schedule(config, place);
+  check_weights(config.data, place);
   check_precision(config, place);
   check_effect(config, origins, place);
 }

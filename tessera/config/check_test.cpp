@@ -183,6 +183,57 @@ TEST(CheckTest, PhasesFitIntoTheRun) {
       "schedule.decay_steps: expected at most 90 (train.steps 100 less 10 of warm-up), got 91");
 }
 
+TEST(CheckTest, EpochsTakeThePlaceOfSteps) {
+  auto config = good();
+  config.train.epochs = 0.5;
+  EXPECT_EQ(error_of(config), "no error");
+  config.schedule.warmup_steps = 1000;  // the ranks know how many steps there are
+  EXPECT_EQ(error_of(config), "no error");
+  config.train.steps = 7;
+  EXPECT_EQ(error_of(config, {{"train.steps", "job.yaml:9"}}),
+            "job.yaml:9: train.steps: has no effect here: it needs train.epochs 0; remove one of "
+            "them");
+  // The command line's epochs are stronger than the file's steps.
+  EXPECT_EQ(error_of(config, {{"train.steps", "job.yaml:9"}, {"train.epochs", kCommandLine}}),
+            "no error");
+}
+
+TEST(CheckTest, StepsOfEpochsSeeAllRows) {
+  TrainSection train{.steps = 5, .global_batch = 8};
+  EXPECT_EQ(num_steps(train, 100, 0, 0), 5);
+  train.epochs = 1;
+  EXPECT_EQ(num_steps(train, 96, 0, 0), 12);
+  EXPECT_EQ(num_steps(train, 97, 0, 0), 13);
+  EXPECT_EQ(num_steps(train, 97, 4, 32), 13) << "the same after a resume";
+  EXPECT_EQ(num_steps(train, 97, 4, 64), 9) << "after four steps of batches of 16";
+  EXPECT_EQ(num_steps(train, 97, 40, 400), 40) << "all is seen";
+  train.epochs = 0.5;
+  EXPECT_EQ(num_steps(train, 97, 0, 0), 7);
+  train.epochs = 2.5;
+  EXPECT_EQ(num_steps(train, 100, 0, 0), 32);
+}
+
+TEST(CheckTest, PhasesFitIntoTheStepsOfEpochs) {
+  const ScheduleSection schedule{.warmup_steps = 12};
+  EXPECT_FALSE(schedule_problem(schedule, 12, "12 steps"));
+  const auto problem = schedule_problem(schedule, 11, "11, the steps of train.epochs 1").value();
+  EXPECT_EQ(problem.key + ": " + problem.message,
+            "schedule.warmup_steps: expected at most 11, the steps of train.epochs 1, got 12");
+}
+
+TEST(CheckTest, AWeightForEachEntry) {
+  auto config = good();
+  config.data.weights = {2};
+  EXPECT_EQ(error_of(config, {{"data.weights", "job.yaml:4"}}),
+            "job.yaml:4: data.weights: expected one for each entry of data.train, at least two, "
+            "got 1 for 1");
+  config.data.train = {"a/", "b/"};
+  EXPECT_EQ(error_of(config),
+            "data.weights: expected one for each entry of data.train, at least two, got 1 for 2");
+  config.data.weights = {2, 0.5};
+  EXPECT_EQ(error_of(config), "no error");
+}
+
 TEST(CheckTest, Models) {
   auto config = good();
   config.model.init = models::Init::pretrained;

@@ -109,8 +109,12 @@ Section model_section() {
 Section data_section() {
   using S = DataSection;
   return SectionBuilder("data", &RunConfig::data, "What is read, and in which order.")
-      .add("train", &S::train, "files or folders to learn from; at least one", kAlways,
-           {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
+      .add("train", &S::train,
+           "files or folders to learn from; at least one", kAlways, {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
+      .add("weights", &S::weights,
+           "one for each entry of train: shares of the rows drawn from each, small ones repeated; "
+           "empty: all rows alike",
+           kAlways, {.range = above(0), .aliases = {"mixture", "mix", "blend", "probabilities"}})
       .add("validation", &S::validation,
            "files or folders held out; empty: validation_fraction of train", kAlways,
            {.aliases = {"val", "valid", "eval", "validation_files"}})
@@ -153,8 +157,9 @@ Section data_section() {
            {kRecords}, {.aliases = {"sample_packing", "neat_packing"}})
       .add("skip_bad_lines", &S::skip_bad_lines,
            "count broken rows and leave them out; false: the first one is an error", {kRecords})
-      .add("max_documents", &S::max_documents, "the first so many rows of records; 0: all",
-           {kRecords}, {.range = at_least(0), .aliases = {"max_samples", "limit"}})
+      .add("max_documents", &S::max_documents,
+           "the first so many rows of records, under weights of each entry; 0: all", {kRecords},
+           {.range = at_least(0), .aliases = {"max_samples", "limit"}})
       .add("seq_len", &S::seq_len, "tokens in one sequence", kAlways,
            {.range = at_least(1),
             .aliases = {"sequence_length", "seq_length", "block_size", "context_length",
@@ -434,9 +439,13 @@ Section train_section() {
   using S = TrainSection;
   return SectionBuilder("train", &RunConfig::train,
                         "How long, in which portions, and what is done along the way.")
-      .add("steps", &S::steps, "optimizer steps", kAlways,
+      .add("steps", &S::steps, "optimizer steps", {kNoEpochs},
            {.range = at_least(0),
             .aliases = {"max_steps", "num_steps", "max_iters", "iterations", "total_steps"}})
+      .add("epochs", &S::epochs,
+           "passes over the rows, such as 2 or 0.5, in place of steps; 0: as many steps as steps "
+           "says",
+           kAlways, {.range = at_least(0), .aliases = {"num_epochs", "num_train_epochs"}})
       .add("global_batch", &S::global_batch, "sequences in one optimizer step, over all ranks",
            kAlways,
            {.range = at_least(1),

@@ -43,8 +43,8 @@ class ChoiceSlot {
 
 /// The place of one value inside a RunConfig. Its alternative is the type of the field.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                          std::vector<int64_t>*, std::optional<int64_t>*, std::optional<bool>*,
-                          parallel::ReshardAfterForward*, ChoiceSlot>;
+                          std::vector<int64_t>*, std::vector<double>*, std::optional<int64_t>*,
+                          std::optional<bool>*, parallel::ReshardAfterForward*, ChoiceSlot>;
 
 /// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
 /// (-1 for "automatic").

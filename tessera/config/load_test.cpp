@@ -62,7 +62,7 @@ TEST_F(LoadTest, ReadsEveryTypeAndItsOrigin) {
       "optimizer: {learning_rate: 1e-3, beta1: .5}\n"
       "train:\n  steps: 1e3\n  sample_prompt: \"a\\n: b\"\n  run_dir: 2024\n",
       {"train.global_batch=+12", "data.extensions=.h,.cpp", "parallel.num_ranks=-1",
-       "data.validation=[x, y]", "parallel.stage_layers=3,0", "model.num_layers=null",
+       "data.validation=[x, y]", "data.weights=2,0.5", "parallel.stage_layers=3,0", "model.num_layers=null",
        "logging.svg=no"});
   EXPECT_EQ(config.model.preset, "gpt2");
   EXPECT_EQ(config.model.tie_embeddings, std::optional(false));
@@ -71,6 +71,7 @@ TEST_F(LoadTest, ReadsEveryTypeAndItsOrigin) {
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a.bin", "b, c"}));
   EXPECT_EQ(config.data.validation, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(config.data.extensions, (std::vector<std::string>{".h", ".cpp"}));
+  EXPECT_EQ(config.data.weights, (std::vector<double>{2, 0.5}));
   EXPECT_EQ(config.parallel.stage_layers, (std::vector<int64_t>{3, 0}));
   EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
   EXPECT_EQ(config.optimizer.beta1, 0.5);
@@ -248,6 +249,10 @@ TEST_F(LoadTest, WrongTypes) {
   EXPECT_EQ(error_of("data:\n  train: [a, [b]]\n"), list + "a list inside the list");
   EXPECT_EQ(error_of("data:\n  train:\n    - a\n    -\n"), list + "a list with an empty item");
   EXPECT_EQ(error_of("data:\n  train: [a, \"\"]\n"), list + "a list");
+  EXPECT_EQ(error_of("data:\n  weights: [2, many]\n"),
+            "job.yaml:2: data.weights: expected a list of numbers, each > 0, got a list");
+  EXPECT_EQ(error_of("data:\n  weights: [2, 0]\n"),
+            "job.yaml:2: data.weights: expected a list of numbers, each > 0, got a list");
   EXPECT_EQ(error_of("train:\n  steps: |\n    a\n    b\n"), steps + "the text 'a\\nb\\n'");
 }
 

@@ -150,6 +150,7 @@ constexpr Need kSavesOrResumes{
     "checkpoint.every, checkpoint.at_end or checkpoint.resume auto",
     [](const RunConfig& c) { return c.checkpoint.saves() || c.checkpoint.resume == "auto"; }};
 
+constexpr Need kNoEpochs{"train.epochs 0", [](const RunConfig& c) { return c.train.epochs == 0; }};
 constexpr Need kSamples{"train.sample_tokens above 0",
                         [](const RunConfig& c) { return c.train.sample_tokens > 0; }};
 /// A line that is overwritten shows every step.

@@ -35,6 +35,7 @@ struct ModelSection {
 
 struct DataSection {
   std::vector<std::string> train;       ///< files or folders
+  std::vector<double> weights;          ///< of the entries of train: shares of rows; empty: joined
   std::vector<std::string> validation;  ///< files or folders; empty: `validation_fraction` of train
   double validation_fraction = 0.01;    ///< share of train that is held out, in stretches
   data::DataFormat format = data::DataFormat::automatic;
@@ -165,6 +166,7 @@ struct CheckpointSection {
 
 struct TrainSection {
   int64_t steps = 100;
+  double epochs = 0;         ///< above 0: passes over the rows, in place of steps
   int64_t global_batch = 8;  ///< sequences in one optimizer step, over all ranks
   int64_t micro_batch = 0;   ///< sequences in one forward of one rank; 0: all of the rank's share
                              ///< (pp above 1: one)
@@ -205,19 +207,27 @@ struct RunConfig {
   bool operator==(const RunConfig&) const = default;
 };
 
-/// What is wrong with the sizes of the axes: a key and a line.
-struct MeshProblem {
+/// What is wrong with a key's value.
+struct KeyProblem {
   std::string key, message;
 };
 /// Ranks along the axes of a run of `num_ranks`.
-std::variant<mesh::MeshShape, MeshProblem> mesh_shape(const ParallelSection& parallel,
-                                                      int64_t num_ranks);
+std::variant<mesh::MeshShape, KeyProblem> mesh_shape(const ParallelSection& parallel,
+                                                     int64_t num_ranks);
 
 /// The same, where what is wrong is a UserError.
 mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks);
 
 /// Portions in which a rank's share of the global batch goes through the model.
 int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh);
+
+/// Optimizer steps of a run that has seen `samples_seen` of its training data's `num_rows` after `step`: train.steps, or
+/// as many as let it see train.epochs times all of them, the last one rounded up.
+int64_t num_steps(const TrainSection& train, int64_t num_rows, int64_t step, int64_t samples_seen);
+
+/// Phases of the schedule that do not fit into a run of `steps`, which `origin` ("train.steps 100") asks for.
+std::optional<KeyProblem> schedule_problem(const ScheduleSection& schedule, int64_t steps,
+                                           const std::string& origin);
 
 /// Where a value came from: "default", "job.yaml:12" or "command line".
 using Origins = std::map<std::string, std::string>;

@@ -42,6 +42,7 @@ std::string expected(const Field& field) {
                            : type == "true/false"       ? "true or false"
                            : type == "list"             ? "a list of texts, none of them empty"
                            : type == "list of integers" ? "a list of whole numbers, each"
+                           : type == "list of numbers"  ? "a list of numbers, each"
                            : type == kFlagOrNumber ? "true, false or a whole number of 1 or more"
                                                    : "a text";
   return allowed.empty() ? noun : noun + " " + allowed;
@@ -95,17 +96,27 @@ bool assign(const Field& field, const RawValue& raw, std::vector<std::string>& o
   return true;
 }
 
-bool assign(const Field& field, const RawValue& raw, std::vector<int64_t>& out) {
+template <typename T>
+bool assign_list(const Field& field, const RawValue& raw,
+                 std::optional<T> (*parse)(std::string_view), std::vector<T>& out) {
   std::vector<std::string> texts;
-  std::vector<int64_t> items;
+  std::vector<T> items;
   if (!assign(field, raw, texts)) return false;
   for (const auto& text : texts) {
-    const auto value = parse_integer(text);
+    const auto value = parse(text);
     if (!value || !in_range(static_cast<double>(*value), field.rule.range)) return false;
     items.push_back(*value);
   }
   out = std::move(items);
   return true;
+}
+
+bool assign(const Field& field, const RawValue& raw, std::vector<int64_t>& out) {
+  return assign_list(field, raw, parse_integer, out);
+}
+
+bool assign(const Field& field, const RawValue& raw, std::vector<double>& out) {
+  return assign_list(field, raw, parse_number, out);
 }
 
 /// Quotes make no difference: earlier versions printed it as a text.
@@ -161,6 +172,10 @@ std::string to_text(const std::vector<std::string>& value) {
 }
 
 std::string to_text(const std::vector<int64_t>& value) {
+  return fmt::format("[{}]", fmt::join(value, ", "));
+}
+
+std::string to_text(const std::vector<double>& value) {
   return fmt::format("[{}]", fmt::join(value, ", "));
 }
 
@@ -234,6 +249,7 @@ std::string type_name(const Field& field) {
             return "true/false";
           if constexpr (std::is_same_v<T, std::string>) return "text";
           if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "list of integers";
+          if constexpr (std::is_same_v<T, std::vector<double>>) return "list of numbers";
           if constexpr (std::is_same_v<T, parallel::ReshardAfterForward>) return kFlagOrNumber;
           return "list";
         }

@@ -20,7 +20,7 @@ RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
 Loader::Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options)
     : data_(std::move(rows)),
       options_(options),
-      sampler_({.num_samples = data_->size(), .seed = options.seed, .shuffle = options.shuffle}) {
+      sampler_({.sources = data_->sources(), .seed = options.seed, .shuffle = options.shuffle}) {
   const int64_t world_size = options.world_size, samples = data_->size();
   TORCH_INTERNAL_ASSERT(0 <= options.rank && options.rank < world_size, "rank ", options.rank,
                         " of ", world_size);

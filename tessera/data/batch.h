@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/data/mixture.h"
 #include "tessera/data/rows.h"
-#include "tessera/data/sampler.h"
 
 namespace tessera::data {
 
@@ -51,7 +51,7 @@ struct LoaderOptions {
   PastEnd past_end = PastEnd::wrap;
 };
 
-/// Row r of step s (both from 0) is the sample that Sampler puts at the global index s B + r, or
+/// Row r of step s (both from 0) is the sample that MixtureSampler puts at the global index s B + r, or
 /// after go_on(step, sample) at sample + (s - step) B + r. The position of a run is its step
 /// number.
 class Loader {
@@ -70,6 +70,7 @@ class Loader {
   const Rows& data() const { return *data_; }
   RowRange rows() const;        ///< of this rank, in every step
   int64_t num_batches() const;  ///< steps that see every sample once, the last one perhaps not full
+  const MixtureSampler& sampler() const { return sampler_; }
 
   /// Rows [begin, end) of step `step`; 0 <= begin < end <= B, not only this rank's.
   /// UserError at a token beyond the vocabulary. Cost: copies the tokens once.
@@ -79,7 +80,7 @@ class Loader {
  private:
   std::shared_ptr<const Rows> data_;
   LoaderOptions options_;
-  Sampler sampler_;
+  MixtureSampler sampler_;
   int64_t first_ = 0;  // global index of row 0 of step 0
 };
 

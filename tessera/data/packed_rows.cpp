@@ -38,9 +38,9 @@ PackedRows::PackedRows(std::shared_ptr<const documents::Documents> documents,
     const bool is_cut = length < whole;
     if (is_cut && options.too_long == TooLong::error) {
       user_error(
-          "row {} of train: expected at most seq_len {} tokens to go on from, got {}; set seq_len, "
+          "row {} of {}: expected at most seq_len {} tokens to go on from, got {}; set seq_len, "
           "or too_long to cut or drop",
-          index + 1, options.seq_len, whole);
+          index + 1, options.name, options.seq_len, whole);
     }
     bool all_learn = true;
     for (size_t i = 0; i < together.size(); ++i) all_learn &= has_target(together[i], inputs[i]);
@@ -54,9 +54,8 @@ PackedRows::PackedRows(std::shared_ptr<const documents::Documents> documents,
     lengths.push_back(length);
   }
   if (chosen_.empty()) {
-    user_error(
-        "train: none of {} rows has anything to learn within seq_len {}; set a larger seq_len",
-        chosen.size(), options.seq_len);
+    user_error("{}: none of {} rows has anything to learn within seq_len {}; set a larger seq_len",
+               options.name, chosen.size(), options.seq_len);
   }
   packing_ = options.packing ? pack(lengths, options.seq_len) : one_each(chosen_.size());
   counts_.packed = std::ssize(chosen_);

@@ -17,6 +17,7 @@ struct PackedRowsOptions {
   int64_t seq_len = 256;
   bool packing = true;  ///< false: a row for each document
   TooLong too_long = TooLong::cut;
+  std::string name = "train";  ///< of the documents, in errors
 };
 
 /// What becomes of a data set's rows on their way into rows of a batch.

@@ -17,6 +17,12 @@ struct DocumentRange {
   int64_t index = 0;  ///< of the document, in its data set
 };
 
+/// Rows that are drawn by a weight of their own.
+struct WeightedRows {
+  int64_t num_rows = 1;
+  double weight = 1;
+};
+
 /// Rows of seq_len tokens, each with its targets. Read-only; threads may share it.
 class Rows {
  public:
@@ -28,6 +34,9 @@ class Rows {
   virtual int64_t num_tokens() const = 0;              ///< of all that rows are made of
   /// Another content most likely has another.
   virtual std::string digest() const = 0;
+
+  /// Stretches, one after the other, of which each is drawn by its weight. One: all rows alike.
+  virtual std::vector<WeightedRows> sources() const { return {{.num_rows = size()}}; }
 
   /// `inputs` and `targets`: seq_len each. Targets are the tokens behind the inputs, kIgnoredTarget where there is
   /// nothing to predict. Documents that see themselves alone are appended to `documents`; none: the

@@ -209,7 +209,7 @@ optim::LearningRateOptions learning_rate_options(const config::RunConfig& config
           .min_ratio = config.schedule.min_ratio,
           .warmup_steps = config.schedule.warmup_steps,
           .decay_steps = config.schedule.decay_steps,
-          .total_steps = config.train.steps};
+          .total_steps = 0};  // set_length
 }
 
 /// The job's model. UserError: it is too small for the job's sequences or ranks.
@@ -230,7 +230,7 @@ struct Loaders {
   data::Loader train;
   std::optional<data::Loader> validation;
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  std::string note;
+  std::vector<std::string> notes;
 };
 
 /// This rank's batches: to train with, and to validate with if anything is held out.
@@ -245,7 +245,7 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
   Loaders loaders{.train = data::Loader(std::move(opened.train), loading),
                   .validation = std::nullopt,
                   .tokenizer = std::move(opened.tokenizer),
-                  .note = std::move(opened.note)};
+                  .notes = std::move(opened.notes)};
   if (opened.validation) {
     // Its order is its own and always the same: however few batches are asked for, they are of
     // every part.
@@ -257,6 +257,16 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
 }
 
 }  // namespace
+
+void set_length(Run& run, int64_t step, int64_t samples_seen) {
+  const auto& train = run.config.train;
+  run.num_steps = config::num_steps(train, run.train_loader.data().size(), step, samples_seen);
+  run.learning_rate.total_steps = run.num_steps;
+  const auto origin = fmt::format("{}, the steps of train.epochs {}", run.num_steps, train.epochs);
+  if (train.epochs == 0) return;  // the job file's check has seen to it
+  if (const auto problem = config::schedule_problem(run.config.schedule, run.num_steps, origin))
+    user_error("{}: {}", problem->key, problem->message);
+}
 
 Run assemble(const config::RunConfig& config, const launch::RankEnvironment& environment) {
   set_threads(config.parallel, environment);
@@ -301,7 +311,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .validation_loader = std::move(loaders.validation),
           .tokenizer = std::move(loaders.tokenizer),
           .reference = {},
-          .data_note = std::move(loaders.note),
+          .data_notes = std::move(loaders.notes),
           .model = std::move(model),
           .parameters = std::move(parameters),
           .tensor_parts = std::move(tensor_parts),
@@ -315,6 +325,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .traffic = {},
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};
+  set_length(run, /*step=*/0, /*samples_seen=*/0);
   if (config.precision.autocast) run.autocast = torch_dtype(config.precision.compute);
   if (config.precision.compute == FloatType::fp16) run.loss_scaler.emplace();
   return run;

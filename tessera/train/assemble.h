@@ -58,7 +58,8 @@ struct Run {
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of the data; nullptr: bytes, or unknown
   Reference reference;                               ///< of preference.loss sigmoid and ipo
-  std::string data_note;  ///< what was read of the data, in a line; "": nothing to say
+  std::vector<std::string> data_notes;               ///< what was read of the data (open_data.h)
+  int64_t num_steps = 0;                             ///< of the whole run: set_length
   std::shared_ptr<models::LanguageModel> model;
   std::vector<Parameter> parameters;   ///< in the order of the model
   parallel::TensorParts tensor_parts;  ///< what this rank has of divided parameters; empty: all
@@ -89,5 +90,10 @@ Run assemble(const config::RunConfig& config, const launch::RankEnvironment& env
 
 /// The same over a mesh that exists already.
 Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh);
+
+/// Sets the steps of the whole run, and with them its learning rates, as train.steps or train.epochs
+/// says, for a run that has seen so many samples after `step`. UserError: phases of the schedule
+/// that do not fit.
+void set_length(Run& run, int64_t step, int64_t samples_seen);
 
 }  // namespace tessera::train

@@ -30,6 +30,7 @@ json state_of(const Run& run, const Counts& counts) {
   json state{{"step", counts.step},
              {"samples_seen", counts.samples_seen},
              {"tokens_seen", counts.tokens_seen},
+             {"num_steps", run.num_steps},
              {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
              {"validation_fraction", run.config.data.validation_fraction},
              {"optimizer",
@@ -194,7 +195,7 @@ std::vector<std::string> Checkpointing::after_step(const Counts& counts,
                                                    const StepRequests& requests) {
   if (!saver_) return {};
   const auto& section = run_.config.checkpoint;
-  const bool last = counts.step == run_.config.train.steps && section.at_end;
+  const bool last = counts.step == run_.num_steps && section.at_end;
   const bool regular = section.every > 0 && counts.step % section.every == 0;
   if ((last || regular || requests.save || requests.stop) && counts.step != last_saved_) {
     auto state = state_of(run_, counts);

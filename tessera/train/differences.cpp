@@ -49,11 +49,11 @@ std::map<std::string, std::string> settings_in(const std::string& yaml) {
 /// Does a setting decide what is trained and how? Not where files lie, what is shown, and what of
 /// it is compared by its content instead.
 bool matters(const std::string& key) {
-  static const std::set<std::string> kOfTrain{"train.steps", "train.global_batch",
+  static const std::set<std::string> kOfTrain{"train.steps", "train.epochs", "train.global_batch",
                                               "train.nonfinite"};
-  static const std::set<std::string> kOfData{"data.seq_len",       "data.shuffle",
-                                             "data.packing",       "data.too_long",
-                                             "data.document_mask", "data.document_end"};
+  static const std::set<std::string> kOfData{
+      "data.seq_len", "data.shuffle",       "data.packing",     "data.too_long",
+      "data.weights", "data.document_mask", "data.document_end"};
   return key.starts_with("optimizer.") || key.starts_with("schedule.") ||
          key.starts_with("precision.") || kOfTrain.contains(key) || kOfData.contains(key);
 }
@@ -72,6 +72,12 @@ void add_seeds(const Run& run, const json& state, std::vector<std::string>& note
         fmt::format("{}: {} differ",
                     was(fmt::format("{}.seed", name), fmt::format("{}", seed), seeds[name].dump()),
                     std::string_view(name) == "data" ? "samples" : "dropped numbers"));
+  }
+  const auto steps = state.value("num_steps", run.num_steps);
+  if (run.config.train.epochs > 0 && steps != run.num_steps) {
+    notes.push_back(
+        fmt::format("train.epochs {} comes to {} steps, to {} where the checkpoint was saved",
+                    run.config.train.epochs, run.num_steps, steps));
   }
   const double held_out = run.config.data.validation_fraction;
   const auto before = state.find("validation_fraction");

@@ -45,6 +45,24 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// What was read of the data, and how often the run sees it.
+std::vector<std::string> data_lines(const Run& run) {
+  auto lines = run.data_notes;
+  const auto& data = run.config.data;
+  const auto& train = run.config.train;
+  const auto& sampler = run.train_loader.sampler();
+  for (size_t i = 0; i < data.weights.size(); ++i) {
+    lines[i] += fmt::format("; weight {} ({:.1f} % of the rows), {:.3g} epochs", data.weights[i],
+                            100 * sampler.share_of(i),
+                            sampler.epochs_of(i, run.num_steps * train.global_batch));
+  }
+  if (train.epochs > 0) {
+    lines.push_back(fmt::format("{} epochs of {} rows: {} steps of {} rows", train.epochs,
+                                run.train_loader.data().size(), run.num_steps, train.global_batch));
+  }
+  return lines;
+}
+
 /// Rank 0's view of a run: screen and files. Other ranks have none.
 class Watch {
  public:
@@ -55,7 +73,7 @@ class Watch {
     const report::SinkOptions options{.run_dir = folder_, .steps_done = steps_done};
     sinks_.push_back(std::make_unique<report::MetricsLog>(options));
     auto progress = std::make_unique<report::Progress>(report::ProgressOptions{
-        .mode = logging.progress, .total_steps = run.config.train.steps, .every = logging.every});
+        .mode = logging.progress, .total_steps = run.num_steps, .every = logging.every});
     progress_ = progress.get();
     sinks_.push_back(std::move(progress));
     write_file(folder_ / "config.yaml", config::to_yaml(run.config));
@@ -67,7 +85,7 @@ class Watch {
     }
     if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
     for (const auto& name : logging.report_to) sinks_.push_back(report::make_sink(name, options));
-    const auto values = hyper_parameters(run.config, world_size);
+    const auto values = hyper_parameters(run, world_size);
     for (auto& sink : sinks_) sink->hyper_parameters(values);
   }
 
@@ -117,7 +135,7 @@ class Watch {
                     format_count(static_cast<double>(models::num_parameters(run_.model->shape()))),
                     world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                     config.data.seq_len, folder_.string()));
-    if (!run_.data_note.empty()) message(fmt::format("data: {}", run_.data_note));
+    for (const auto& line : data_lines(run_)) message("data: " + line);
     if (config.precision.parameters != FloatType::bf16) return;
     message(fmt::format(
         "pure bf16: weights have no fp32 copy, {}",
@@ -126,7 +144,8 @@ class Watch {
             : "small updates are lost (precision.stochastic_rounding keeps them on average)"));
   }
 
-  static report::HyperParameters hyper_parameters(const config::RunConfig& config, int world_size) {
+  static report::HyperParameters hyper_parameters(const Run& run, int world_size) {
+    const auto& config = run.config;
     return {{"model/preset", config.model.preset},
             {"optimizer/type", std::string(text_of(config.optimizer.type))},
             {"optimizer/learning_rate", config.optimizer.learning_rate},
@@ -134,7 +153,7 @@ class Watch {
             {"schedule/type", std::string(text_of(config.schedule.type))},
             {"data/seq_len", static_cast<double>(config.data.seq_len)},
             {"train/global_batch", static_cast<double>(config.train.global_batch)},
-            {"train/steps", static_cast<double>(config.train.steps)},
+            {"train/steps", static_cast<double>(run.num_steps)},
             {"parallel/ranks", static_cast<double>(world_size)}};
   }
 
@@ -146,8 +165,9 @@ class Watch {
   std::vector<report::StepValue> validation_;
 };
 
-bool validates_after(const config::TrainSection& train, int64_t step) {
-  return step == train.steps || (train.validate_every > 0 && step % train.validate_every == 0);
+bool validates_after(const Run& run, int64_t step) {
+  const auto every = run.config.train.validate_every;
+  return step == run.num_steps || (every > 0 && step % every == 0);
 }
 
 std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
@@ -168,7 +188,7 @@ std::vector<report::UnitWait> unit_waits(const Run& run) {
   std::vector<report::UnitWait> waits;
   for (const auto& [unit, times] : run.parallel.waits()) {
     waits.push_back({unit, (times.gather_wait_seconds + times.reduce_wait_seconds) /
-                               static_cast<double>(std::max<int64_t>(1, run.config.train.steps))});
+                               static_cast<double>(std::max<int64_t>(1, run.num_steps))});
   }
   return waits;
 }
@@ -327,10 +347,10 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);
   const int64_t first_step = counts.step + 1;
-  if (first_step > train.steps) {
-    say({fmt::format("step {} of {}: nothing left to do", counts.step, train.steps)});
+  if (first_step > run.num_steps) {
+    say({fmt::format("step {} of {}: nothing left to do", counts.step, run.num_steps)});
   }
-  for (int64_t step = first_step; step <= train.steps; ++step) {
+  for (int64_t step = first_step; step <= run.num_steps; ++step) {
     beacon.set(step);
     const auto start = Clock::now();
     const double waited_before = wait_seconds(run);
@@ -349,13 +369,13 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     counts.tokens_seen += result.num_tokens;
     auto record = record_of(result, counts, seconds, wait_seconds(run) - waited_before);
     record.mfu = mfu_of(run, record.tokens_per_second, summary.matmul_peak_flops);
-    if (validates_after(train, step)) add_validation(record, validate(run));
+    if (validates_after(run, step)) add_validation(record, validate(run));
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
     say(checkpointing.after_step(counts, record.validation_loss, result.requests));
-    if (result.requests.stop && step < train.steps) {
+    if (result.requests.stop && step < run.num_steps) {
       say(checkpointing.finish());
-      say({stopped_text(step, train.steps)});
+      say({stopped_text(step, run.num_steps)});
       return kPreemptedExit;
     }
   }

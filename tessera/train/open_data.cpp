@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/dataset.h"
+#include "tessera/data/mixed_rows.h"
 #include "tessera/data/packed_rows.h"
 
 namespace tessera::train {
@@ -13,8 +14,15 @@ namespace {
 
 using config::DataSection;
 
-OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
-  auto opened = data::open_datasets({.train = {.paths = section.train,
+/// Rows of one source, or of all that are joined.
+struct Source {
+  std::shared_ptr<const data::Rows> train, validation;  ///< no validation: nullptr
+  std::string note;
+};
+
+Source open_tokens(const DataSection& section, const std::vector<std::string>& paths,
+                   int64_t vocab_size) {
+  auto opened = data::open_datasets({.train = {.paths = paths,
                                                .format = section.format,
                                                .token_dtype = section.token_dtype,
                                                .extensions = section.extensions},
@@ -24,10 +32,9 @@ OpenedData open_tokens(const DataSection& section, int64_t vocab_size) {
                                      .vocab_size = vocab_size,
                                      .document_mask = section.document_mask,
                                      .document_end = section.document_end});
-  OpenedData result{.train = std::make_shared<data::Dataset>(std::move(opened.train)),
-                    .validation = nullptr,
-                    .tokenizer = nullptr,
-                    .note = ""};
+  Source result{.train = std::make_shared<data::Dataset>(std::move(opened.train)),
+                .validation = nullptr,
+                .note = ""};
   if (opened.validation) {
     result.validation = std::make_shared<data::Dataset>(std::move(*opened.validation));
   }
@@ -85,35 +92,94 @@ std::string note_of(const documents::Documents& documents, const data::PackedRow
   return note;
 }
 
-OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int num_threads) {
-  const auto& section = config.data;
-  const data::PackedRowsOptions options{
-      .seq_len = section.seq_len, .packing = section.packing, .too_long = section.too_long};
-  const auto rows_of = [&](const SharedDocuments& documents, std::vector<uint32_t> chosen) {
-    return std::make_shared<const data::PackedRows>(documents, std::move(chosen), options);
-  };
-  const auto encoder = make_encoder(config);
-  const auto documents = load(*encoder, config, section.train, vocab_size, num_threads);
-  const bool own_files = !section.validation.empty();
-  auto divided =
-      data::divide_rows(documents->num_rows(), own_files ? 0 : section.validation_fraction);
-  if (divided.train.empty()) {
-    user_error(
-        "{}: {} row leaves none to train on after validation_fraction {}; set it to 0, or "
-        "give validation files of its own",
-        section.train.front(), documents->num_rows(), section.validation_fraction);
+/// Reads records as tokens.
+class RecordSources {
+ public:
+  RecordSources(const config::RunConfig& config, int64_t vocab_size, int num_threads)
+      : config_(config),
+        section_(config.data),
+        encoder_(make_encoder(config)),
+        vocab_size_(vocab_size),
+        num_threads_(num_threads) {}
+
+  Source open(const std::vector<std::string>& paths) const {
+    const auto documents = load(*encoder_, config_, paths, vocab_size_, num_threads_);
+    const bool own_files = !section_.validation.empty();
+    auto divided =
+        data::divide_rows(documents->num_rows(), own_files ? 0 : section_.validation_fraction);
+    if (divided.train.empty()) {
+      user_error(
+          "{}: {} row leaves none to train on after validation_fraction {}; set it to 0, or "
+          "give validation files of its own",
+          paths.front(), documents->num_rows(), section_.validation_fraction);
+    }
+    const auto name = section_.weights.empty() ? "train" : paths.front();
+    const auto train = rows_of(documents, std::move(divided.train), name);
+    Source source{.train = train, .validation = nullptr, .note = note_of(*documents, *train)};
+    if (!divided.validation.empty())
+      source.validation = rows_of(documents, std::move(divided.validation), name);
+    return source;
   }
+
+  /// The rows of data.validation.
+  std::shared_ptr<const data::Rows> open_validation() const {
+    const auto others = load(*encoder_, config_, section_.validation, vocab_size_, num_threads_);
+    return rows_of(others, data::divide_rows(others->num_rows(), 0).train, "validation");
+  }
+
+  std::shared_ptr<const text::Tokenizer> tokenizer() const {
+    return {encoder_, &encoder_->tokenizer()};
+  }
+
+ private:
+  std::shared_ptr<const data::PackedRows> rows_of(const SharedDocuments& documents,
+                                                  std::vector<uint32_t> chosen,
+                                                  const std::string& name) const {
+    return std::make_shared<const data::PackedRows>(
+        documents, std::move(chosen),
+        data::PackedRowsOptions{.seq_len = section_.seq_len,
+                                .packing = section_.packing,
+                                .too_long = section_.too_long,
+                                .name = name});
+  }
+
+  const config::RunConfig& config_;
+  const DataSection& section_;
+  std::shared_ptr<const documents::DocumentEncoder> encoder_;
+  int64_t vocab_size_;
+  int num_threads_;
+};
+
+/// What is read together: all of data.train, or each entry that has a weight of its own.
+std::vector<std::vector<std::string>> groups_of(const DataSection& section) {
+  if (section.weights.empty()) return {section.train};
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& entry : section.train) groups.push_back({entry});
+  return groups;
+}
+
+/// Sources as one; what each of them holds out is joined.
+OpenedData join(std::vector<Source> sources, const DataSection& section) {
+  const bool mixed = !section.weights.empty();
   OpenedData opened;
-  opened.tokenizer = {encoder, &encoder->tokenizer()};
-  const auto train = rows_of(documents, std::move(divided.train));
-  opened.note = note_of(*documents, *train);
-  opened.train = train;
-  if (own_files) {
-    const auto others = load(*encoder, config, section.validation, vocab_size, num_threads);
-    opened.validation = rows_of(others, data::divide_rows(others->num_rows(), 0).train);
-  } else if (!divided.validation.empty()) {
-    opened.validation = rows_of(documents, std::move(divided.validation));
+  std::vector<std::shared_ptr<const data::Rows>> train, validation;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    auto& [rows, held_out, note] = sources[i];
+    if (mixed && note.empty())
+      note = fmt::format("{} tokens, {} rows", rows->num_tokens(), rows->size());
+    if (!note.empty()) opened.notes.push_back(mixed ? section.train[i] + ": " + note : note);
+    train.push_back(std::move(rows));
+    if (held_out) validation.push_back(std::move(held_out));
   }
+  if (!mixed) {
+    opened.train = train.front();
+    if (!validation.empty()) opened.validation = validation.front();
+    return opened;
+  }
+  opened.train = std::make_shared<data::MixedRows>(std::move(train), section.weights);
+  if (!validation.empty())
+    opened.validation =
+        std::make_shared<data::MixedRows>(std::move(validation), std::vector<double>());
   return opened;
 }
 
@@ -121,17 +187,30 @@ OpenedData open_records(const config::RunConfig& config, int64_t vocab_size, int
 
 OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int num_threads) {
   const auto& section = config.data;
+  const auto groups = groups_of(section);
   const bool records =
       section.format == data::DataFormat::records ||
       (section.format == data::DataFormat::automatic && documents::are_records(section.train));
-  if (!records) return open_tokens(section, vocab_size);
+  std::vector<Source> sources;
+  if (!records) {
+    for (const auto& paths : groups) sources.push_back(open_tokens(section, paths, vocab_size));
+    // Files of their own to validate with are the same beside each source.
+    if (!section.validation.empty())
+      for (size_t i = 1; i < sources.size(); ++i) sources[i].validation = nullptr;
+    return join(std::move(sources), section);
+  }
   if (section.document_mask) {
     user_error(
         "{}: document_mask has no effect on records, whose documents always see themselves alone; "
         "leave it out",
         section.train.front());
   }
-  return open_records(config, vocab_size, num_threads);
+  const RecordSources reader(config, vocab_size, num_threads);
+  for (const auto& paths : groups) sources.push_back(reader.open(paths));
+  auto opened = join(std::move(sources), section);
+  if (!section.validation.empty()) opened.validation = reader.open_validation();
+  opened.tokenizer = reader.tokenizer();
+  return opened;
 }
 
 }  // namespace tessera::train

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/config/run_config.h"
 #include "tessera/data/rows.h"
@@ -14,7 +15,9 @@ struct OpenedData {
   std::shared_ptr<const data::Rows> train;
   std::shared_ptr<const data::Rows> validation;      ///< nullptr: none
   std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of records; nullptr: of others
-  std::string note;  ///< what was read and left out, in a line; "": nothing to say
+  /// What was read and left out: a line, or one for each entry of data.train that has a weight; none:
+  /// nothing to say.
+  std::vector<std::string> notes;
 };
 
 /// Opens token files and text, or reads records (data.format) on `num_threads`. UserError, also at

@@ -44,6 +44,7 @@ Counts apply_state(Run& run, const checkpoint::Checkpoint& found) {
                state.dump(-1, ' ', false, json::error_handler_t::replace));
   }
   run.train_loader.go_on(counts.step, counts.samples_seen);
+  set_length(run, counts.step, counts.samples_seen);
   return counts;
 }
 

@@ -11,7 +11,7 @@
 namespace tessera::train {
 
 /// What a run has counted. In a checkpoint's index, beside other state (only "step" must be there):
-///   {"step": 100, "samples_seen": 1600, "tokens_seen": 409600,
+///   {"step": 100, "num_steps": 1000, "samples_seen": 1600, "tokens_seen": 409600,
 ///    "seeds": {"model": 1234, "data": 0},
 ///    "run_id": "0f3a..", "data": {"tokens": 1000000, "sample": "<64 hex digits>"},
 ///    "optimizer": {"type": "adamw", "step": 100},
