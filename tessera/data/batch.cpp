@@ -13,6 +13,13 @@
 
 namespace tessera::data {
 
+namespace {
+
+/// Each row once: weights are of what is drawn without an end.
+std::vector<WeightedRows> in_turn(const Rows& rows) { return {{.num_rows = rows.size()}}; }
+
+}  // namespace
+
 RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
   return {rank * global_batch / world_size, (rank + 1) * global_batch / world_size};
 }
@@ -20,7 +27,9 @@ RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
 Loader::Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options)
     : data_(std::move(rows)),
       options_(options),
-      sampler_({.sources = data_->sources(), .seed = options.seed, .shuffle = options.shuffle}) {
+      sampler_({.sources = options.past_end == PastEnd::ignore ? in_turn(*data_) : data_->sources(),
+                .seed = options.seed,
+                .shuffle = options.shuffle}) {
   const int64_t world_size = options.world_size, samples = data_->size();
   TORCH_INTERNAL_ASSERT(0 <= options.rank && options.rank < world_size, "rank ", options.rank,
                         " of ", world_size);

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tessera/data/dataset.h"
+#include "tessera/data/mixed_rows.h"
 #include "tessera/data/testing.h"
 #include "tests/support/temporary_folder.h"
 
@@ -118,6 +119,16 @@ TEST(Loader, IgnoresRowsPastTheEndWhenAsked) {
   second.rank = 1;
   second.world_size = 2;
   EXPECT_EQ(Loader(counting(1), second).batch(0).num_tokens, 0);
+}
+
+TEST(Loader, InOrderEachSampleOfAMixtureComesOnce) {
+  const Loader drawn(std::make_shared<MixedRows>(
+                         std::vector<std::shared_ptr<const Rows>>{counting(2), counting(5)},
+                         std::vector<double>{3, 1}),
+                     {.global_batch = 4});
+  const auto in_order = drawn.in_order();
+  EXPECT_EQ(samples_of(in_order.batch(0)), (std::vector<int64_t>{0, 1, 0, 1}));
+  EXPECT_EQ(in_order.batch(1).num_tokens, 3 * kSeqLen);
 }
 
 TEST(Loader, RowsCoverTheBatchForAnyWorld) {

@@ -18,6 +18,7 @@ class MixedRows : public Rows {
 
   int64_t size() const override { return ends_.back(); }
   int64_t seq_len() const override { return sources_.front()->seq_len(); }
+  int64_t num_documents() const override;
   int64_t num_tokens() const override;
   std::string digest() const override;  ///< of the weights, too
   std::vector<WeightedRows> sources() const override;
@@ -27,7 +28,8 @@ class MixedRows : public Rows {
  private:
   std::vector<std::shared_ptr<const Rows>> sources_;
   std::vector<double> weights_;
-  std::vector<int64_t> ends_;
+  std::vector<int64_t> ends_;             ///< rows up to the end of each source
+  std::vector<int64_t> first_documents_;  ///< documents before each source
 };
 
 }  // namespace tessera::data

@@ -124,11 +124,13 @@ class CountedRows : public Rows {
   CountedRows(int64_t first, int64_t size) : first_(first), size_(size) {}
   int64_t size() const override { return size_; }
   int64_t seq_len() const override { return 1; }
+  int64_t num_documents() const override { return size_; }
   int64_t num_tokens() const override { return size_; }
   std::string digest() const override { return std::to_string(first_); }
   void read(int64_t row, std::span<int64_t> inputs, std::span<int64_t>,
-            std::vector<DocumentRange>&) const override {
+            std::vector<DocumentRange>& documents) const override {
     inputs[0] = first_ + row;
+    documents.push_back({.begin = 0, .end = 1, .index = row});
   }
 
  private:
@@ -146,7 +148,10 @@ TEST(MixedRows, AreTheSourcesOneAfterTheOther) {
     std::vector<DocumentRange> documents;
     rows.read(row, inputs, targets, documents);
     read.push_back(inputs[0]);
+    ASSERT_EQ(documents.size(), 1U);
+    EXPECT_EQ(documents[0].index, row) << "no document of two sources has one index";
   }
+  EXPECT_EQ(rows.num_documents(), 6);
   EXPECT_THAT(read, ElementsAre(100, 101, 102, 200, 300, 301));
   EXPECT_EQ(rows.num_tokens(), 6);
   ASSERT_EQ(rows.sources().size(), 3U);
