@@ -123,6 +123,12 @@ void show_row(size_t row, const std::vector<std::span<const MarkedToken>>& docum
 
 void show(ShowArguments& arguments) {
   auto& options = arguments.documents;
+  std::vector<std::string> files;
+  for (const auto& path : options.paths) {
+    for (auto& file : data_files(path).paths) files.push_back(std::move(file));
+  }
+  const auto title = "Lengths of " + options.paths.front();
+  options.paths = std::move(files);
   options.shape = value_named<data::RowShape>(arguments.shape).value();
   options.num_threads = static_cast<int>(this_machine().num_cores);
   arguments.encoder.tokenizer = model_folder(arguments.model, /*weights=*/false);
@@ -145,9 +151,8 @@ void show(ShowArguments& arguments) {
     show_row(row, documents.of_row(row), encoder.tokenizer(), arguments.seq_len, marks);
   }
   if (arguments.svg.empty()) return;
-  write_output(arguments.svg,
-               report::histogram_svg(report::histogram_of(lengths, kBars),
-                                     "Lengths of " + options.paths.front(), spread, "tokens"));
+  write_output(arguments.svg, report::histogram_svg(report::histogram_of(lengths, kBars), title,
+                                                    spread, "tokens"));
   fmt::print("\nwrote {}\n", printable(arguments.svg));
 }
 
@@ -160,7 +165,8 @@ void add_data(CLI::App& app, int& exit_code) {
   auto* command = data->add_subcommand("show", "Show what a run would learn from rows");
   command
       ->add_option("FILE", arguments->documents.paths,
-                   "Files of rows, folders and patterns (docs/data_files.md)")
+                   "Files of rows, folders, patterns, or org/data:split on the Hub "
+                   "(docs/data_files.md)")
       ->required();
   command
       ->add_option(

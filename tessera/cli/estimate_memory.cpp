@@ -26,7 +26,7 @@
 #include "tessera/estimate/architecture.h"
 #include "tessera/estimate/known_models.h"
 #include "tessera/estimate/table.h"
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 #include "tessera/hub/resolve.h"
 #include "tessera/models/json_keys.h"
 #include "tessera/predict/fit.h"
@@ -136,7 +136,7 @@ Model from_path(const std::string& name, const fs::path& path, std::optional<Ver
 Model find_model(const std::string& name, std::optional<Version> version) {
   if (fs::exists(name)) return from_path(name, name, version);
   if (const auto config = known_config(name)) return from_config(name, *config, name, version);
-  if (!hub::parse_model_name(name)) {
+  if (!hub::parse_repository_name(name)) {
     auto names = known_model_names();
     for (size_t i = names.size(); i-- > 0;)
       names.push_back(names[i].substr(names[i].find('/') + 1));  // the owner may be left out

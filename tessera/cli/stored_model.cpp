@@ -11,23 +11,34 @@
 #include "tessera/hub/resolve.h"
 
 namespace tessera::cli {
+namespace {
 
-std::string model_folder(const std::string& name_or_path, bool weights) {
+/// Options with which a user hears of what is downloaded.
+hub::ResolveOptions telling(const std::string& name_or_path) {
   constexpr int64_t kStep = 10;  // percent
-  int64_t shown = -kStep;
-  const auto on_progress = [&](const hub::Progress& progress) {
+  hub::ResolveOptions options;
+  options.on_progress = [name_or_path, shown = -kStep](const hub::Progress& progress) mutable {
     const int64_t percent = 100 * progress.done_bytes / std::max<int64_t>(1, progress.total_bytes);
     if (percent < shown + kStep) return;
     shown = percent;
     fmt::print(stderr, "fetching {}: {} %, {} of {}\n", name_or_path, percent,
                format_bytes(progress.done_bytes), format_bytes(progress.total_bytes));
   };
-  const auto on_notice = [](const std::string& line) {
-    fmt::print(stderr, "{}\n", printable(line));
-  };
-  return hub::resolve(name_or_path,
-                      {.weights = weights, .on_progress = on_progress, .on_notice = on_notice})
-      .string();
+  options.on_notice = [](const std::string& line) { fmt::print(stderr, "{}\n", printable(line)); };
+  return options;
+}
+
+}  // namespace
+
+std::string model_folder(const std::string& name_or_path, bool weights) {
+  if (std::filesystem::exists(name_or_path)) return name_or_path;
+  auto options = telling(name_or_path);
+  options.weights = weights;
+  return hub::resolve(name_or_path, options).string();
+}
+
+hub::ResolvedData data_files(const std::string& entry) {
+  return hub::resolve_data(entry, [&] { return telling(entry); });
 }
 
 std::filesystem::path chosen_checkpoint(const std::filesystem::path& source, int64_t step) {

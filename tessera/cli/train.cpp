@@ -149,6 +149,13 @@ void check_plan(const config::RunConfig& config) {
   plan::make_plan(config, config::resolve_model_shape(config.model));
 }
 
+/// Names of data sets get the commit that is downloaded here, so that every rank reads the same.
+void pin_data(config::DataSection& data) {
+  for (auto* entries : {&data.train, &data.validation}) {
+    for (auto& entry : *entries) entry = data_files(entry).pinned;
+  }
+}
+
 int train(const TrainArguments& arguments, Overrides overrides) {
   const auto ranks = launch::rank_environment();
   launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
@@ -175,6 +182,7 @@ int train(const TrainArguments& arguments, Overrides overrides) {
     fmt::print("{}", config::print_config(loaded));
     return 0;
   }
+  pin_data(loaded.config.data);
   check_plan(loaded.config);
   if (!ranks || ranks->rank == 0) check_run_dir(loaded.config.train.run_dir);
   start.command = {worker_path(), file_for_ranks(config::to_yaml(loaded.config))};

@@ -110,13 +110,15 @@ Section data_section() {
   using S = DataSection;
   return SectionBuilder("data", &RunConfig::data, "What is read, and in which order.")
       .add("train", &S::train,
-           "files or folders to learn from; at least one", kAlways, {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
+           "files, folders or data sets of the Hugging Face Hub (org/data, org/data:split) to "
+           "learn from; at least one",
+           kAlways, {.aliases = {"path", "paths", "files", "train_files", "dataset", "train_data"}})
       .add("weights", &S::weights,
            "one for each entry of train: shares of the rows drawn from each, small ones repeated; "
            "empty: all rows alike",
            kAlways, {.range = above(0), .aliases = {"mixture", "mix", "blend", "probabilities"}})
       .add("validation", &S::validation,
-           "files or folders held out; empty: validation_fraction of train", kAlways,
+           "files, folders or data sets held out; empty: validation_fraction of train", kAlways,
            {.aliases = {"val", "valid", "eval", "validation_files"}})
       .add("validation_fraction", &S::validation_fraction,
            "share of train that is held out when validation is empty, in stretches spread evenly "

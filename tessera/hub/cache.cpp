@@ -11,19 +11,18 @@ namespace tessera::hub {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kPrefix = "models--", kSeparator = "--";
+constexpr std::string_view kSeparator = "--";
 
-std::string folder_name(const std::string& repository) {
-  const auto slash = repository.find('/');
-  return fmt::format("{}{}{}{}", kPrefix, repository.substr(0, slash), kSeparator,
-                     repository.substr(slash + 1));
+std::string folder_name(const RepositoryName& name) {
+  const auto slash = name.repository.find('/');
+  return fmt::format("{}{}{}{}{}", name.kinds(), kSeparator, name.repository.substr(0, slash),
+                     kSeparator, name.repository.substr(slash + 1));
 }
 
 }  // namespace
 
-Cache::Cache(const fs::path& root, const ModelName& name)
-    : folder_(root / folder_name(name.repository)),
-      locks_(root / ".locks" / folder_name(name.repository)) {}
+Cache::Cache(const fs::path& root, const RepositoryName& name)
+    : folder_(root / folder_name(name)), locks_(root / ".locks" / folder_name(name)) {}
 
 std::optional<std::string> Cache::commit_of(const std::string& revision) const {
   if (is_commit(revision)) return revision;
@@ -50,7 +49,7 @@ void Cache::link(const std::string& commit, const std::string& file,
   make_folder(path.parent_path());
   std::error_code error;
   fs::remove(path, error);  // a link that leads nowhere
-  fs::create_symlink(fs::path("..") / ".." / "blobs" / etag, path, error);
+  fs::create_symlink(blob(etag).lexically_relative(path.parent_path()), path, error);
   if (error && !fs::exists(path)) {  // another process may have been first
     throw SystemError(fmt::format("{}: no link can be made: {}", path.string(), error.message()));
   }
@@ -63,23 +62,24 @@ void Cache::set_commit(const std::string& revision, const std::string& commit) c
   write_file(ref, commit);
 }
 
-std::vector<std::string> cached_models(const fs::path& root) {
-  std::vector<std::string> models;
+std::vector<std::string> cached_repositories(const fs::path& root, RepositoryKind kind) {
+  std::vector<std::string> names;
+  const auto prefix = fmt::format("{}{}", RepositoryName{.kind = kind}.kinds(), kSeparator);
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
     const auto folder = entry.path().filename().string();
-    const auto separator = folder.find(kSeparator, kPrefix.size());
-    if (!folder.starts_with(kPrefix) || separator == std::string::npos) continue;
-    models.push_back(fmt::format("{}/{}", folder.substr(kPrefix.size(), separator - kPrefix.size()),
-                                 folder.substr(separator + kSeparator.size())));
+    const auto separator = folder.find(kSeparator, prefix.size());
+    if (!folder.starts_with(prefix) || separator == std::string::npos) continue;
+    names.push_back(fmt::format("{}/{}", folder.substr(prefix.size(), separator - prefix.size()),
+                                folder.substr(separator + kSeparator.size())));
   }
-  return models;
+  return names;
 }
 
-std::string cached_hint(const fs::path& root, const ModelName& name) {
-  const auto models = cached_models(root);
-  if (std::ranges::find(models, name.repository) == models.end()) {
-    return did_you_mean(name.repository, models);
+std::string cached_hint(const fs::path& root, const RepositoryName& name) {
+  const auto cached = cached_repositories(root, name.kind);
+  if (std::ranges::find(cached, name.repository) == cached.end()) {
+    return did_you_mean(name.repository, cached);
   }
   return did_you_mean(name.revision, Cache(root, name).revisions());
 }

@@ -1,9 +1,11 @@
-// The folder in which models are kept, laid out as Hugging Face's own library does:
+// The folder in which models and data sets are kept, laid out as Hugging Face's own library does:
 //
 //   models--org--name/blobs/<etag>                 contents, each once
 //   models--org--name/snapshots/<commit>/<file>    symbolic links to them
 //   models--org--name/refs/<revision>              the commit, as text
 //   .locks/models--org--name/<etag>.lock           held by who downloads
+//
+// Of data sets: datasets--org--name.
 //
 // Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 #pragma once
@@ -13,14 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 
 namespace tessera::hub {
 
-/// One model's part of the cache.
+/// One repository's part of the cache.
 class Cache {
  public:
-  Cache(const std::filesystem::path& root, const ModelName& name);
+  Cache(const std::filesystem::path& root, const RepositoryName& name);
 
   std::filesystem::path blob(const std::string& etag) const { return folder_ / "blobs" / etag; }
   std::filesystem::path lock(const std::string& etag) const { return locks_ / (etag + ".lock"); }
@@ -42,11 +44,12 @@ class Cache {
   std::filesystem::path folder_, locks_;
 };
 
-/// "org/name" of every cached model.
-std::vector<std::string> cached_models(const std::filesystem::path& root);
+/// "org/name" of everything of this kind that is cached.
+std::vector<std::string> cached_repositories(const std::filesystem::path& root,
+                                             RepositoryKind kind);
 
-/// "; did you mean 'x'?" with the nearest cached model or, of a cached model, the nearest revision;
-/// "" if nothing is near.
-std::string cached_hint(const std::filesystem::path& root, const ModelName& name);
+/// "; did you mean 'x'?" with the nearest cached name of its kind or, if it is cached, its nearest
+/// revision; "" if nothing is near.
+std::string cached_hint(const std::filesystem::path& root, const RepositoryName& name);
 
 }  // namespace tessera::hub

@@ -24,13 +24,13 @@ std::string name_of_etag(std::string etag) {
 
 }  // namespace
 
-Remote::Remote(const Settings& settings, const ModelName& name)
+Remote::Remote(const Settings& settings, const RepositoryName& name)
     : settings_(settings), name_(name), http_(settings) {}
 
 RemoteFiles Remote::list() {
   std::string text;
-  const auto url = fmt::format("{}/api/models/{}/revision/{}", settings_.endpoint, name_.repository,
-                               url_encoded(name_.revision));
+  const auto url = fmt::format("{}/api/{}/{}/revision/{}", settings_.endpoint, name_.kinds(),
+                               name_.repository, url_encoded(name_.revision));
   send({.url = url}, [&](const Response&, std::string_view part) {
     if (text.size() + part.size() > kMaxListBytes) {
       user_error("{}: an endless answer", shown_urls(url));
@@ -42,9 +42,8 @@ RemoteFiles Remote::list() {
   if (root.is_object() && root.contains("sha") && root["sha"].is_string())
     files.commit = root["sha"];
   if (!is_commit(files.commit) || !root.contains("siblings") || !root["siblings"].is_array()) {
-    user_error(
-        "{}: expected the Hub's description of a model, got something else; check HF_ENDPOINT",
-        shown_urls(url));
+    user_error("{}: expected the Hub's description of a {}, got something else; check HF_ENDPOINT",
+               shown_urls(url), name_.noun());
   }
   for (const auto& file : root["siblings"]) {
     if (!file.is_object() || !file.contains("rfilename") || !file["rfilename"].is_string())
@@ -81,19 +80,20 @@ Response Remote::send(const Request& request, const BodySink& sink) {
 }
 
 std::string Remote::file_url(const std::string& commit, const std::string& file) const {
-  return fmt::format("{}/{}/resolve/{}/{}", settings_.endpoint, name_.repository, commit,
+  return fmt::format("{}/{}/resolve/{}/{}", settings_.endpoint, name_.page(), commit,
                      url_encoded(file));
 }
 
 void Remote::refuse(const Response& response) const {
   const auto& model = name_.repository;
+  const auto* noun = name_.noun();
   const auto endpoint = shown_urls(settings_.endpoint);
   const auto code = response.header("x-error-code");
   const auto hint = cached_hint(settings_.cache, name_);
   const bool has_token = !settings_.token.empty();
   if (code == "GatedRepo") {
     user_error("{}: its authors give access one by one: accept their terms at {}/{}, then {}",
-               model, endpoint, model, has_token ? "run again" : "set HF_TOKEN");
+               model, endpoint, name_.page(), has_token ? "run again" : "set HF_TOKEN");
   }
   if (code == "RevisionNotFound") {
     user_error("{}: {} knows no revision '{}' of it{}", model, endpoint, name_.revision, hint);
@@ -103,13 +103,14 @@ void Remote::refuse(const Response& response) const {
                shown_urls(response.url));
   }
   if (response.status == 404 || code == "RepoNotFound") {
-    user_error("{}: no such folder, and no such model at {}{}{}", model, endpoint,
+    user_error("{}: no such folder, and no such {} at {}{}{}", model, noun, endpoint,
                has_token ? "" : " (if it is private: set HF_TOKEN)", hint);
   }
   if (response.status == 401) {
     user_error("{}: {}{}", model,
-               has_token ? endpoint + " does not accept the token: set HF_TOKEN to a valid one"
-                         : "no such model at " + endpoint + ", or one that needs HF_TOKEN",
+               has_token
+                   ? endpoint + " does not accept the token: set HF_TOKEN to a valid one"
+                   : fmt::format("no such {} at {}, or one that needs HF_TOKEN", noun, endpoint),
                hint);
   }
   user_error("{}: {} refuses access (status {}): {}", model, endpoint, response.status,

@@ -1,11 +1,11 @@
-// What the Hub knows of a model: its files, what is in them.
+// What the Hub knows of a model or data set: its files, what is in them.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "tessera/hub/http.h"
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 #include "tessera/hub/settings.h"
 
 namespace tessera::hub {
@@ -21,12 +21,12 @@ struct RemoteFiles {
   std::vector<std::string> names;
 };
 
-/// One model on the Hub. All calls throw UserError if it refuses (no such model, revision or file,
+/// One repository on the Hub. All calls throw UserError if it refuses (no such one, revision or file,
 /// a token is missing or not accepted) and Unreachable if it does not answer. For one thread at a
 /// time.
 class Remote {
  public:
-  Remote(const Settings& settings, const ModelName& name);
+  Remote(const Settings& settings, const RepositoryName& name);
 
   RemoteFiles list();  ///< all files at the revision, and the commit that it is
   RemoteFile describe(const std::string& commit, const std::string& file);
@@ -41,7 +41,7 @@ class Remote {
   [[noreturn]] void refuse(const Response& response) const;
 
   Settings settings_;
-  ModelName name_;
+  RepositoryName name_;
   Http http_;
 };
 

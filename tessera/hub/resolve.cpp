@@ -1,10 +1,13 @@
 #include "tessera/hub/resolve.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "tessera/base/error.h"
 #include "tessera/hub/cache.h"
 #include "tessera/hub/http.h"
 #include "tessera/hub/model_files.h"
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 
 namespace tessera::hub {
 namespace fs = std::filesystem;
@@ -12,7 +15,7 @@ namespace {
 
 /// The snapshot of a revision in the cache. UserError with `why` nothing else can be used, if it is
 /// not there or not all of it is.
-fs::path cached_snapshot(const ModelName& name, const ResolveOptions& options,
+fs::path cached_snapshot(const RepositoryName& name, const ResolveOptions& options,
                          const std::string& why) {
   const auto& root = options.settings.cache;
   const Cache cache(root, name);
@@ -28,9 +31,24 @@ fs::path cached_snapshot(const ModelName& name, const ResolveOptions& options,
   return folder;
 }
 
-fs::path downloaded_or_cached(const ModelName& name, const ResolveOptions& options) {
+/// UserError: a model without weights that can be read.
+std::vector<std::string> model_files(const RepositoryName& name,
+                                     const std::vector<std::string>& all, bool weights) {
+  auto wanted = wanted_files(all, weights);
+  const auto is_weights = [](const std::string& file) { return file.ends_with(".safetensors"); };
+  if (weights && std::ranges::none_of(wanted, is_weights)) {
+    user_error("{}: expected weights as .safetensors among its {} files, got none", name.text(),
+               all.size());
+  }
+  return wanted;
+}
+
+fs::path downloaded_or_cached(const RepositoryName& name, const ResolveOptions& options) {
   try {
-    return download_snapshot(name, options.settings, options.weights, options.on_progress);
+    const auto choose = [&](const std::vector<std::string>& all) {
+      return model_files(name, all, options.weights);
+    };
+    return download_snapshot(name, options.settings, choose, options.on_progress);
   } catch (const Unreachable& error) {
     const auto why = fmt::format("the Hub cannot be reached ({})", error.what());
     const auto folder = cached_snapshot(name, options, why);
@@ -45,7 +63,7 @@ fs::path downloaded_or_cached(const ModelName& name, const ResolveOptions& optio
 
 fs::path resolve(const std::string& name_or_path, const ResolveOptions& options) {
   if (fs::exists(name_or_path)) return name_or_path;
-  const auto name = parse_model_name(name_or_path);
+  const auto name = parse_repository_name(name_or_path);
   if (!name) {
     user_error(
         "'{}': no such folder; expected one, or a name on the Hugging Face Hub: org/model or "

@@ -7,7 +7,7 @@
 #include "tessera/base/digest.h"
 #include "tessera/data/testing.h"
 #include "tessera/hub/model_files.h"
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 #include "tests/support/temporary_folder.h"
 
 namespace tessera::hub {
@@ -72,10 +72,10 @@ TEST_F(FromEnvironment, WithoutAHomeTheCacheMustBeNamed) {
   EXPECT_EQ(settings_from_environment().cache, "/cache");
 }
 
-TEST(ModelName, RepositoryAndRevision) {
-  EXPECT_EQ(parse_model_name("org/model")->revision, "main");
-  EXPECT_EQ(parse_model_name("org/Model-1.5_b@v1.0")->repository, "org/Model-1.5_b");
-  EXPECT_EQ(parse_model_name("org/model@v1.0")->text(), "org/model@v1.0");
+TEST(RepositoryName, RepositoryAndRevision) {
+  EXPECT_EQ(parse_repository_name("org/model")->revision, "main");
+  EXPECT_EQ(parse_repository_name("org/Model-1.5_b@v1.0")->repository, "org/Model-1.5_b");
+  EXPECT_EQ(parse_repository_name("org/model@v1.0")->text(), "org/model@v1.0");
   EXPECT_TRUE(is_commit("0123456789abcdef0123456789abcdef01234567"));
   EXPECT_FALSE(is_commit("main"));
 }

@@ -1,11 +1,9 @@
 #include "tessera/hub/snapshot.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -13,7 +11,7 @@
 #include "tessera/base/units.h"
 #include "tessera/hub/cache.h"
 #include "tessera/hub/download.h"
-#include "tessera/hub/model_files.h"
+#include "tessera/hub/in_threads.h"
 #include "tessera/hub/remote.h"
 #include "tessera/hub/retries.h"
 
@@ -23,11 +21,15 @@ namespace {
 
 class Snapshot {
  public:
-  Snapshot(const ModelName& name, const Settings& settings, const OnProgress& on_progress)
-      : name_(name), settings_(settings), on_progress_(on_progress), cache_(settings.cache, name) {}
+  Snapshot(const RepositoryName& name, const Settings& settings, const OnProgress& on_progress)
+      : name_(name),
+        settings_(settings),
+        on_progress_(on_progress),
+        cache_(settings.cache, name),
+        threads_(settings.num_connections) {}
 
-  fs::path download(bool weights) {
-    find_missing_files(weights);
+  fs::path download(const ChooseFiles& choose) {
+    find_missing_files(choose);
     for_each_file([this](Remote& remote, RemoteFile& file) {
       file = with_retries(settings_, [&] { return remote.describe(commit_, file.name); });
     });
@@ -47,19 +49,11 @@ class Snapshot {
   }
 
  private:
-  struct Stopped {};  ///< thrown in the threads that did not fail
-
-  void find_missing_files(bool weights) {
+  void find_missing_files(const ChooseFiles& choose) {
     Remote remote(settings_, name_);
     const auto all = with_retries(settings_, [&] { return remote.list(); });
-    const auto wanted = wanted_files(all.names, weights);
-    const auto is_weights = [](const std::string& file) { return file.ends_with(".safetensors"); };
-    if (weights && std::ranges::none_of(wanted, is_weights)) {
-      user_error("{}: expected weights as .safetensors among its {} files, got none", name_.text(),
-                 all.names.size());
-    }
     commit_ = all.commit;
-    for (const auto& file : wanted) {
+    for (const auto& file : choose(all.names)) {
       if (!fs::exists(cache_.snapshot(commit_) / file)) files_.push_back({.name = file});
     }
   }
@@ -76,56 +70,37 @@ class Snapshot {
     }
   }
 
-  /// Runs `action` for every file in several threads, each with a connection of its own; throws the
-  /// first error of any.
   template <typename Action>
   void for_each_file(const Action& action) {
-    std::atomic<size_t> next{0};
-    std::exception_ptr error;
-    const auto work = [&] {
-      try {
-        Remote remote(settings_, name_);
-        for (size_t i = next++; i < files_.size() && !has_failed_; i = next++) {
-          action(remote, files_[i]);
-        }
-      } catch (const Stopped&) {
-      } catch (...) {
-        const std::scoped_lock lock(mutex_);
-        if (!has_failed_.exchange(true)) error = std::current_exception();
-      }
-    };
-    {
-      std::vector<std::jthread> threads;
-      const auto count = std::min(files_.size(), static_cast<size_t>(settings_.num_connections));
-      for (size_t i = 0; i < count; ++i) threads.emplace_back(work);
-    }
-    if (error) std::rethrow_exception(error);
+    threads_.for_each(
+        files_.size(), [&] { return std::make_unique<Remote>(settings_, name_); },
+        [&](Remote& remote, size_t i) { action(remote, files_[i]); });
   }
 
   void add_progress(int64_t bytes) {
-    if (has_failed_) throw Stopped();
+    threads_.stop_if_failed();
     if (!on_progress_) return;
     const std::scoped_lock lock(mutex_);
     progress_.done_bytes += bytes;
     on_progress_(progress_);
   }
 
-  const ModelName& name_;
+  const RepositoryName& name_;
   const Settings& settings_;
   const OnProgress& on_progress_;
   Cache cache_;
   std::string commit_;
   std::vector<RemoteFile> files_;  ///< that the cache lacks
-  std::atomic<bool> has_failed_{false};
+  Threads threads_;
   std::mutex mutex_;
   Progress progress_;
 };
 
 }  // namespace
 
-fs::path download_snapshot(const ModelName& name, const Settings& settings, bool weights,
-                           const OnProgress& on_progress) {
-  return Snapshot(name, settings, on_progress).download(weights);
+fs::path download_snapshot(const RepositoryName& name, const Settings& settings,
+                           const ChooseFiles& choose, const OnProgress& on_progress) {
+  return Snapshot(name, settings, on_progress).download(choose);
 }
 
 }  // namespace tessera::hub

@@ -1,11 +1,13 @@
-// A whole model from the Hub into the cache.
+// Files of a repository from the Hub into the cache.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <vector>
 
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 #include "tessera/hub/settings.h"
 
 namespace tessera::hub {
@@ -18,10 +20,13 @@ struct Progress {
 
 using OnProgress = std::function<void(const Progress&)>;
 
-/// Downloads what the cache lacks, several files at a time, and returns the snapshot's folder. What
-/// is there costs one request. Throws UserError (refused, no safetensors, too little space),
+/// Those of a repository's files that are wanted; may throw UserError.
+using ChooseFiles = std::function<std::vector<std::string>(const std::vector<std::string>& all)>;
+
+/// Downloads what the cache lacks of the files that `choose` names, several at a time, and returns
+/// the snapshot's folder. What is there costs one request. Throws UserError (refused, too little space),
 /// SystemError (disk), Unreachable.
-std::filesystem::path download_snapshot(const ModelName& name, const Settings& settings,
-                                        bool weights, const OnProgress& on_progress);
+std::filesystem::path download_snapshot(const RepositoryName& name, const Settings& settings,
+                                        const ChooseFiles& choose, const OnProgress& on_progress);
 
 }  // namespace tessera::hub

@@ -47,6 +47,13 @@ void send_all(int fd, std::string_view bytes) {
   }
 }
 
+/// A part of a path without "%2F".
+std::string without_escapes(std::string text) {
+  for (size_t at = text.find("%2F"); at != std::string::npos; at = text.find("%2F"))
+    text.replace(at, 3, "/");
+  return text;
+}
+
 std::string etag_of(const HubFile& file) {
   return file.is_large ? sha256(file.content) : git_blob_name(file.content);
 }
@@ -96,7 +103,19 @@ void HttpServer::answer(int fd) {
     if (got <= 0) break;
     text.append(buffer, static_cast<size_t>(got));
   }
-  const auto request = parse(text);
+  auto request = parse(text);
+  request.body = text.substr(std::min(text.size(), text.find("\r\n\r\n") + 4));
+  const auto expected = static_cast<size_t>(std::atoll(request.header("content-length").c_str()));
+  const int64_t most = most_of_body && expected > 0 ? most_of_body(request) : -1;
+  while (request.body.size() < expected && (most < 0 || std::ssize(request.body) < most)) {
+    const ssize_t got = ::recv(fd, buffer, sizeof(buffer), 0);
+    if (got <= 0) break;
+    request.body.append(buffer, static_cast<size_t>(got));
+  }
+  if (most >= 0) {
+    ::close(fd);
+    return;
+  }
   {
     const std::scoped_lock lock(mutex_);
     requests_.push_back(request);
@@ -143,15 +162,17 @@ Reply TestHub::answer(const ServerRequest& request) {
   }
   if (request.target.starts_with("/api/")) return answer_api(request);
   for (const auto* revision : {kCommit, "main"}) {
-    const auto folder = fmt::format("/org/model/resolve/{}/", revision);
+    const auto folder =
+        fmt::format("{}/org/model/resolve/{}/", is_dataset ? "/datasets" : "", revision);
     if (!request.target.starts_with(folder)) continue;
-    return describe(request, request.target.substr(folder.size()));
+    return describe(request, without_escapes(request.target.substr(folder.size())));
   }
   return {.status = 404};
 }
 
 Reply TestHub::answer_api(const ServerRequest& request) const {
-  const std::string models = "/api/models/org/model/revision/";
+  const std::string models =
+      fmt::format("/api/{}/org/model/revision/", is_dataset ? "datasets" : "models");
   if (!request.target.starts_with(models)) {
     return {.status = 404, .headers = {{"X-Error-Code", "RepoNotFound"}}};
   }

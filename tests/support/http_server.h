@@ -15,6 +15,7 @@ namespace tessera::hub::testing {
 struct ServerRequest {
   std::string method, target;                  ///< "GET", "/path?query"
   std::map<std::string, std::string> headers;  ///< by lower-case name
+  std::string body;
   std::string header(const std::string& name) const {
     const auto found = headers.find(name);
     return found == headers.end() ? "" : found->second;
@@ -36,6 +37,10 @@ class HttpServer {
   explicit HttpServer(std::function<Reply(const ServerRequest&)> handler);
   ~HttpServer();
 
+  /// Closes the connection after so many bytes of a request's body; -1: takes it whole. To be set
+  /// before requests come.
+  std::function<int64_t(const ServerRequest&)> most_of_body;
+
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
   std::vector<ServerRequest> requests() const;  ///< all so far
 
@@ -56,7 +61,7 @@ struct HubFile {
   bool is_large = false;  ///< named by its SHA-256 and redirected to the other server
 };
 
-/// A Hub with one model, "org/model", at branches of one commit each, and the server to which it
+/// A Hub with one model (or data set), "org/model", at branches of one commit each, and the server to which it
 /// redirects for large files.
 class TestHub {
  public:
@@ -71,7 +76,8 @@ class TestHub {
 
   // How it behaves. To be set before requests come.
   std::string needed_token;  ///< else status 401
-  std::string error_code;    ///< of x-error-code, with error_status, on everything
+  bool is_dataset = false;
+  std::string error_code;  ///< of x-error-code, with error_status, on everything
   int error_status = 404;
   std::atomic<int> unavailable{0};  ///< answers of 503 before it works
   std::atomic<int> breaks{0};       ///< bodies of large files that break off

@@ -1,4 +1,4 @@
-#include "tessera/hub/model_name.h"
+#include "tessera/hub/repository_name.h"
 
 #include <algorithm>
 #include <cctype>
@@ -30,12 +30,12 @@ bool is_revision(std::string_view text) {
 
 }  // namespace
 
-std::string ModelName::text() const {
+std::string RepositoryName::text() const {
   return revision == "main" ? repository : repository + "@" + revision;
 }
 
-std::optional<ModelName> parse_model_name(const std::string& text) {
-  ModelName name;
+std::optional<RepositoryName> parse_repository_name(const std::string& text, RepositoryKind kind) {
+  RepositoryName name{.kind = kind};
   const auto at = text.find('@');
   name.repository = text.substr(0, at);
   if (at != std::string::npos) name.revision = text.substr(at + 1);
