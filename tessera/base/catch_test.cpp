@@ -30,7 +30,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
     {"what was begun is ended, and the error goes on",
      {"comm/shared_memory.h", "launch/supervisor.cpp"}},
     {"the next of several is tried: an attempt, an older checkpoint, a smaller batch",
-     {"chat/assistant.cpp", "hub/download.cpp",  
+     {"chat/assistant.cpp", "hub/download.cpp", "hub/push.cpp", "hub/push_large_file.cpp",
       "hub/resolve_data.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
      {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "inference/chat.cpp",

@@ -15,6 +15,7 @@ namespace tessera::hub {
 namespace {
 
 constexpr int kMaxRedirections = 10;
+constexpr size_t kMaxBodyBytes = 64 << 20;
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r\n");
@@ -51,6 +52,7 @@ bool is_redirection(long status) {
 struct Transfer {
   Response response;
   const BodySink& sink;
+  const OnSent& on_sent;
   CURL* curl;
   std::exception_ptr error;
 
@@ -70,7 +72,10 @@ struct Transfer {
     auto& transfer = *static_cast<Transfer*>(self);
     auto& response = transfer.response;
     libcurl().easy_getinfo(transfer.curl, CURLINFO_RESPONSE_CODE, &response.status);
-    if (!transfer.sink || (response.status != 200 && response.status != 206)) return size * count;
+    if (!transfer.sink || (response.status != 200 && response.status != 206)) {
+      response.body.append(data, std::min(size * count, kMaxBodyBytes - response.body.size()));
+      return size * count;
+    }
     try {
       transfer.sink(response, {data, size * count});
       return size * count;
@@ -79,7 +84,29 @@ struct Transfer {
       return 0;
     }
   }
+
+  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t sent) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    try {
+      transfer.on_sent(sent);
+      return 0;
+    } catch (...) {
+      transfer.error = std::current_exception();
+      return 1;
+    }
+  }
 };
+
+void set_body(CURL* curl, const Request& request, Transfer& transfer) {
+  const auto& easy = libcurl();
+  easy.easy_setopt(curl, CURLOPT_POSTFIELDS, request.body.empty() ? "" : request.body.data());
+  easy.easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+  easy.easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  if (!request.on_sent) return;
+  easy.easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+  easy.easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, Transfer::on_progress);
+  easy.easy_setopt(curl, CURLOPT_XFERINFODATA, &transfer);
+}
 
 struct Headers {
   curl_slist* list = nullptr;
@@ -124,18 +151,28 @@ Response Http::send_once(const Request& request, const BodySink& sink) {
     headers.add("Authorization: Bearer " + settings_.token);
   }
   if (request.first_byte > 0) headers.add(fmt::format("Range: bytes={}-", request.first_byte));
-  Transfer transfer{.response = {.url = request.url}, .sink = sink, .curl = curl_};
+  Transfer transfer{.response = {.status = 0, .url = request.url, .headers = {}, .body = {}},
+                    .sink = sink,
+                    .on_sent = request.on_sent,
+                    .curl = curl_,
+                    .error = {}};
+  if (!request.method.empty()) {
+    if (request.headers.empty()) headers.add("Content-Type:");  // none instead of libcurl's
+    for (const auto& line : request.headers) headers.add(line);
+    headers.add("Expect:");  // no waiting for leave to send
+    set_body(curl_, request, transfer);
+  }
   curl.easy_setopt(curl_, CURLOPT_URL, request.url.c_str());
   // What begins encrypted stays encrypted.
   curl.easy_setopt(curl_, CURLOPT_PROTOCOLS_STR,
                    origin_.starts_with("https") ? "https" : "http,https");
   curl.easy_setopt(curl_, CURLOPT_HTTPHEADER, headers.list);
   curl.easy_setopt(curl_, CURLOPT_USERAGENT, "tessera");
-  curl.easy_setopt(curl_, CURLOPT_NOBODY, request.only_headers ? 1L : 0L);
+  if (request.only_headers) curl.easy_setopt(curl_, CURLOPT_NOBODY, 1L);
   curl.easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
   curl.easy_setopt(curl_, CURLOPT_CONNECTTIMEOUT, long{settings_.connect_seconds});
   curl.easy_setopt(curl_, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl.easy_setopt(curl_, CURLOPT_LOW_SPEED_TIME, long{settings_.stall_seconds});
+  curl.easy_setopt(curl_, CURLOPT_LOW_SPEED_TIME, long{settings_.stall_seconds} * request.patience);
   curl.easy_setopt(curl_, CURLOPT_HEADERFUNCTION, Transfer::on_header);
   curl.easy_setopt(curl_, CURLOPT_HEADERDATA, &transfer);
   curl.easy_setopt(curl_, CURLOPT_WRITEFUNCTION, Transfer::on_body);
@@ -164,7 +201,8 @@ Response Http::send(const Request& request, const BodySink& sink) {
       if (response.headers.contains(name)) kept.emplace(name, response.headers[name]);
     }
     const auto target = url_part(next.url, response.header("location"), CURLUPART_URL);
-    const bool ends_here = !is_redirection(response.status) || target.empty() ||
+    const bool repeats = next.method.empty() || response.status == 307 || response.status == 308;
+    const bool ends_here = !is_redirection(response.status) || target.empty() || !repeats ||
                            (request.only_headers && !is_endpoint(target));
     if (ends_here) {
       for (const auto& [name, value] : kept) response.headers[name] = value;
