@@ -47,6 +47,7 @@ void change(const Field& field, RunConfig& config) {
             *value = rule.choices.empty() ? T{"x, y", "null", "[z]"} : rule.choices;
           }
           if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
+          if constexpr (std::is_same_v<T, std::vector<double>>) *value = {0.1, 3};
           if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
           if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
         }
