@@ -89,6 +89,10 @@ constexpr Rule kScalerKeys[] = {
     {"scale", &kPositive}, {"growth_tracker", &kCount}, {"skipped_steps", &kCount}};
 constexpr Kind kScaler{"an object", is_any_object, kScalerKeys};
 
+constexpr Rule kBestKeys[] = {
+    {"loss", &kNumber}, {"step", &kSteps}, {"since", &kCount}, {"reached", &kNumber}};
+constexpr Kind kBest{"an object", is_any_object, kBestKeys};
+
 constexpr Rule kDataKeys[] = {{"tokens", &kCount}, {"sample", &kHex}};
 constexpr Kind kData{"an object", is_any_object, kDataKeys};
 
@@ -107,6 +111,7 @@ constexpr Rule kStateKeys[] = {{"step", &kSteps},
                                {"validation_fraction", &kFraction},
                                {"optimizer", &kOptimizer},
                                {"loss_scaler", &kScaler},
+                               {"best_validation", &kBest},
                                {"run_id", &kHex},
                                {"data", &kData},
                                {"micro_batches", &kCount},

@@ -464,6 +464,12 @@ Section train_section() {
            {.range = at_least(0), .aliases = {"eval_interval", "eval_steps", "eval_every"}})
       .add("validation_batches", &S::validation_batches, "global batches in one validation",
            {kValidates}, {.range = at_least(1), .aliases = {"eval_iters", "eval_batches"}})
+      .add("early_stopping_patience", &S::early_stopping_patience,
+           "so many validations in a row without a lower loss end the run; 0: none does",
+           {kValidatesAlongTheWay}, {.range = at_least(0), .aliases = {"patience"}})
+      .add("early_stopping_threshold", &S::early_stopping_threshold,
+           "by so much a loss must be lower to count as such", {kStopsEarly},
+           {.range = at_least(0), .aliases = {"min_delta"}})
       .add("sample_tokens", &S::sample_tokens, "length of the text generated at the end; 0: none",
            kAlways, {.range = at_least(0), .aliases = {"max_new_tokens"}})
       .add("sample_prompt", &S::sample_prompt, "beginning of the text generated at the end",

@@ -59,6 +59,11 @@ constexpr Need kNoRecords{"data.format other than records", [](const RunConfig& 
 constexpr Need kDocumentMask{"data.document_mask",
                              [](const RunConfig& c) { return c.data.document_mask; }};
 constexpr Need kShuffles{"data.shuffle", [](const RunConfig& c) { return c.data.shuffle; }};
+constexpr Need kValidatesAlongTheWay{"train.validate_every", [](const RunConfig& c) {
+                                       return c.train.validate_every > 0 && validates(c);
+                                     }};
+constexpr Need kStopsEarly{"train.early_stopping_patience",
+                           [](const RunConfig& c) { return c.train.early_stopping_patience > 0; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 
 constexpr Need kAdamW{"optimizer.type adamw or muon", [](const RunConfig& c) {

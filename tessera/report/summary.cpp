@@ -70,6 +70,10 @@ std::string loss_line(const RunSummary& summary) {
     line += fmt::format(", validation {:.4f} (perplexity {:.4g})", *summary.validation_loss,
                         std::exp(*summary.validation_loss));
   }
+  const auto& best = summary.best_validation;
+  if (best && (!summary.validation_loss || best->second < *summary.validation_loss)) {
+    line += fmt::format(", best {:.4f} at step {}", best->second, best->first);
+  }
   return line;
 }
 
@@ -161,6 +165,9 @@ std::string to_json(const RunSummary& summary) {
     }
     return object;
   };
+  const auto best = summary.best_validation ? Json{{"step", summary.best_validation->first},
+                                                   {"loss", summary.best_validation->second}}
+                                            : Json();
   const Json json{
       {"run_dir", summary.run_dir},
       {"world_size", summary.world_size},
@@ -181,6 +188,8 @@ std::string to_json(const RunSummary& summary) {
       {"first_loss", summary.first_loss},
       {"last_loss", summary.last_loss},
       {"validation_loss", summary.validation_loss ? Json(*summary.validation_loss) : Json()},
+      {"best_validation", best},
+      {"ended_early", summary.ended_early.empty() ? Json() : Json(summary.ended_early)},
       {"peak_memory_bytes", summary.peak_memory_bytes},
       {"sample", summary.sample ? Json(*summary.sample) : Json()}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

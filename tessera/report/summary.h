@@ -43,6 +43,8 @@ struct RunSummary {
   double first_loss = 0;
   double last_loss = 0;
   std::optional<double> validation_loss;
+  std::optional<StepValue> best_validation;  ///< step and loss of the best so far
+  std::string ended_early;                   ///< why, in a line; "": the run went to its last step
   std::vector<int64_t> peak_memory_bytes;  ///< by rank
   std::optional<std::string> sample;       ///< generated text; any bytes
 };

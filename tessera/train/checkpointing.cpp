@@ -35,6 +35,7 @@ json state_of(const Run& run, const Counts& counts) {
              {"validation_fraction", run.config.data.validation_fraction},
              {"optimizer",
               {{"type", text_of(run.config.optimizer.type)}, {"step", run.optimizer.num_steps()}}}};
+  if (counts.best.loss || counts.best.since > 0) state["best_validation"] = to_json(counts.best);
   if (run.loss_scaler) {
     const auto& scaler = run.loss_scaler->state();
     state["loss_scaler"] = {{"scale", scaler.scale},
@@ -192,10 +193,10 @@ bool Checkpointing::wanted() const {
 
 std::vector<std::string> Checkpointing::after_step(const Counts& counts,
                                                    std::optional<double> validation_loss,
-                                                   const StepRequests& requests) {
+                                                   const StepRequests& requests, bool is_last) {
   if (!saver_) return {};
   const auto& section = run_.config.checkpoint;
-  const bool last = counts.step == run_.num_steps && section.at_end;
+  const bool last = is_last && section.at_end;
   const bool regular = section.every > 0 && counts.step % section.every == 0;
   if ((last || regular || requests.save || requests.stop) && counts.step != last_saved_) {
     auto state = state_of(run_, counts);

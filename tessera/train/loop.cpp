@@ -15,9 +15,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/mapped_files.h"
-#include "tessera/base/units.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/launch/progress.h"
@@ -25,9 +23,7 @@
 #include "tessera/report/clock.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
-#include "tessera/report/sink.h"
 #include "tessera/report/summary.h"
-#include "tessera/report/svg.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/generate.h"
@@ -35,6 +31,7 @@
 #include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/reference.h"
 #include "tessera/train/step.h"
+#include "tessera/train/watch.h"
 
 namespace tessera::train {
 namespace {
@@ -44,126 +41,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-/// What was read of the data, and how often the run sees it.
-std::vector<std::string> data_lines(const Run& run) {
-  auto lines = run.data_notes;
-  const auto& data = run.config.data;
-  const auto& train = run.config.train;
-  const auto& sampler = run.train_loader.sampler();
-  for (size_t i = 0; i < data.weights.size(); ++i) {
-    lines[i] += fmt::format("; weight {} ({:.1f} % of the rows), {:.3g} epochs", data.weights[i],
-                            100 * sampler.share_of(i),
-                            sampler.epochs_of(i, run.num_steps * train.global_batch));
-  }
-  if (train.epochs > 0) {
-    lines.push_back(fmt::format("{} epochs of {} rows: {} steps of {} rows", train.epochs,
-                                run.train_loader.data().size(), run.num_steps, train.global_batch));
-  }
-  return lines;
-}
-
-/// Rank 0's view of a run: screen and files. Other ranks have none.
-class Watch {
- public:
-  /// `steps_done`: of the run that this one goes on from; 0: none.
-  Watch(const Run& run, int world_size, int64_t steps_done)
-      : run_(run), folder_(run.config.train.run_dir) {
-    const auto& logging = run.config.logging;
-    const report::SinkOptions options{.run_dir = folder_, .steps_done = steps_done};
-    sinks_.push_back(std::make_unique<report::MetricsLog>(options));
-    auto progress = std::make_unique<report::Progress>(report::ProgressOptions{
-        .mode = logging.progress, .total_steps = run.num_steps, .every = logging.every});
-    progress_ = progress.get();
-    sinks_.push_back(std::move(progress));
-    write_file(folder_ / "config.yaml", config::to_yaml(run.config));
-    introduce(world_size);
-    if (steps_done > 0) {
-      const auto history = report::read_metrics(folder_);
-      for (const auto& record : history.steps) totals_.add(record);
-      validation_ = history.validation;
-    }
-    if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
-    for (const auto& name : logging.report_to) sinks_.push_back(report::make_sink(name, options));
-    const auto values = hyper_parameters(run, world_size);
-    for (auto& sink : sinks_) sink->hyper_parameters(values);
-  }
-
-  /// A run that did not finish has failed, as far as others' files are concerned.
-  ~Watch() {
-    for (auto& sink : sinks_) {
-      try {
-        sink->finish(/*success=*/false);
-      } catch (const SystemError&) {  // a full disk must not hide why the run ended
-      }
-    }
-  }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-
-  void message(const std::string& line) { progress_->message(line); }
-
-  void step(const report::StepRecord& record) {
-    for (auto& sink : sinks_) sink->step(record);
-    totals_.add(record);
-    if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
-  }
-
-  void finish(report::RunSummary summary) {
-    for (auto& sink : std::exchange(sinks_, {})) sink->finish(/*success=*/true);
-    totals_.fill(summary);
-    if (run_.config.logging.svg) {
-      const auto subtitle = fmt::format(
-          "{}, {} rank{}, {} tokens a step",
-          run_.config.model.path.empty() ? run_.config.model.preset : run_.config.model.path,
-          summary.world_size, summary.world_size == 1 ? "" : "s",
-          run_.config.train.global_batch * run_.config.data.seq_len);
-      write_file(folder_ / "loss.svg",
-                 report::loss_curve_svg(
-                     totals_.losses(), validation_,
-                     {.title = "Loss of " + folder_.filename().string(), .subtitle = subtitle}));
-    }
-    write_file(folder_ / "summary.json", report::to_json(summary));
-    fmt::print("{}", report::format_summary(summary));
-  }
-
- private:
-  void introduce(int world_size) {
-    const auto& config = run_.config;
-    message(
-        fmt::format("{} parameters, {} rank{}, batch {} x {} tokens, run folder {}",
-                    format_count(static_cast<double>(models::num_parameters(run_.model->shape()))),
-                    world_size, world_size == 1 ? "" : "s", config.train.global_batch,
-                    config.data.seq_len, folder_.string()));
-    for (const auto& line : data_lines(run_)) message("data: " + line);
-    if (config.precision.parameters != FloatType::bf16) return;
-    message(fmt::format(
-        "pure bf16: weights have no fp32 copy, {}",
-        config.precision.stochastic_rounding
-            ? "updates are rounded at random"
-            : "small updates are lost (precision.stochastic_rounding keeps them on average)"));
-  }
-
-  static report::HyperParameters hyper_parameters(const Run& run, int world_size) {
-    const auto& config = run.config;
-    return {{"model/preset", config.model.preset},
-            {"optimizer/type", std::string(text_of(config.optimizer.type))},
-            {"optimizer/learning_rate", config.optimizer.learning_rate},
-            {"optimizer/weight_decay", config.optimizer.weight_decay},
-            {"schedule/type", std::string(text_of(config.schedule.type))},
-            {"data/seq_len", static_cast<double>(config.data.seq_len)},
-            {"train/global_batch", static_cast<double>(config.train.global_batch)},
-            {"train/steps", static_cast<double>(run.num_steps)},
-            {"parallel/ranks", static_cast<double>(world_size)}};
-  }
-
-  const Run& run_;
-  std::filesystem::path folder_;
-  std::vector<std::unique_ptr<report::Sink>> sinks_;
-  report::Progress* progress_ = nullptr;  ///< one of them, which says other things, too
-  report::StepTotals totals_;
-  std::vector<report::StepValue> validation_;
-};
 
 bool validates_after(const Run& run, int64_t step) {
   const auto every = run.config.train.validate_every;
@@ -268,7 +145,7 @@ std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
 [[noreturn]] void end_without_data(const Run& run, Checkpointing& checkpointing,
                                    const Counts& counts, const Say& say) {
   if (counts.step > 0) {
-    say(checkpointing.after_step(counts, std::nullopt, {.save = true}));
+    say(checkpointing.after_step(counts, std::nullopt, {.save = true}, /*is_last=*/false));
     say(checkpointing.finish());
   }
   checkpoint::run_on_all(run.world, [] { return check_mapped_files(), ""; });
@@ -289,6 +166,10 @@ double mfu_of(const Run& run, double tokens_per_second, double peak_flops) {
          models::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
 }
 
+struct StepTimes {
+  double seconds = 0, waited_seconds = 0;
+};
+
 /// `counts`: after the step.
 report::StepRecord record_of(const StepResult& result, const Counts& counts, double seconds,
                              double waited_seconds) {
@@ -304,10 +185,38 @@ report::StepRecord record_of(const StepResult& result, const Counts& counts, dou
           .figures = result.figures};
 }
 
-void add_validation(report::StepRecord& record, std::optional<ValidationResult> found) {
+void add_validation(report::StepRecord& record, BestValidation& best, const Run& run,
+                    std::optional<ValidationResult> found) {
   if (!found) return;
+  best.add(record.step, found->loss, run.config.train.early_stopping_threshold);
   record.validation_loss = found->loss;
   record.validation_figures = std::move(found->figures);
+}
+
+/// Why a run has ended before its last step; "": it has not.
+std::string early_end(const Run& run, const Counts& counts) {
+  const auto& best = counts.best;
+  if (counts.step >= run.num_steps || !best.is_over(run.config.train.early_stopping_patience)) {
+    return "";
+  }
+  return fmt::format("ended at step {} of {}: {} validations without a better loss than {}",
+                     counts.step, run.num_steps, best.since,
+                     best.loss ? fmt::format("{:.4f} of step {}", *best.loss, best.step) : "NaN");
+}
+
+bool is_done(const Run& run, const Counts& counts) {
+  return counts.step >= run.num_steps || !early_end(run, counts).empty();
+}
+
+/// A step's figures, and of all so far what it adds to: its counts, its speed beside the peak.
+report::StepRecord count_step(const Run& run, const StepResult& result, int64_t step,
+                              Counts& counts, const StepTimes& times, double peak_flops) {
+  counts.step = step;
+  counts.samples_seen += run.config.train.global_batch;
+  counts.tokens_seen += result.num_tokens;
+  auto record = record_of(result, counts, times.seconds, times.waited_seconds);
+  record.mfu = mfu_of(run, record.tokens_per_second, peak_flops);
+  return record;
 }
 
 /// What is known at the end of a run. Collective.
@@ -318,7 +227,9 @@ report::RunSummary new_summary(const Run& run, int world_size) {
           .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
 }
 
-void add_totals(report::RunSummary& summary, const Run& run) {
+void add_totals(report::RunSummary& summary, const Run& run, const Counts& counts) {
+  if (counts.best.loss) summary.best_validation = {counts.best.step, *counts.best.loss};
+  summary.ended_early = early_end(run, counts);
   summary.peak_memory_bytes = peak_memory_by_rank(run.world);
   summary.memory = memory_account(run);
   summary.traffic = traffic_account(run);
@@ -347,10 +258,10 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);
   const int64_t first_step = counts.step + 1;
-  if (first_step > run.num_steps) {
+  if (is_done(run, counts)) {
     say({fmt::format("step {} of {}: nothing left to do", counts.step, run.num_steps)});
   }
-  for (int64_t step = first_step; step <= run.num_steps; ++step) {
+  for (int64_t step = first_step; !is_done(run, counts); ++step) {
     beacon.set(step);
     const auto start = Clock::now();
     const double waited_before = wait_seconds(run);
@@ -364,23 +275,23 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     }
     tell_of(run, result, step, say);
     summary.skipped_steps += result.skipped ? 1 : 0;
-    counts.step = step;
-    counts.samples_seen += train.global_batch;
-    counts.tokens_seen += result.num_tokens;
-    auto record = record_of(result, counts, seconds, wait_seconds(run) - waited_before);
-    record.mfu = mfu_of(run, record.tokens_per_second, summary.matmul_peak_flops);
-    if (validates_after(run, step)) add_validation(record, validate(run));
+    auto record =
+        count_step(run, result, step, counts, {seconds, wait_seconds(run) - waited_before},
+                   summary.matmul_peak_flops);
+    if (validates_after(run, step)) add_validation(record, counts.best, run, validate(run));
     summary.validation_loss = record.validation_loss;
     if (watch) watch->step(record);
-    say(checkpointing.after_step(counts, record.validation_loss, result.requests));
-    if (result.requests.stop && step < run.num_steps) {
+    const bool is_last = is_done(run, counts);
+    say(checkpointing.after_step(counts, record.validation_loss, result.requests, is_last));
+    if (result.requests.stop && !is_last) {
       say(checkpointing.finish());
       say({stopped_text(step, run.num_steps)});
       return kPreemptedExit;
     }
   }
   say(checkpointing.finish());
-  add_totals(summary, run);
+  add_totals(summary, run, counts);
+  if (!summary.ended_early.empty()) say({summary.ended_early});
   if (train.sample_tokens > 0) summary.sample = sample_text(run, say);
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();

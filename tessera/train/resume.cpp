@@ -33,6 +33,9 @@ Counts apply_state(Run& run, const checkpoint::Checkpoint& found) {
     counts.tokens_seen = state.value("tokens_seen", counts.samples_seen * run.config.data.seq_len);
     run.optimizer.set_num_steps(
         state.value("optimizer", json::object()).value("step", counts.step));
+    if (state.contains("best_validation")) {
+      counts.best = best_validation_of(state["best_validation"]);
+    }
     if (run.loss_scaler && state.contains("loss_scaler")) {
       const auto& scaler = state["loss_scaler"];
       run.loss_scaler->load({.scale = scaler.at("scale"),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/train/assemble.h"
+#include "tessera/train/best_validation.h"
 
 namespace tessera::train {
 
@@ -15,10 +16,12 @@ namespace tessera::train {
 ///    "seeds": {"model": 1234, "data": 0},
 ///    "run_id": "0f3a..", "data": {"tokens": 1000000, "sample": "<64 hex digits>"},
 ///    "optimizer": {"type": "adamw", "step": 100},
+///    "best_validation": {"loss": 2.5, "step": 80, "since": 1, "reached": 2.5},
 ///    "loss_scaler": {"scale": 65536.0, "growth_tracker": 100, "skipped_steps": 0}}
 struct Counts {
   int64_t step = 0;  ///< optimizer steps, skipped ones included
   int64_t samples_seen = 0, tokens_seen = 0;
+  BestValidation best;
 };
 
 /// What checkpoint.resume asks for: which checkpoint was taken, and lines for people: what was

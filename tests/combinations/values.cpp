@@ -141,6 +141,8 @@ const std::map<std::string, Tried>& tried() {
       {"train.run_dir", drawn(Role::layout)},
       {"train.validate_every", function({"2"})},
       {"train.validation_batches", function({"3"})},
+      {"train.early_stopping_patience", function({"1"})},
+      {"train.early_stopping_threshold", function({"0.05"})},
       {"train.sample_tokens", layout({"3"})},
       {"train.sample_prompt", fixed(kQuiet)},
       {"train.report_unused_parameters", layout()},
