@@ -353,7 +353,9 @@ Pair read_pair(const Json& row, Learn learn) {
     if (!answer->is_string() && !answer->is_array()) {
       user_error("{}: expected a text or a list of messages, got {}", key, answer->type_name());
     }
-    if (answer->empty() || *answer == "") user_error("{}: expected an answer, got none", key);
+    const auto size =
+        answer->is_string() ? answer->get_ref<const std::string&>().size() : answer->size();
+    if (size == 0) user_error("{}: expected an answer, got none", key);
   }
   const auto &chosen = row.at("chosen"), &rejected = row.at("rejected");
   if (chosen.type() != rejected.type()) {

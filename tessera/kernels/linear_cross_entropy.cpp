@@ -121,7 +121,7 @@ void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options)
 at::Tensor soften(const at::Tensor& logits, double softcap, bool want_slope) {
   if (softcap == 0) return {};
   at::tanh_(logits.div_(softcap));
-  const auto slope = want_slope ? 1 - logits.square() : at::Tensor();
+  auto slope = want_slope ? 1 - logits.square() : at::Tensor();
   logits.mul_(softcap);
   return slope;
 }

@@ -89,21 +89,6 @@ std::string bar(double done, int columns, const LineStyle& style) {
 
 }  // namespace
 
-namespace {
-
-/// Those that have a name in the line, for what it begins with: "acc 0.75".
-std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
-                                       const std::string& before = "") {
-  std::vector<std::string> texts;
-  for (const auto& figure : figures) {
-    if (figure.shown.empty()) continue;
-    texts.push_back(fmt::format("{}{} {:.4g}", before, figure.shown, figure.value));
-  }
-  return texts;
-}
-
-}  // namespace
-
 std::string plain_line(const StepRecord& record, int64_t total_steps, double eta_seconds) {
   const size_t digits = fmt::formatted_size("{}", total_steps);
   std::string line = fmt::format(

@@ -129,6 +129,15 @@ TEST_F(ProgressTest, PlainLinesHaveFixedColumns) {
   EXPECT_THAT(line, HasSubstr("mfu    -  mem  1.5 GiB  eta 0:00  val 4.5000"));
 }
 
+TEST_F(ProgressTest, NamedFiguresStandInTheLine) {
+  const StepRecord record{.step = 1,
+                          .validation_loss = 0.5,
+                          .figures = {{"a/b", 1, ""}, {"a/accuracies", 0.75, "acc"}},
+                          .validation_figures = {{"a/accuracies", 0.25, "acc"}}};
+  EXPECT_TRUE(plain_line(record, 2, -1).ends_with("  acc 0.75  val 0.5000  val acc 0.25"));
+  EXPECT_NE(terminal_line(record, 2, -1, {.columns = 200}).find("acc 0.75"), std::string::npos);
+}
+
 TEST_F(ProgressTest, APipeGetsPlainLinesWithoutControlBytes) {
   const auto pipe = Ends::pipe();
   Progress progress({.total_steps = 10, .every = 4, .fd = pipe.inner});

@@ -1,5 +1,7 @@
 #include "tessera/report/sink.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <utility>
 
@@ -22,6 +24,16 @@ constexpr std::array<std::pair<std::string_view, std::unique_ptr<Sink> (*)(const
         {{"tensorboard", make<EventWriter>}, {"csv", make<CsvLog>}, {"mlflow", make<MlflowRun>}}};
 
 }  // namespace
+
+std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
+                                       const std::string& before) {
+  std::vector<std::string> texts;
+  for (const auto& figure : figures) {
+    if (figure.shown.empty()) continue;
+    texts.push_back(fmt::format("{}{} {:.4g}", before, figure.shown, figure.value));
+  }
+  return texts;
+}
 
 std::vector<Scalar> scalars_of(const StepRecord& record) {
   std::vector<Scalar> values{

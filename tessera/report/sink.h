@@ -21,6 +21,10 @@ struct Figure {
   std::string shown;  ///< its name in the progress line; "": it is not there
 };
 
+/// Those that have a name in a line: "acc 0.75", behind `before`.
+std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
+                                       const std::string& before = "");
+
 /// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
 /// memory of the writer).
 struct StepRecord {

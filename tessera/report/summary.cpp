@@ -67,8 +67,11 @@ std::string unit_waits_line(std::vector<UnitWait> waits) {
 std::string loss_line(const RunSummary& summary) {
   std::string line = fmt::format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss);
   if (summary.validation_loss) {
-    line += fmt::format(", validation {:.4f} (perplexity {:.4g})", *summary.validation_loss,
-                        std::exp(*summary.validation_loss));
+    const auto& figures = summary.validation_figures;
+    line += fmt::format(", validation {:.4f} ({})", *summary.validation_loss,
+                        figures.empty()
+                            ? fmt::format("perplexity {:.4g}", std::exp(*summary.validation_loss))
+                            : fmt::format("{}", fmt::join(shown_figures(figures), ", ")));
   }
   const auto& best = summary.best_validation;
   if (best && (!summary.validation_loss || best->second < *summary.validation_loss)) {

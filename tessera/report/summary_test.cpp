@@ -49,6 +49,12 @@ TEST(FormatSummary, IsAnAlignedBlock) {
             "                 int x;\\x1b[31m\\xff é\n");
 }
 
+TEST(FormatSummary, ALossOverPairsHasNoPerplexity) {
+  auto summary = example();
+  summary.validation_figures = {{"rewards/chosen", 1, ""}, {"rewards/margins", 0.5, "margin"}};
+  EXPECT_NE(format_summary(summary).find(", validation 2.2500 (margin 0.5)\n"), std::string::npos);
+}
+
 TEST(FormatSummary, BytesStandBesideWhatWasPredicted) {
   RunSummary summary;
   summary.memory = {{"gradients", 3 << 20, 2 << 20}, {"buffers", -1, 1 << 20}};

@@ -95,9 +95,12 @@ std::string sample_text(Run& run, const Say& say) {
                   {.num_tokens = train.sample_tokens, .on_token = on_token});
 }
 
-/// A line for people from before there is a Watch, which begins with the steps.
-void tell_before_start(const Run& run, const std::string& line) {
-  report::Progress({.mode = run.config.logging.progress}).message(line);
+/// Rank 0's lines for people from before there is a Watch, which begins with the steps.
+std::function<void(const std::string&)> told_before_start(const Run& run) {
+  return [&run](const std::string& line) {
+    if (run.world.rank() != 0) return;
+    report::Progress({.mode = run.config.logging.progress}).message(line);
+  };
 }
 
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
@@ -241,9 +244,7 @@ void add_totals(report::RunSummary& summary, const Run& run, const Counts& count
 int train_loop(Run& run, const launch::RankEnvironment& environment) {
   const auto& train = run.config.train;
   const auto lock = lock_run_folder(run);
-  prepare_reference(run, [&](const std::string& line) {
-    if (environment.rank == 0) tell_before_start(run, line);
-  });
+  prepare_reference(run, told_before_start(run));
   const auto resumed = resume(run);
   Counts counts = resumed.counts;
   Checkpointing checkpointing(run, resumed);
@@ -280,6 +281,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
                    summary.matmul_peak_flops);
     if (validates_after(run, step)) add_validation(record, counts.best, run, validate(run));
     summary.validation_loss = record.validation_loss;
+    summary.validation_figures = record.validation_figures;
     if (watch) watch->step(record);
     const bool is_last = is_done(run, counts);
     say(checkpointing.after_step(counts, record.validation_loss, result.requests, is_last));
