@@ -62,8 +62,8 @@ TEST_F(LoadTest, ReadsEveryTypeAndItsOrigin) {
       "optimizer: {learning_rate: 1e-3, beta1: .5}\n"
       "train:\n  steps: 1e3\n  sample_prompt: \"a\\n: b\"\n  run_dir: 2024\n",
       {"train.global_batch=+12", "data.extensions=.h,.cpp", "parallel.num_ranks=-1",
-       "data.validation=[x, y]", "data.weights=2,0.5", "parallel.stage_layers=3,0", "model.num_layers=null",
-       "logging.svg=no"});
+       "data.validation=[x, y]", "data.weights=2,0.5", "parallel.stage_layers=3,0",
+       "model.num_layers=null", "logging.svg=no"});
   EXPECT_EQ(config.model.preset, "gpt2");
   EXPECT_EQ(config.model.tie_embeddings, std::optional(false));
   EXPECT_EQ(config.model.num_layers, std::nullopt);

@@ -147,7 +147,7 @@ Response Http::send_once(const Request& request, const BodySink& sink) {
   curl.easy_reset(curl_);  // the connection stays
   Headers headers;
   headers.add("Accept-Encoding: identity");  // sizes and ranges are those of the file
-  if (!settings_.token.empty() && is_endpoint(request.url)) {
+  if (!settings_.token.empty() && !request.is_signed && is_endpoint(request.url)) {
     headers.add("Authorization: Bearer " + settings_.token);
   }
   if (request.first_byte > 0) headers.add(fmt::format("Range: bytes={}-", request.first_byte));

@@ -36,7 +36,8 @@ struct Request {
   std::string_view body = {};
   std::vector<std::string> headers = {};
   OnSent on_sent = {};
-  int patience = 1;  ///< times Settings::stall_seconds that an answer may take
+  bool is_signed = false;  ///< the address is the permission: no token is sent
+  int patience = 1;        ///< times Settings::stall_seconds that an answer may take
 };
 
 struct Response {

@@ -144,6 +144,14 @@ TEST_F(PushTest, LargeFilesGoInParts) {
   expect_no_secret(hub);
 }
 
+TEST_F(PushTest, AHubThatStoresLargeFilesItselfGetsThemWithoutTheToken) {
+  PushHub hub;
+  hub.has_own_store = false;
+  hub.expired_puts = 1;
+  push(options(hub));  // the store refuses tokens
+  expect_all(hub);
+}
+
 TEST_F(PushTest, EveryFailureOnTheWayIsTriedAgain) {
   for (const size_t part_bytes : {0, 100'000}) {
     PushHub hub;

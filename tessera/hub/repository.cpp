@@ -87,7 +87,7 @@ std::string Repository::api(const std::string& what) const {
 Response Repository::send(const Request& request) {
   auto response = http_.send(request);
   if (response.status < 400) return response;
-  if (!http_.is_endpoint(response.url)) {
+  if (request.is_signed || !http_.is_endpoint(response.url)) {
     throw Expired(fmt::format("{}: answers with status {} {}", shown_urls(response.url),
                               response.status, said(response)));
   }
@@ -204,10 +204,13 @@ std::vector<std::optional<LargeTransfer>> Repository::transfers_of(
 }
 
 std::string Repository::put(const std::string& url, std::string_view bytes, const OnSent& on_sent) {
-  const auto response =
-      send({.url = url, .method = "PUT", .body = bytes, .on_sent = on_sent, .patience = kPatience});
-  if (response.status >= 400) refuse(response);
-  return response.header("etag");
+  return send({.url = url,
+               .method = "PUT",
+               .body = bytes,
+               .on_sent = on_sent,
+               .is_signed = true,
+               .patience = kPatience})
+      .header("etag");
 }
 
 void Repository::complete(const LargeTransfer& transfer, const LargeObject& object,
@@ -219,7 +222,7 @@ void Repository::complete(const LargeTransfer& transfer, const LargeObject& obje
 }
 
 void Repository::verify(const LargeTransfer& transfer, const LargeObject& object) {
-  post(transfer.verify_url, json{{"oid", object.sha256}, {"size", object.size}}.dump(), kLfs,
+  post(transfer.verify_url, json{{"oid", object.sha256}, {"size", object.size}}.dump(), kJson,
        kPatience);
 }
 

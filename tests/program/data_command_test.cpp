@@ -70,11 +70,10 @@ TEST_F(DataCommandTest, ARunTellsItsSharesAndItsSteps) {
   const auto one = folder_.write("one.txt", std::string(16 * 30 + 1, 'a'));
   const auto two = folder_.write("two.txt", std::string(16 * 10 + 1, 'b'));
   const auto job = folder_.write(
-      "job.yaml",
-      "model: {preset: micro}\ndata:\n  train: [" + one + ", " + two +
-          "]\n  weights: [1, 3]\n  seq_len: 16\n  validation_fraction: 0\n"
-          "train: {epochs: 0.5, global_batch: 4, sample_tokens: 0, run_dir: " +
-          (folder_.path() / "run").string() + "}\n");
+      "job.yaml", "model: {preset: micro}\ndata:\n  train: [" + one + ", " + two +
+                      "]\n  weights: [1, 3]\n  seq_len: 16\n  validation_fraction: 0\n"
+                      "train: {epochs: 0.5, global_batch: 4, sample_tokens: 0, run_dir: " +
+                      (folder_.path() / "run").string() + "}\n");
   const auto train = [&](const std::vector<std::string>& options) {
     std::vector<std::string> all{"train", job, "--logging.progress=plain"};
     all.insert(all.end(), options.begin(), options.end());
@@ -82,9 +81,11 @@ TEST_F(DataCommandTest, ARunTellsItsSharesAndItsSteps) {
   };
   const auto end = train({});
   EXPECT_EQ(end.exit_code, 0) << end.error;
-  EXPECT_THAT(end.out, HasSubstr("data: " + one + ": 481 tokens, 30 rows; weight 1 (25.0 % of the "
+  EXPECT_THAT(end.out, HasSubstr("data: " + one +
+                                 ": 481 tokens, 30 rows; weight 1 (25.0 % of the "
                                  "rows), 0.167 epochs\n"));
-  EXPECT_THAT(end.out, HasSubstr("data: " + two + ": 161 tokens, 10 rows; weight 3 (75.0 % of the "
+  EXPECT_THAT(end.out, HasSubstr("data: " + two +
+                                 ": 161 tokens, 10 rows; weight 3 (75.0 % of the "
                                  "rows), 1.5 epochs\n"));
   EXPECT_THAT(end.out, HasSubstr("data: 0.5 epochs of 40 rows: 5 steps of 4 rows\n"));
   EXPECT_THAT(end.out, HasSubstr("5/5"));

@@ -73,6 +73,7 @@ std::string PushHub::api() const {
 }
 
 Reply PushHub::answer(const ServerRequest& request) {
+  if (request.method == "PUT") return store(request);
   const std::scoped_lock lock(mutex_);
   if (unavailable > 0) {
     --unavailable;
@@ -153,7 +154,8 @@ Reply PushHub::batch(const ServerRequest& request) {
     const size_t size = object.at("size");
     if (size == 0) return refusal(501, "an empty object");
     json answer = {{"oid", oid}, {"size", size}};
-    const auto address = fmt::format("{}/{}?signature={}", store_.url(), oid, signature_);
+    const auto address = fmt::format("{}/{}?signature={}",
+                                     has_own_store ? store_.url() : hub_.url(), oid, signature_);
     json upload = {{"href", address}};
     if (part_bytes > 0 && size > part_bytes) {
       upload = {{"href", hub_.url() + "/complete/" + oid},

@@ -42,9 +42,10 @@ class PushHub {
   bool exists = false;  ///< the repository, with the branch main
   bool is_public = false;
   bool is_dataset = false;
-  size_t part_bytes = 0;  ///< above 0: large files come in such parts
-  bool verifies = true;   ///< wants to be asked when a large file is there
-  std::string error;      ///< what it says where it refuses, with status 403
+  size_t part_bytes = 0;      ///< above 0: large files come in such parts
+  bool has_own_store = true;  ///< another host takes large files; else the Hub itself
+  bool verifies = true;       ///< wants to be asked when a large file is there
+  std::string error;          ///< what it says where it refuses, with status 403
   std::atomic<int> unavailable{
       0};  ///< answers of the Hub with `unavailable_status` before it works
   int unavailable_status = 503;
