@@ -7,40 +7,142 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/machine.h"
 #include "tessera/base/text.h"
+#include "tessera/base/units.h"
 #include "tessera/checkpoint/formats/convert.h"
+#include "tessera/checkpoint/formats/gguf/modelfile.h"
+#include "tessera/checkpoint/pending_folder.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/model_card.h"
 #include "tessera/cli/stored_model.h"
+#include "tessera/cli/worker_program.h"
+#include "tessera/config/stored_job.h"
+#include "tessera/inference/request.h"
+#include "tessera/inference/stored_shape.h"
+#include "tessera/launch/launch.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
 namespace {
 
-using checkpoint::GgmlType;
+using checkpoint::GgufFileType;
+
+const std::map<std::string, GgufFileType>& gguf_types() {
+  static const std::map<std::string, GgufFileType> types = {
+      {"f32", GgufFileType::f32},   {"f16", GgufFileType::f16},   {"bf16", GgufFileType::bf16},
+      {"q8_0", GgufFileType::q8_0}, {"q4_0", GgufFileType::q4_0}, {"q4_k_m", GgufFileType::q4_k_m}};
+  return types;
+}
 
 struct ExportArguments {
   checkpoint::ConvertOptions options;
   std::string to, type = "f16";
   int64_t step = -1;  // not given
+  bool no_compare = false;
 };
 
-void run_export(ExportArguments& arguments, bool has_type) {
-  static const std::map<std::string, GgmlType> types = {{"f32", GgmlType::f32},
-                                                        {"f16", GgmlType::f16},
-                                                        {"bf16", GgmlType::bf16},
-                                                        {"q8_0", GgmlType::q8_0},
-                                                        {"q4_0", GgmlType::q4_0}};
+/// float32 where the model fits so, else bfloat16; none: neither fits.
+std::optional<FloatType> comparing_dtype(int64_t num_parameters) {
+  constexpr double kRoom = 1.2;  // beside weights
+  const auto available = static_cast<double>(this_machine().available_bytes);
+  const double numbers = kRoom * static_cast<double>(num_parameters);
+  if (4 * numbers < available) return FloatType::fp32;
+  if (2 * numbers < available) return FloatType::bf16;
+  return std::nullopt;
+}
+
+/// What asks tessera-worker to compute prompts with the source and with what was written. UserError: why
+/// it cannot.
+std::vector<std::string> comparing_command(const checkpoint::ConvertOptions& options,
+                                           const checkpoint::TrainingSource& source) {
+  const int64_t parameters = models::num_parameters(inference::stored_shape(source, 1));
+  const auto dtype = comparing_dtype(parameters);
+  if (!dtype) {
+    user_error("{} of memory are free, and its {} parameters take more",
+               format_bytes(this_machine().available_bytes), parameters);
+  }
+  const inference::Request request{.task = inference::Task::compare,
+                                   .model = options.from.source.string(),
+                                   .other = options.destination.string(),
+                                   .tokenizer = options.assets.string(),
+                                   .dtype = dtype,
+                                   .backend = comm::BackendChoice::gloo};
+  return {worker_path(), kAnswer, file_for_ranks(inference::to_bytes(request))};
+}
+
+/// What was written stays, whatever comes of it. Returns the exit code.
+int compare(const checkpoint::ConvertOptions& options, const checkpoint::TrainingSource& source) {
+  launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
+  try {
+    start.command = comparing_command(options, source);
+  } catch (const UserError& error) {
+    fmt::print("not compared with the source: {}\n", printable(error.what()));
+    return 0;
+  }
+  start.num_processes = 1;
+  std::fflush(stdout);
+  return launch::launch(start);
+}
+
+/// Tokenizer and template of the job, where the model has none of its own: a model that was trained from
+/// scratch, or on another template.
+void take_from_job(const checkpoint::TrainingSource& source, checkpoint::ConvertOptions& options) {
+  namespace fs = std::filesystem;
+  const auto job = config::read_stored_job(source.about.config);
+  if (fs::is_regular_file(job.chat_template)) options.chat_template = read_file(job.chat_template);
+  options.assets = source.assets_folder;
+  const bool has_own =
+      !source.assets_folder.empty() && !text::tokenizer_files(source.assets_folder).empty();
+  if (has_own || job.tokenizer.empty()) return;
+  if (!fs::exists(job.tokenizer)) {
+    fmt::print(stderr, "its job names the tokenizer {}, which is not there: the export has none\n",
+               printable(job.tokenizer));
+    return;
+  }
+  const fs::path path(job.tokenizer);
+  options.assets = fs::is_directory(path) ? path : path.parent_path();
+}
+
+/// Beside the GGUF file; one that is there is left alone.
+void write_modelfile(const std::filesystem::path& gguf, const std::filesystem::path& assets) {
+  auto path = gguf;
+  path.replace_extension(".Modelfile");
+  if (std::filesystem::exists(path)) {
+    fmt::print("left {} as it is\n", printable(path.string()));
+    return;
+  }
+  write_file(path, checkpoint::modelfile(gguf, assets));
+  fmt::print("wrote {}\n", printable(path.string()));
+}
+
+int run_export(ExportArguments& arguments, bool has_type) {
   auto& options = arguments.options;
   options.from.source = chosen_checkpoint(options.from.source, arguments.step);
   options.to = arguments.to == "gguf" ? checkpoint::Target::gguf : checkpoint::Target::huggingface;
   if (has_type && options.to != checkpoint::Target::gguf)
     user_error("export: --type takes effect with --to gguf alone");
-  options.type = types.at(arguments.type);
+  options.type = gguf_types().at(arguments.type);
   options.on_gguf = [](const checkpoint::GgufExported& done) {
     fmt::print("read back: {} tensors, largest relative error {:.2g}{}\n", done.num_tensors,
                done.error, done.worst.empty() ? "" : " of " + done.worst);
+    if (done.num_fallbacks != 0) {
+      fmt::print("{} matrices have rows that are no multiple of 256: they are Q5_0, Q8_0 or F16\n",
+                 done.num_fallbacks);
+    }
   };
+  checkpoint::refuse_existing(options.destination);  // before a long look at the source
+  const auto source =
+      checkpoint::open_training({.source = options.from.source, .with_optimizer = false});
+  const bool gguf = options.to == checkpoint::Target::gguf;
+  const auto name = std::filesystem::path(options.destination).filename().string();
+  if (!gguf && source.about.model.is_object()) options.model_card = model_card(source, name);
+  take_from_job(source, options);
   convert(options);
   fmt::print("wrote {}\n", printable(options.destination.string()));
+  if (gguf) write_modelfile(options.destination, options.assets);
+  return arguments.no_compare ? 0 : compare(options, source);
 }
 
 }  // namespace
@@ -58,14 +160,14 @@ void add_export(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"huggingface", "gguf"}));
   auto* type =
       command->add_option("--type", arguments->type, "Of a GGUF's matrices; f16 unless given")
-          ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0"}));
+          ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m"}));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
       ->check(CLI::NonNegativeNumber);
-  command->footer("Example:\n  tessera export runs/x x.gguf --to gguf --type q8_0");
-  command->callback([arguments, type, &exit_code] {
-    run_export(*arguments, type->count() > 0);
-    exit_code = 0;
-  });
+  command->add_flag("--no-compare", arguments->no_compare,
+                    "Do not compute prompts with the source and with what was written");
+  command->footer("Example:\n  tessera export runs/x x.gguf --to gguf --type q4_k_m");
+  command->callback(
+      [arguments, type, &exit_code] { exit_code = run_export(*arguments, type->count() > 0); });
 }
 
 }  // namespace tessera::cli

@@ -6,6 +6,8 @@
 
 namespace tessera::hub {
 
+inline constexpr std::string_view kChatTemplateFile = "chat_template.jinja";
+
 /// What turns text into tokens and tokens into text.
 inline constexpr std::array<std::string_view, 11> kTextFiles = {"generation_config.json",
                                                                 "tokenizer.json",
@@ -17,6 +19,6 @@ inline constexpr std::array<std::string_view, 11> kTextFiles = {"generation_conf
                                                                 "vocab.txt",
                                                                 "merges.txt",
                                                                 "spiece.model",
-                                                                "chat_template.jinja"};
+                                                                kChatTemplateFile};
 
 }  // namespace tessera::hub

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tessera/inference/chat.h"
+#include "tessera/inference/compare.h"
 #include "tessera/inference/console.h"
 #include "tessera/inference/session.h"
 #include "tessera/train/join_run.h"
@@ -28,6 +29,10 @@ int answer(const Request& request, const launch::RankEnvironment& environment) {
       .tp = environment.world_size, .sequence_parallel = false, .backend = request.backend};
   train::set_threads(parallel, environment);
   const auto mesh = train::make_mesh(parallel, environment);
+  if (request.task == Task::compare) {
+    compare(request, mesh);
+    return 0;
+  }
   Session session(request, mesh);
   if (request.task == Task::chat) return chat(request, session, mesh);
   generate(request, session, mesh);

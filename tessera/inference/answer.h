@@ -1,4 +1,4 @@
-// What `tessera generate` and `tessera chat` do, on every rank.
+// What `tessera generate`, `tessera chat` and the comparison of `tessera export` do, on every rank.
 #pragma once
 
 #include "tessera/inference/request.h"

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "tessera/checkpoint/formats/pretrained.h"
-#include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/inference/stored_shape.h"
 #include "tessera/nn/replace_values.h"
@@ -45,10 +44,11 @@ void fill(models::LanguageModel& model, const checkpoint::Pretrained& stored,
 
 }  // namespace
 
-StoredModel load_model(const std::filesystem::path& source, std::optional<FloatType> dtype,
+StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
                        const mesh::DeviceMesh& mesh) {
-  const auto training = std::make_shared<checkpoint::TrainingSource>(
-      checkpoint::open_training({.source = source, .with_optimizer = false}));
+  from.with_optimizer = false;
+  const auto training =
+      std::make_shared<checkpoint::TrainingSource>(checkpoint::open_training(from));
   const auto shape = stored_shape(*training, mesh.shape().tp);
   const auto type =
       dtype ? train::torch_dtype(*dtype) : most_stored(training->tensors, mesh.device());

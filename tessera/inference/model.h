@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tessera/base/choices.h"
+#include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/config/stored_job.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/models/language_model.h"
@@ -19,11 +20,11 @@ struct StoredModel {
   config::StoredJob job;                         ///< what trained it, where that is known
 };
 
-/// Reads what checkpoint::open_training opens: a checkpoint of any layout, a Hugging Face folder. Each
-/// rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
+/// Reads what checkpoint::open_training opens, without an optimizer's state: a checkpoint of any layout,
+/// a Hugging Face folder, a GGUF file of a model that `from` says. Each rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
 /// UserError: no config.json, a family that is not here, parameters that are missing, heads that the
 /// ranks do not divide.
-StoredModel load_model(const std::filesystem::path& source, std::optional<FloatType> dtype,
+StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
                        const mesh::DeviceMesh& mesh);
 
 }  // namespace tessera::inference

@@ -14,6 +14,7 @@ template <typename Given, typename Visit>
 void for_each_field(Given& request, const Visit& visit) {
   visit("task", request.task);
   visit("model", request.model);
+  visit("other", request.other);
   visit("tokenizer", request.tokenizer);
   visit("chat_template", request.chat_template);
   visit("dtype", request.dtype);

@@ -11,11 +11,12 @@
 
 namespace tessera::inference {
 
-enum class Task { generate, chat };
+enum class Task { generate, chat, compare };
 
 struct Request {
   Task task = Task::generate;
   std::string model;          ///< what checkpoint::open_training opens
+  std::string other;          ///< of compare: an export of the model
   std::string tokenizer;      ///< a folder or a file; "": the model's
   std::string chat_template;  ///< a file, or the name of one of the tokenizer's; "": the model's
   std::optional<FloatType> dtype;  ///< of the weights; none: as they are stored

@@ -1,4 +1,5 @@
 // `tessera generate` and `tessera chat` as a user runs them, on a model that was trained for a moment.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -97,15 +98,58 @@ TEST_F(AnswerTest, ATextGoesOn) {
 
 TEST_F(AnswerTest, AnExportAnswersAsTheRunItIsOf) {
   const auto exported = (folder->path() / "exported").string();
-  ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface"}).exit_code, 0);
-  const auto tokenizer = std::string("--tokenizer=") + kTokenizer;
-  const auto chat_template = "--chat-template=" + (folder->path() / "chat.jinja").string();
-  const auto end = tessera({"chat", exported, tokenizer, chat_template, "--temperature=0"}, "Hi\n");
+  const auto done = tessera({"export", run(), exported, "--to=huggingface"});
+  ASSERT_EQ(done.exit_code, 0) << done.error;
+  EXPECT_THAT(done.out, HasSubstr("compared with the source on 3 prompts"));
+  EXPECT_THAT(done.out, HasSubstr("logits differ by 0 at most"));
+  EXPECT_THAT(done.out, HasSubstr("the same at 100.0 %"));
+  // With the job's tokenizer and template.
+  const auto end = tessera({"chat", exported, "--temperature=0"}, "Hi\n");
   EXPECT_EQ(end.out, tessera({"chat", run(), "--temperature=0"}, "Hi\n").out) << end.error;
+  EXPECT_EQ(read_file(fs::path(exported) / "chat_template.jinja"), kTemplate);
+  for (const auto* file : {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"})
+    fs::remove(fs::path(exported) / file);
   expect_mistake(tessera({"chat", exported}, "Hi\n"), "has no tokenizer");
   expect_mistake(
       tessera({"chat", exported, "--tokenizer=tests/fixtures/tokenizers/gpt2_style"}, "Hi\n"),
       "has no chat template");
+}
+
+TEST_F(AnswerTest, AnExportHasACardThatSaysWhatTheRunSays) {
+  const auto exported = (folder->path() / "with_card").string();
+  ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface", "--no-compare"}).exit_code, 0);
+  const auto card = read_file(fs::path(exported) / "README.md");
+  EXPECT_THAT(card, ::testing::StartsWith("---\nlibrary_name: transformers\n"));
+  EXPECT_THAT(card, HasSubstr("tags:\n- tessera\n---\n\n# with_card\n"));
+  EXPECT_THAT(card, HasSubstr("| optimizer steps | 20 |"));
+  const auto summary = nlohmann::json::parse(read_file(fs::path(run()) / "summary.json"));
+  EXPECT_THAT(card,
+              HasSubstr(fmt::format("{:.4f} at step 20", summary["last_loss"].get<double>())));
+  EXPECT_THAT(card, HasSubstr("  learning_rate: 0.01"));
+  EXPECT_THAT(card, ::testing::Not(HasSubstr("base_model")));
+}
+
+TEST_F(AnswerTest, AGgufFileIsComparedAndHasAModelfile) {
+  for (const auto* type : {"f32", "q8_0", "q4_k_m"}) {
+    const auto file = folder->path() / (std::string(type) + ".gguf");
+    const auto done = tessera({"export", run(), file.string(), "--to=gguf", "--type", type});
+    ASSERT_EQ(done.exit_code, 0) << done.error;
+    EXPECT_THAT(done.out, HasSubstr("compared with the source on 3 prompts"));
+    const bool exact = std::string_view(type) == "f32", mixed = std::string_view(type) == "q4_k_m";
+    EXPECT_EQ(exact, done.out.find("logits differ by 0 at most") != std::string::npos) << done.out;
+    EXPECT_EQ(mixed, done.out.find("no multiple of 256") != std::string::npos) << done.out;
+    const auto modelfile = read_file(file.parent_path() / (std::string(type) + ".Modelfile"));
+    EXPECT_THAT(modelfile, HasSubstr("FROM ./" + file.filename().string() + "\n"));
+  }
+  // It goes on as the run does, where config.json says what it is.
+  const auto file = (folder->path() / "f32.gguf").string();
+  const auto back = (folder->path() / "back").string();
+  const auto exported = (folder->path() / "with_config").string();
+  ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface", "--no-compare"}).exit_code, 0);
+  const auto done = tessera(
+      {"checkpoint", "convert", file, "-o", back, "--to=huggingface", "--config", exported});
+  ASSERT_EQ(done.exit_code, 0) << done.error;
+  EXPECT_EQ(tessera({"checkpoint", "diff", back, exported}).exit_code, 0);
 }
 
 TEST_F(AnswerTest, BadInput) {

@@ -70,14 +70,18 @@ void write_tessera(const TrainingSource& training, const ConvertOptions& options
 
 void convert(ConvertOptions options) {
   refuse_existing(options.destination);  // before a long look at the source
-  options.from.with_optimizer = options.from.our_names = options.to == Target::tessera;
+  options.from.with_optimizer = options.to == Target::tessera;
+  options.from.our_names = options.to == Target::tessera || options.to == Target::gguf;
   auto training = open_training(options.from);
   training.tensors.report_reads(options.progress);
+  const auto assets = options.assets.empty() ? training.assets_folder : options.assets;
   switch (options.to) {
     case Target::huggingface:
       return export_hf(training.tensors, options.destination,
                        {.config = config_of(training),
-                        .carry_from = training.assets_folder,
+                        .carry_from = assets,
+                        .chat_template = options.chat_template,
+                        .model_card = options.model_card,
                         .max_shard_bytes = options.max_file_bytes});
     case Target::tessera:
       return write_tessera(training, options);
@@ -87,7 +91,8 @@ void convert(ConvertOptions options) {
     case Target::gguf: {
       const auto done = export_gguf(training.tensors, options.destination,
                                     {.config = config_of(training),
-                                     .assets = training.assets_folder,
+                                     .assets = assets,
+                                     .chat_template = options.chat_template,
                                      .type = options.type,
                                      .name = options.destination.stem().string()});
       if (options.on_gguf) options.on_gguf(done);

@@ -16,9 +16,13 @@ struct ConvertOptions {
   TrainingOptions from;  ///< with_optimizer and our_names follow from `to`
   Target to = Target::huggingface;
   std::filesystem::path destination;
+  std::filesystem::path
+      assets;                 ///< folder with tokenizer and the like; empty: as the source has it
+  std::string chat_template;  ///< instead of the tokenizer's; "": that
+  std::string model_card;     ///< huggingface: README.md; "": none
   int64_t max_file_bytes = 5'000'000'000;  ///< of tensors in one file; llmc: always one
   SourceView::Progress progress;
-  GgmlType type = GgmlType::f16;                     ///< gguf: of matrices
+  GgufFileType type = GgufFileType::f16;             ///< gguf: of matrices
   std::function<void(const GgufExported&)> on_gguf;  ///< gguf: told what reading it back found
 };
 

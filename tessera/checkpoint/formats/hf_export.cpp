@@ -108,6 +108,9 @@ void export_hf(const TensorSource& source, const fs::path& destination,
     if (options.carry_from.empty() || !fs::exists(options.carry_from / name)) continue;
     write_file(folder.path() / name, MappedFile(options.carry_from / name).text());
   }
+  if (!options.chat_template.empty())
+    write_file(folder.path() / hub::kChatTemplateFile, options.chat_template);
+  if (!options.model_card.empty()) write_file(folder.path() / "README.md", options.model_card);
   folder.commit();
 }
 

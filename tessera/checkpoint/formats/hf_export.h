@@ -17,6 +17,8 @@ struct HfExportOptions {
   nlohmann::json config = nlohmann::json::object();  ///< config.json, but for its dtype
   std::optional<DType> dtype;        ///< of every float in the export; none: as it is stored
   std::filesystem::path carry_from;  ///< folder whose tokenizer and generation files come along
+  std::string chat_template;         ///< instead of the tokenizer's; "": that
+  std::string model_card;            ///< README.md; "": none
   int64_t max_shard_bytes = 5'000'000'000;  ///< of tensors in one file
 };
 

@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/deepspeed.h"
 #include "tessera/checkpoint/formats/family_names.h"
+#include "tessera/checkpoint/formats/gguf/view.h"
 #include "tessera/checkpoint/formats/llmc.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/write_checkpoint.h"
@@ -48,6 +49,7 @@ fs::path folder_of(const fs::path& path) {
 }
 
 json read_config(const TrainingOptions& options) {
+  if (!options.model.is_null()) return options.model;
   auto path = options.config.empty() ? folder_of(options.source) : options.config;
   if (fs::is_directory(path)) path /= kConfigFile;
   if (options.config.empty() && !fs::exists(path)) return nullptr;
@@ -145,7 +147,8 @@ TrainingSource from_checkpoint(const TrainingOptions& options, OpenedSource open
   TrainingSource training{.tensors = SourceView(options.source), .about = about(checkpoint)};
   training.validation_loss = checkpoint.marker().validation_loss;
   if (options.step) training.about.state["step"] = training.about.step = *options.step;
-  if (!options.config.empty()) training.about.model = read_config(options);
+  if (!options.config.empty() || !options.model.is_null())
+    training.about.model = read_config(options);
   const FamilyNames family(training.about.model, options.source.string());
   const bool together = !options.our_names && family.any_together();
   if (together) add_together(family, checkpoint, options.dtype, training.tensors);
@@ -163,6 +166,27 @@ TrainingSource from_checkpoint(const TrainingOptions& options, OpenedSource open
   training.assets = checked_assets(checkpoint);
   if (!training.assets.empty()) training.assets_folder = options.source;
   training.stored.push_back(std::move(opened));
+  return training;
+}
+
+/// llama.cpp's tensors as parameters of the model that `config` says.
+TrainingSource from_gguf(const TrainingOptions& options, const json& config) {
+  const auto where = options.source.string();
+  auto ours = std::make_unique<OursOfGguf>(options.source, llama_cpp_model(config, where));
+  TrainingSource training{.tensors = SourceView(options.source)};
+  const FamilyNames family(config, where);
+  if (!options.our_names && family.any_together()) {
+    add_together(family, *ours, options.dtype, training.tensors);
+  } else {
+    for (const auto& [name, info] : ours->tensors())
+      training.tensors.add(name, *ours, name, options.dtype);
+  }
+  training.about.layout = {{"converted_from", format_name(Format::gguf)}};
+  training.about.model = config;
+  training.about.step = options.step.value_or(0);
+  training.about.state = state_of(training.about.step, {});
+  training.stored.push_back({Format::gguf, std::move(ours)});
+  find_assets(options, training);
   return training;
 }
 
@@ -206,6 +230,10 @@ TrainingSource open_training(const TrainingOptions& options) {
     return open_training(inner);
   }
   auto opened = open_with_format(options.source);
+  if (opened.format == Format::gguf) {
+    const auto config = read_config(options);
+    if (config.is_object()) return from_gguf(options, config);
+  }
   return opened.format == Format::tessera ? from_checkpoint(options, std::move(opened))
                                           : from_others(options, std::move(opened));
 }

@@ -18,6 +18,7 @@ struct TrainingOptions {
   /// config.json, or a folder with it (and with weights whose shapes count where `source`, as
   /// DeepSpeed's ZeRO-3, has none); empty: as `source` has it.
   std::filesystem::path config;
+  nlohmann::json model;  ///< config.json's content, before that of `config`; null: as that is
   bool with_optimizer = true;
   /// Under the names of our models, without what they do not store (tied heads, buffers).
   bool our_names = true;
@@ -34,7 +35,8 @@ struct TrainingSource {
   std::filesystem::path assets_folder;        ///< where they lie; empty: there are none
 };
 
-/// UserError: what open_source refuses; an optimizer's state without its parameter or of another
+/// A GGUF file's tensors are parameters where a config.json says of which model. UserError: what
+/// open_source refuses; an optimizer's state without its parameter or of another
 /// shape.
 TrainingSource open_training(const TrainingOptions& options);
 

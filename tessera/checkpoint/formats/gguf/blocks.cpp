@@ -5,8 +5,11 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "tessera/checkpoint/convert_dtype.h"
+#include "tessera/checkpoint/formats/gguf/k_quants.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 constexpr std::array kGgmlTypes{GgmlTypeInfo{GgmlType::f32, "F32", 1, 4, DType::f32},
                                 GgmlTypeInfo{GgmlType::f16, "F16", 1, 2, DType::f16},
                                 GgmlTypeInfo{GgmlType::q4_0, "Q4_0", 32, 18, DType::f32},
+                                GgmlTypeInfo{GgmlType::q5_0, "Q5_0", 32, 22, DType::f32},
                                 GgmlTypeInfo{GgmlType::q8_0, "Q8_0", 32, 34, DType::f32},
                                 GgmlTypeInfo{GgmlType::q4_k, "Q4_K", 256, 144, DType::f32},
                                 GgmlTypeInfo{GgmlType::q6_k, "Q6_K", 256, 210, DType::f32},
@@ -23,16 +27,6 @@ constexpr std::array kGgmlTypes{GgmlTypeInfo{GgmlType::f32, "F32", 1, 4, DType::
                                 GgmlTypeInfo{GgmlType::i64, "I64", 1, 8, DType::i64},
                                 GgmlTypeInfo{GgmlType::f64, "F64", 1, 8, DType::f64},
                                 GgmlTypeInfo{GgmlType::bf16, "BF16", 1, 2, DType::bf16}};
-
-float read_f16(const std::byte* at) {
-  float value = 0;
-  convert_values({at, 2}, DType::f16, std::as_writable_bytes(std::span(&value, 1)), DType::f32);
-  return value;
-}
-
-void write_f16(float value, std::byte* at) {
-  convert_values(std::as_bytes(std::span(&value, 1)), DType::f32, {at, 2}, DType::f16);
-}
 
 unsigned bits(std::byte byte) { return std::to_integer<unsigned>(byte); }
 
@@ -51,16 +45,13 @@ void read_q4_0(const std::byte* block, float* values) {
   }
 }
 
-/// 6 bits of scale and of minimum of one of Q4_K's 8 groups. Those of the last four are divided: 4 bits
-/// stand together in the last four bytes, 2 above those of the first groups.
-struct GroupScale {
-  unsigned scale, minimum;
-};
-GroupScale group_scale(const std::byte* packed, int group) {
-  const auto at = [&](int i) { return bits(packed[i]); };
-  if (group < 4) return {at(group) & 63, at(group + 4) & 63};
-  return {(at(group + 4) & 15) | (at(group - 4) >> 6 << 4),
-          (at(group + 4) >> 4) | (at(group) >> 6 << 4)};
+void read_q5_0(const std::byte* block, float* values) {
+  const float scale = read_f16(block);
+  for (int i = 0; i < 32; ++i) {
+    const unsigned low = i < 16 ? bits(block[6 + i]) & 15 : bits(block[6 + i - 16]) >> 4;
+    const unsigned fifth = bits(block[2 + i / 8]) >> (i % 8) & 1;
+    values[i] = scale * static_cast<float>(static_cast<int>(low | fifth << 4) - 16);
+  }
 }
 
 void read_q4_k(const std::byte* block, float* values) {
@@ -102,21 +93,60 @@ void write_q8_0(const float* values, std::byte* block) {
     block[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(values[i] * times)));
 }
 
-/// The value of largest magnitude, the first of several, becomes -8. The product is taken in float64, as
-/// the package does, since its rounding depends on the processor otherwise.
-void write_q4_0(const float* values, std::byte* block) {
+/// 32 whole numbers of 0 to 2 * half - 1: the value of largest magnitude, the first of several, becomes
+/// -half. The product is taken in float64, as the package `gguf` does, since its rounding depends on
+/// the processor otherwise. Writes the scale.
+std::array<unsigned, 32> centred_numbers(const float* values, int half, std::byte* block) {
   float extreme = 0;
   for (int i = 0; i < 32; ++i) {
     if (std::abs(values[i]) > std::abs(extreme)) extreme = values[i];
   }
-  const float scale = extreme / -8, times = inverse(scale);
+  const float scale = extreme / static_cast<float>(-half), times = inverse(scale);
   write_f16(scale, block);
-  const auto number = [&](int i) {
-    const double shifted = static_cast<double>(values[i]) * static_cast<double>(times) + 8.5;
-    return static_cast<unsigned>(std::clamp(shifted, 0.0, 15.0));
-  };
-  for (int i = 0; i < 16; ++i)
-    block[2 + i] = static_cast<std::byte>(number(i) | number(i + 16) << 4);
+  std::array<unsigned, 32> numbers{};
+  for (int i = 0; i < 32; ++i) {
+    const double shifted = static_cast<double>(values[i]) * static_cast<double>(times) + half + 0.5;
+    numbers[static_cast<size_t>(i)] =
+        static_cast<unsigned>(std::clamp(shifted, 0.0, 2.0 * half - 1));
+  }
+  return numbers;
+}
+
+void write_q4_0(const float* values, std::byte* block) {
+  const auto numbers = centred_numbers(values, 8, block);
+  for (size_t i = 0; i < 16; ++i)
+    block[2 + i] = static_cast<std::byte>(numbers[i] | numbers[i + 16] << 4);
+}
+
+void write_q5_0(const float* values, std::byte* block) {
+  const auto numbers = centred_numbers(values, 16, block);
+  for (size_t i = 0; i < 16; ++i)
+    block[6 + i] = static_cast<std::byte>((numbers[i] & 15) | (numbers[i + 16] & 15) << 4);
+  std::memset(block + 2, 0, 4);
+  for (size_t i = 0; i < 32; ++i)
+    block[2 + i / 8] |= static_cast<std::byte>(numbers[i] >> 4 << (i % 8));
+}
+
+/// How a type's blocks are read and written; null: values that stand alone.
+struct BlockCode {
+  void (*read)(const std::byte* block, float* values);
+  void (*write)(const float* values, std::byte* block);
+};
+BlockCode block_code(GgmlType type) {
+  switch (type) {
+    case GgmlType::q4_0:
+      return {read_q4_0, write_q4_0};
+    case GgmlType::q5_0:
+      return {read_q5_0, write_q5_0};
+    case GgmlType::q8_0:
+      return {read_q8_0, write_q8_0};
+    case GgmlType::q4_k:
+      return {read_q4_k, write_q4_k};
+    case GgmlType::q6_k:
+      return {read_q6_k, write_q6_k};
+    default:
+      return {};
+  }
 }
 
 }  // namespace
@@ -131,30 +161,62 @@ const GgmlTypeInfo& ggml_type_info(GgmlType type) {
   return *find_ggml_type(static_cast<uint32_t>(type));
 }
 
+float read_f16(const std::byte* at) {
+  float value = 0;
+  convert_values({at, 2}, DType::f16, std::as_writable_bytes(std::span(&value, 1)), DType::f32);
+  return value;
+}
+
+void write_f16(float value, std::byte* at) {
+  convert_values(std::as_bytes(std::span(&value, 1)), DType::f32, {at, 2}, DType::f16);
+}
+
+GroupScale group_scale(const std::byte* packed, int group) {
+  const auto at = [&](int i) { return bits(packed[i]); };
+  if (group < 4) return {at(group) & 63, at(group + 4) & 63};
+  return {(at(group + 4) & 15) | (at(group - 4) >> 6 << 4),
+          (at(group + 4) >> 4) | (at(group) >> 6 << 4)};
+}
+
+void put_group_scale(const GroupScale& own, int group, std::byte* packed) {
+  if (group < 4) {
+    packed[group] |= static_cast<std::byte>(own.scale);
+    packed[group + 4] |= static_cast<std::byte>(own.minimum);
+  } else {
+    packed[group + 4] = static_cast<std::byte>((own.scale & 15) | (own.minimum & 15) << 4);
+    packed[group - 4] |= static_cast<std::byte>(own.scale >> 4 << 6);
+    packed[group] |= static_cast<std::byte>(own.minimum >> 4 << 6);
+  }
+}
+
 void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> values) {
   const auto& info = ggml_type_info(type);
-  auto* read = type == GgmlType::q8_0   ? read_q8_0
-               : type == GgmlType::q4_0 ? read_q4_0
-               : type == GgmlType::q4_k ? read_q4_k
-                                        : read_q6_k;
+  const auto code = block_code(type);
   const auto count = blocks.size() / static_cast<size_t>(info.block_bytes);
-  assert(info.block_values > 1 && values.size() == count * static_cast<size_t>(info.block_values));
+  assert(code.read != nullptr && values.size() == count * static_cast<size_t>(info.block_values));
   for (size_t i = 0; i < count; ++i)
-    read(blocks.data() + i * static_cast<size_t>(info.block_bytes),
-         values.data() + i * static_cast<size_t>(info.block_values));
+    code.read(blocks.data() + i * static_cast<size_t>(info.block_bytes),
+              values.data() + i * static_cast<size_t>(info.block_values));
 }
 
 void quantize(GgmlType type, std::span<const float> values, std::span<std::byte> blocks) {
-  assert(type == GgmlType::q8_0 || type == GgmlType::q4_0);
+  constexpr size_t kLeastOfThread = size_t{1} << 15;  // values, a millisecond or two
   const auto block_bytes = static_cast<size_t>(ggml_type_info(type).block_bytes);
-  assert(values.size() % 32 == 0 && blocks.size() == values.size() / 32 * block_bytes);
-  for (size_t i = 0; i < values.size() / 32; ++i) {
-    if (type == GgmlType::q8_0) {
-      write_q8_0(values.data() + i * 32, blocks.data() + i * block_bytes);
-    } else {
-      write_q4_0(values.data() + i * 32, blocks.data() + i * block_bytes);
-    }
-  }
+  const auto block_values = static_cast<size_t>(ggml_type_info(type).block_values);
+  const auto code = block_code(type);
+  const size_t count = values.size() / block_values;
+  assert(code.write != nullptr && values.size() % block_values == 0 &&
+         blocks.size() == count * block_bytes);
+  const auto write = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i)
+      code.write(values.data() + i * block_values, blocks.data() + i * block_bytes);
+  };
+  const size_t parts = std::clamp<size_t>(values.size() / kLeastOfThread, 1,
+                                          std::max(1U, std::thread::hardware_concurrency()));
+  std::vector<std::jthread> threads;
+  for (size_t part = 1; part < parts; ++part)
+    threads.emplace_back(write, part * count / parts, (part + 1) * count / parts);
+  write(0, count / parts);
 }
 
 }  // namespace tessera::checkpoint

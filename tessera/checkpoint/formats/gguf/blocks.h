@@ -2,6 +2,7 @@
 //
 //   Q8_0  32 values: f16 scale, 32 int8
 //   Q4_0  32 values: f16 scale, 16 bytes; byte i holds value i below and value i + 16 above
+//   Q5_0  32 values: f16 scale, 4 bytes of fifth bits, 16 bytes as in Q4_0
 //   Q4_K 256 values: f16 scale and f16 minimum, 12 bytes with 6-bit scales and minima of 8 groups, 128 bytes
 //   Q6_K 256 values: 128 bytes of low and 64 of high bits, int8 scales of 16 groups, f16 scale
 //
@@ -23,6 +24,7 @@ enum class GgmlType : uint32_t {
   f32 = 0,
   f16 = 1,
   q4_0 = 2,
+  q5_0 = 6,
   q8_0 = 8,
   q4_k = 12,
   q6_k = 14,
@@ -48,8 +50,20 @@ const GgmlTypeInfo& ggml_type_info(GgmlType type);
 /// Whole blocks into values. Exact: as the package `gguf` has them.
 void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> values);
 
-/// Values into whole blocks of q8_0 or q4_0; the bytes are those of the package `gguf`.
-/// Assertion: another type, a part of a block.
+/// Values into whole blocks, on all cores if there are many; the bytes are those of ggml's reference.
+/// Assertion: a part of a block.
 void quantize(GgmlType type, std::span<const float> values, std::span<std::byte> blocks);
+
+// Parts of blocks.
+float read_f16(const std::byte* at);
+void write_f16(float value, std::byte* at);
+
+/// 6 bits of scale and of minimum of one of Q4_K's 8 groups. Those of the last four are divided: 4 bits
+/// stand together in the last four bytes, 2 above those of the first groups.
+struct GroupScale {
+  unsigned scale, minimum;
+};
+GroupScale group_scale(const std::byte* packed, int group);
+void put_group_scale(const GroupScale& own, int group, std::byte* packed);  ///< into zeros
 
 }  // namespace tessera::checkpoint

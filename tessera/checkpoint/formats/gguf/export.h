@@ -6,14 +6,18 @@
 #include <string>
 
 #include "tessera/checkpoint/formats/gguf/file.h"
+#include "tessera/checkpoint/formats/gguf/types.h"
 
 namespace tessera::checkpoint {
 
+inline constexpr const char* kGgufChatTemplate = "tokenizer.chat_template";
+
 struct GgufExportOptions {
-  nlohmann::json config;          ///< config.json
-  std::filesystem::path assets;   ///< folder with tokenizer and template; empty: there is none
-  GgmlType type = GgmlType::f16;  ///< of matrices: f32, f16, bf16, q8_0 or q4_0
-  std::string name = "model";     ///< general.name
+  nlohmann::json config;         ///< config.json
+  std::filesystem::path assets;  ///< folder with tokenizer and template; empty: there is none
+  std::string chat_template;     ///< instead of the tokenizer's; "": that
+  GgufFileType type = GgufFileType::f16;  ///< of matrices
+  std::string name = "model";             ///< general.name
 };
 
 /// What was written, and the largest relative error (of a tensor's norm) that the file, read back, has
@@ -21,17 +25,18 @@ struct GgufExportOptions {
 struct GgufExported {
   size_t num_tensors = 0;
   double error = 0;
-  std::string worst;  ///< tensor
+  std::string worst;         ///< tensor
+  size_t num_fallbacks = 0;  ///< matrices whose rows are too short for the type that was asked for
 };
 
-/// Writes a Llama, Mistral, Qwen2, Qwen3, OLMo 2 or SmolLM3 under Hugging Face's names as `path`. Norms
-/// and biases are F32; a matrix whose rows are no whole blocks is F16, as llama.cpp's converter has it;
-/// with q4_0 the head is Q8_0. Without a tokenizer the file has none ("none").
-/// UserError: a model, positions or a tokenizer that llama.cpp does not know, by name.
+/// Writes a model of architecture.h, under our names, as `path`; types.h has the types of its tensors.
+/// Without a tokenizer the file has none ("none"). UserError: a model, positions or a tokenizer that
+/// llama.cpp does not know, by name.
 GgufExported export_gguf(const TensorSource& source, const std::filesystem::path& path,
                          const GgufExportOptions& options);
 
-/// Keys tokenizer.* of a folder: byte-level BPE of tokenizer.json. UserError: another kind, an unknown
+/// Keys tokenizer.* of a folder: byte-level BPE of tokenizer.json; SentencePiece's of tokenizer.model,
+/// or of tokenizer.json where that has bytes to fall back to. UserError: another kind, an unknown
 /// way to cut words, more tokens than `vocab_size`. `config`: config.json,
 /// whose ids of special tokens count where the tokenizer names none.
 GgufMetadata gguf_tokenizer(const std::filesystem::path& folder, int64_t vocab_size,

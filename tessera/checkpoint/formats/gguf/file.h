@@ -53,6 +53,7 @@ GgufValue gguf_bool(bool value);
 GgufValue gguf_string(std::string value);
 GgufValue gguf_strings(const std::vector<std::string>& values);
 GgufValue gguf_i32s(const std::vector<int64_t>& values);
+GgufValue gguf_f32s(const std::vector<double>& values);
 
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 

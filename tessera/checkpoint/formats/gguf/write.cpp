@@ -111,6 +111,12 @@ GgufValue gguf_i32s(const std::vector<int64_t>& values) {
   return {.type = GgufType::array, .held = std::move(elements), .element = GgufType::i32};
 }
 
+GgufValue gguf_f32s(const std::vector<double>& values) {
+  std::vector<GgufValue> elements;
+  for (const auto value : values) elements.push_back(gguf_f32(value));
+  return {.type = GgufType::array, .held = std::move(elements), .element = GgufType::f32};
+}
+
 void write_gguf(const TensorSource& source, const GgufMetadata& metadata,
                 const std::vector<GgufTensor>& tensors, const std::filesystem::path& path) {
   std::string header = "GGUF";
