@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -141,15 +142,15 @@ struct GgufEntry {
 
 GgufEntry read_entry(GgufCursor& cursor, const std::string& path) {
   GgufEntry entry{.name = cursor.string()};
+  const auto name = printable(entry.name);
   const auto num_dims = cursor.number<uint32_t>();
   if (num_dims > kMostDims)
-    user_error("{}: {}: expected up to {} dimensions, got {}", path, entry.name, kMostDims,
-               num_dims);
+    user_error("{}: {}: expected up to {} dimensions, got {}", path, name, kMostDims, num_dims);
   int64_t elements = 1;
   for (uint32_t i = 0; i < num_dims; ++i) {
     const auto size = cursor.number<uint64_t>();
     if (size < 1 || size > static_cast<uint64_t>(kMostElements / elements))
-      user_error("{}: {}: its size {} is out of bounds", path, entry.name, size);
+      user_error("{}: {}: its size {} is out of bounds", path, name, size);
     elements *= static_cast<int64_t>(size);
     entry.info.shape.insert(entry.info.shape.begin(), static_cast<int64_t>(size));
   }
@@ -159,11 +160,11 @@ GgufEntry read_entry(GgufCursor& cursor, const std::string& path) {
     user_error(
         "{}: {}: is stored as ggml's type {}; read here are F32, F16, BF16, F64, Q8_0, Q5_0, Q4_0, "
         "Q4_K, Q6_K and whole numbers",
-        path, entry.name, number);
+        path, name, number);
   }
   const int64_t row = entry.info.shape.empty() ? 1 : entry.info.shape.back();
   if (row % type->block_values != 0) {
-    user_error("{}: {}: its rows of {} are no whole blocks of {}", path, entry.name, row,
+    user_error("{}: {}: its rows of {} are no whole blocks of {}", path, name, row,
                type->block_values);
   }
   entry.type = type->type;
@@ -193,7 +194,7 @@ void check_places(std::vector<GgufEntry> entries, uint64_t data_bytes, uint64_t 
       user_error(
           "{}: {}: its {} bytes at {} of the data are not aligned, lie in another tensor's or "
           "beyond the file's end: it is cut or damaged",
-          path, entry.name, entry.num_bytes, entry.offset);
+          path, printable(entry.name), entry.num_bytes, entry.offset);
     }
     end = entry.offset + entry.num_bytes;
   }
@@ -215,9 +216,10 @@ GgufSource::GgufSource(const fs::path& path)
   std::set<std::string, std::less<>> keys;
   for (uint64_t i = 0; i < num_keys; ++i) {
     auto key = cursor.string();
-    if (!keys.insert(key).second) user_error("{}: has the key {} twice", where, key);
-    const auto type = read_type(cursor, where + ": " + key);
-    metadata_.emplace_back(key, read_value(cursor, type, where + ": " + key));
+    if (!keys.insert(key).second) user_error("{}: has the key {} twice", where, printable(key));
+    const auto place = where + ": " + printable(key);
+    const auto type = read_type(cursor, place);
+    metadata_.emplace_back(std::move(key), read_value(cursor, type, place));
   }
   std::vector<GgufEntry> entries;
   for (uint64_t i = 0; i < num_tensors; ++i) entries.push_back(read_entry(cursor, where));
@@ -227,7 +229,7 @@ GgufSource::GgufSource(const fs::path& path)
   check_places(entries, size > begin ? size - begin : 0, alignment, where);
   for (auto& entry : entries) {
     if (!tensors_.emplace(entry.name, entry.info).second)
-      user_error("{}: has the tensor {} twice", where, entry.name);
+      user_error("{}: has the tensor {} twice", where, printable(entry.name));
     stored_[entry.name] = {.type = entry.type, .offset = begin + entry.offset};
   }
 }
