@@ -23,7 +23,8 @@ const std::map<std::string, std::set<std::string>> kCatches{
     {"an error gets what only the caller knows: rank, axis, unit, action, key",
      {"chat/template.cpp", "comm/exchange.cpp", "comm/gloo.cpp", "comm/secret.cpp",
       "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp", "comm/store.cpp",
-      "plan/pipeline.cpp", "parallel/data/unit.cpp", "parallel/pipeline/pipeline.cpp"}},
+      "inference/evaluate.cpp", "plan/pipeline.cpp", "parallel/data/unit.cpp",
+      "parallel/pipeline/pipeline.cpp"}},
     {"an error is carried to another thread, through C, or to the other ranks",
      {"checkpoint/run_on_all.cpp", "comm/queue.cpp", "documents/documents.cpp", "hub/http.cpp",
       "hub/in_threads.h"}},
@@ -34,7 +35,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
       "hub/resolve_data.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
      {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "inference/chat.cpp",
-      "train/loop.cpp"}},
+      "train/watch.cpp"}},
     {"a program of its own",
      {"launch/rank_probe.cpp", "text/text_probe.cpp", "chat/chat_probe.cpp",
       "records/records_probe.cpp"}}};

@@ -1,4 +1,4 @@
-// tessera generate and tessera chat: a stored model goes on with a text, or answers.
+// tessera generate, chat and evaluate: a stored model goes on with a text, answers, or is examined.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ using inference::Task;
 
 struct AskArguments {
   Request request;
-  std::string dtype, backend;
+  std::string dtype, backend, shape, learn;
   int64_t step = -1, num_ranks = 1;
 };
 
@@ -62,7 +62,14 @@ int ask(AskArguments& arguments) {
   if (!request.tokenizer.empty()) request.tokenizer = model_folder(request.tokenizer, false);
   request.dtype = value_named<FloatType>(arguments.dtype);
   request.backend = value_named<comm::BackendChoice>(arguments.backend).value();
-  request.interactive = ::isatty(STDIN_FILENO) == 1;
+  if (request.task == Task::evaluate) {
+    request.shape = value_named<data::RowShape>(arguments.shape).value();
+    request.learn = value_named<data::Learn>(arguments.learn).value();
+    for (const auto& file : request.files) {
+      if (!std::filesystem::is_regular_file(file)) user_error("{}: no such file", file);
+    }
+  }
+  request.interactive = request.task != Task::evaluate && ::isatty(STDIN_FILENO) == 1;
   if (request.task == Task::generate && request.prompt.empty() && request.interactive)
     user_error("generate: expected a text after the model, or on standard input");
   launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
@@ -126,6 +133,33 @@ void add_sampling_options(CLI::App& command, Request& request) {
       ->trigger_on_parse();
 }
 
+void add_evaluation_options(CLI::App& command, AskArguments& arguments) {
+  auto& request = arguments.request;
+  command
+      .add_option("FILES", request.files,
+                  "Rows of data sets, questions with choices, text or tokens")
+      ->required();
+  command.add_option("--chat-template", request.chat_template,
+                     "A file, or one of the model's by name");
+  command.add_option("--shape", arguments.shape, "What a row is; auto: by its keys")
+      ->default_val("auto")
+      ->check(CLI::IsMember(texts_of<data::RowShape>()));
+  command.add_option("--learn", arguments.learn, "Which words of conversations count")
+      ->default_val("assistant")
+      ->check(CLI::IsMember(texts_of<data::Learn>()));
+  command
+      .add_option("--seq-len", request.seq_len,
+                  "Tokens of a window; the model's positions unless given")
+      ->check(whole_number(1, "at least 1"));
+  command
+      .add_option("--stride", request.stride,
+                  "Tokens by which windows move on; half of one unless given")
+      ->check(whole_number(1, "at least 1"));
+  command.add_option("--max-rows", request.max_rows, "The first so many rows of each file")
+      ->check(whole_number(1, "at least 1"));
+  command.add_flag("--json", request.json, "One JSON object instead of lines");
+}
+
 void add(CLI::App& app, Task task, const char* name, const char* what, const char* example,
          int& exit_code) {
   auto arguments = std::make_shared<AskArguments>();
@@ -139,12 +173,14 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
   if (task == Task::generate) {
     command->add_option("TEXT", request.prompt, "What to go on with; standard input without it");
     command->add_flag("--echo", request.echo, "Show the text before what follows it");
+  } else if (task == Task::evaluate) {
+    add_evaluation_options(*command, *arguments);
   } else {
     command->add_option("--system", request.system, "System prompt");
     command->add_option("--chat-template", request.chat_template,
                         "A file, or one of the model's by name");
   }
-  add_sampling_options(*command, request);
+  if (task != Task::evaluate) add_sampling_options(*command, request);
   command->add_option("--tokenizer", request.tokenizer,
                       "Folder, file or name on the Hub; the model's unless given");
   command->add_option("--dtype", arguments->dtype, "Of the weights; as stored unless given")
@@ -163,7 +199,9 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
           ""));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
       ->check(whole_number(0, "0 or more"));
-  command->add_flag("--speed", request.speed, "Say on standard error how fast it was");
+  if (task != Task::evaluate) {
+    command->add_flag("--speed", request.speed, "Say on standard error how fast it was");
+  }
   command->footer(example);
   command->callback([arguments, &exit_code] { exit_code = ask(*arguments); });
 }
@@ -173,6 +211,11 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
 void add_generate(CLI::App& app, int& exit_code) {
   add(app, Task::generate, "generate", "Go on with a text",
       "Example:\n  tessera generate runs/x \"Once upon a time\" --temperature 0.8", exit_code);
+}
+
+void add_evaluate(CLI::App& app, int& exit_code) {
+  add(app, Task::evaluate, "evaluate", "Perplexity of texts, accuracy on questions with choices",
+      "Example:\n  tessera evaluate runs/x held_out.jsonl questions.jsonl", exit_code);
 }
 
 void add_chat(CLI::App& app, int& exit_code) {

@@ -14,6 +14,7 @@ void add_config_questions(CLI::App& config, int& exit_code);  ///< of `tessera c
 void add_data(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);
 void add_estimate_memory(CLI::App& app, int& exit_code);
+void add_evaluate(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_checkpoint(app, exit_code);
   tessera::cli::add_generate(app, exit_code);
   tessera::cli::add_chat(app, exit_code);
+  tessera::cli::add_evaluate(app, exit_code);
   tessera::cli::add_export(app, exit_code);
   tessera::cli::add_push(app, exit_code);
   tessera::cli::add_merge_weights(app, exit_code);

@@ -5,6 +5,7 @@
 #include "tessera/inference/chat.h"
 #include "tessera/inference/compare.h"
 #include "tessera/inference/console.h"
+#include "tessera/inference/evaluate.h"
 #include "tessera/inference/session.h"
 #include "tessera/train/join_run.h"
 
@@ -31,6 +32,10 @@ int answer(const Request& request, const launch::RankEnvironment& environment) {
   const auto mesh = train::make_mesh(parallel, environment);
   if (request.task == Task::compare) {
     compare(request, mesh);
+    return 0;
+  }
+  if (request.task == Task::evaluate) {
+    evaluate(request, mesh);
     return 0;
   }
   Session session(request, mesh);

@@ -1,14 +1,19 @@
 // What is asked and what is answered; greedy texts beside transformers' (tests/fixtures/families),
 // on one rank and on several that divide the model.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/inference/choices.h"
+#include "tessera/inference/scores.h"
 #include "tessera/inference/session.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_folder.h"
@@ -79,6 +84,15 @@ TEST_F(SettingsTest, WrongValuesAreNamed) {
   }
 }
 
+/// The same on every rank.
+void expected_alike(const mesh::DeviceMesh& mesh, const std::vector<Score>& scores) {
+  std::string told;
+  for (const auto& score : scores)
+    told += fmt::format("{} {};", score.log_probability, score.num_tokens);
+  for (const auto& other : mesh.world().all_gather_bytes(told)) EXPECT_EQ(other, told);
+  EXPECT_LT(scores.front().log_probability, 0);
+}
+
 class FamilySessionTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(FamilySessionTest, GreedyTokensEqualTransformers) {
@@ -105,6 +119,97 @@ INSTANTIATE_TEST_SUITE_P(Some, FamilySessionTest,
                            return std::get<0>(given.param) + "_" +
                                   std::to_string(std::get<1>(given.param));
                          });
+
+/// Beside log-softmax of whole logits, text by text.
+TEST(Scores, AreThoseOfEachPassageAlone) {
+  for (const auto* family : {"llama_3", "gemma2", "phi3", "llama_dynamic"}) {
+    for (const int ranks : {1, 2}) {
+      on_mesh({.shape = {.tp = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+        const auto stored = load_model({.source = std::string("tests/fixtures/families/") + family},
+                                       FloatType::fp32, mesh);
+        std::vector<Passage> passages;
+        for (int64_t length = 2; length < 40; length += 5) {
+          Passage passage;
+          for (int64_t i = 0; i < length; ++i) {
+            passage.tokens.push_back((i * 37 + length) % stored.model->shape().vocab_size);
+            passage.scored.push_back(i % 3 != 0);
+          }
+          passages.push_back(passage);
+        }
+        const auto scores = scores_of(*stored.model, passages);
+        if (ranks > 1) {  // divided logits are no logits
+          expected_alike(mesh, scores);
+          return;
+        }
+        const torch::NoGradGuard no_grad;
+        for (size_t p = 0; p < passages.size(); ++p) {
+          const auto& [tokens, scored] = passages[p];
+          // What is read: lengths by which angles turn do not count what is predicted last.
+          const std::vector<int64_t> inputs(tokens.begin(), tokens.end() - 1);
+          const auto logits = stored.model->logits(torch::tensor(inputs).unsqueeze(0))[0]
+                                  .to(torch::kDouble)
+                                  .log_softmax(-1);
+          double sum = 0;
+          int64_t count = 0;
+          for (size_t i = 1; i < tokens.size(); ++i) {
+            if (!scored[i]) continue;
+            sum += logits[static_cast<int64_t>(i) - 1][tokens[i]].item<double>();
+            ++count;
+          }
+          EXPECT_EQ(scores[p].num_tokens, count);
+          EXPECT_NEAR(scores[p].log_probability, sum, 1e-5 * std::abs(sum)) << family << " " << p;
+        }
+      });
+    }
+  }
+}
+
+TEST(Windows, ScoreEachTokenOnceBehindAsManyAsFit) {
+  std::vector<int64_t> tokens(23);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const std::vector<bool> all(tokens.size(), true);
+  for (const int64_t seq_len : {1, 2, 5, 22, 40}) {
+    for (int64_t stride = 1; stride <= seq_len; ++stride) {
+      std::vector<int64_t> scored;
+      for (const auto& passage : windows(tokens, all, seq_len, stride)) {
+        ASSERT_LE(std::ssize(passage.tokens), seq_len + 1);
+        ASSERT_FALSE(passage.scored[0]);
+        for (size_t i = 1; i < passage.tokens.size(); ++i) {
+          if (!passage.scored[i]) continue;
+          scored.push_back(passage.tokens[i]);
+          const auto before = static_cast<int64_t>(i);
+          EXPECT_GE(before, std::min(passage.tokens[i], seq_len - stride))
+              << seq_len << " " << stride;
+        }
+      }
+      EXPECT_EQ(scored, std::vector<int64_t>(tokens.begin() + 1, tokens.end()));
+    }
+  }
+  EXPECT_TRUE(windows(std::vector<int64_t>{1}, {true}, 4, 2).empty());
+}
+
+TEST(Choices, AnswersArePlacesLabelsLettersOrTexts) {
+  const auto answer = [](const std::string& row) {
+    return read_choice_row(records::Json::parse(row)).answer;
+  };
+  EXPECT_EQ(answer(R"({"question": "q", "choices": ["a", "b"], "answer": 1})"), 1);
+  EXPECT_EQ(answer(R"({"context": "q", "endings": ["a", "b"], "label": "1"})"), 1);
+  EXPECT_EQ(answer(R"({"query": "q", "options": ["x", "y"], "gold": "B"})"), 1);
+  EXPECT_EQ(answer(R"({"query": "q", "options": ["x", "y"], "gold": "y"})"), 1);
+  const std::string arc =
+      R"({"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": ")";
+  EXPECT_EQ(answer(arc + "2\"}"), 1) << "a label, no place";
+  for (const auto* row : {R"({"choices": ["a", "b"], "answer": 0})",
+                          R"({"question": 1, "choices": ["a", "b"], "answer": 0})",
+                          R"({"question": "q", "choices": ["a"], "answer": 0})",
+                          R"({"question": "q", "choices": ["a", ""], "answer": 0})",
+                          R"({"question": "q", "choices": ["a", "b"]})",
+                          R"({"question": "q", "choices": ["a", "b"], "answer": -1})",
+                          R"({"question": "q", "choices": ["a", "b"], "answer": "C"})",
+                          R"({"question": "q", "choices": "ab", "answer": 0})"}) {
+    EXPECT_THROW(answer(row), UserError) << row;
+  }
+}
 
 }  // namespace
 }  // namespace tessera::inference

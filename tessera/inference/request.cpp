@@ -32,6 +32,13 @@ void for_each_field(Given& request, const Visit& visit) {
   visit("top_p", request.top_p);
   visit("min_p", request.min_p);
   visit("top_k", request.top_k);
+  visit("files", request.files);
+  visit("shape", request.shape);
+  visit("learn", request.learn);
+  visit("seq_len", request.seq_len);
+  visit("stride", request.stride);
+  visit("max_rows", request.max_rows);
+  visit("json", request.json);
 }
 
 /// Texts as bytes: a path or a prompt may be no UTF-8.

@@ -11,7 +11,7 @@
 
 namespace tessera::inference {
 
-enum class Task { generate, chat, compare };
+enum class Task { generate, chat, compare, evaluate };
 
 struct Request {
   Task task = Task::generate;
@@ -32,6 +32,12 @@ struct Request {
   /// generate::SamplingOptions; none: as the model's generation_config.json has them.
   std::optional<double> repetition_penalty = {}, temperature = {}, top_p = {}, min_p = {};
   std::optional<int64_t> top_k = {};
+  std::vector<std::string> files;  ///< of evaluate
+  data::RowShape shape = data::RowShape::automatic;
+  data::Learn learn = data::Learn::assistant;
+  int64_t seq_len = 0, stride = 0;  ///< of evaluate; 0: the model's positions, half of them
+  int64_t max_rows = 0;             ///< of each file; 0: all
+  bool json = false;
 
   bool operator==(const Request&) const = default;
 };

@@ -65,8 +65,7 @@ std::string speed_line(const Answer& answer) {
 Session::Session(const Request& request, const mesh::DeviceMesh& mesh)
     : request_(request),
       stored_(load_model({.source = request.model}, request.dtype, mesh)),
-      settings_(settings_of(request, stored_.assets)),
-      model_(*stored_.model) {
+      settings_(settings_of(request, stored_.assets)) {
   const auto path = tokenizer_for(request, stored_);
   const bool chats = request.task == Task::chat;
   if (chats && path.empty()) {
@@ -91,6 +90,23 @@ Session::Session(const Request& request, const mesh::DeviceMesh& mesh)
 std::vector<int64_t> Session::tokens_of(const std::string& text) const {
   return codec_->encode(text);
 }
+
+std::vector<int64_t> Session::plain_tokens_of(const std::string& text) const {
+  if (codec_->tokenizer() == nullptr) return {text.begin(), text.end()};
+  const auto ids = codec_->tokenizer()->encode(text, {.add_special_tokens = false}).ids;
+  return {ids.begin(), ids.end()};
+}
+
+std::string Session::tokenizer_path() const {
+  auto path = tokenizer_for(request_, stored_);
+  if (path.empty()) {
+    user_error("{}: has no tokenizer, which rows of data sets need; give one with --tokenizer",
+               request_.model);
+  }
+  return path;
+}
+
+std::string Session::template_name() const { return template_for(request_, stored_); }
 
 std::vector<int64_t> Session::tokens_of(const chat::Inputs& conversation) const {
   return encoder_->encode_prompt(conversation);
@@ -120,8 +136,9 @@ Answer Session::go_on(std::vector<int64_t> tokens,
   const auto on_token = [&](int64_t token) {
     return say(stop.push(decoder.push(token))) && !stop.found();
   };
+  if (!cached_) cached_.emplace(*stored_.model);
   const auto next_logits = [&](std::span<const int64_t> text) {
-    auto logits = model_(text);
+    auto logits = (*cached_)(text);
     if (answer.prompt_seconds == 0)
       answer.prompt_seconds = seconds_since(start), start = Clock::now();
     return logits;

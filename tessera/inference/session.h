@@ -36,6 +36,8 @@ class Session {
   Session(const Request& request, const mesh::DeviceMesh& mesh);
 
   std::vector<int64_t> tokens_of(const std::string& text) const;
+  /// Without what the tokenizer puts around a text.
+  std::vector<int64_t> plain_tokens_of(const std::string& text) const;
   /// With what the template writes in front of an answer.
   std::vector<int64_t> tokens_of(const chat::Inputs& conversation) const;
 
@@ -43,13 +45,18 @@ class Session {
   /// and answers whether to go on. UserError: more tokens than the model has positions.
   Answer go_on(std::vector<int64_t> tokens, const std::function<bool(const std::string&)>& show);
 
+  /// Not once a text has gone on: its keys and values are kept in it.
+  models::LanguageModel& model() { return *stored_.model; }
+  std::string tokenizer_path() const;  ///< UserError: there is none
+  std::string template_name() const;   ///< of chats; "": the model's
+
  private:
   const Request& request_;
   StoredModel stored_;
   std::unique_ptr<documents::DocumentEncoder> encoder_;  ///< of a chat
   std::optional<generate::Codec> codec_;
   Settings settings_;
-  generate::CachedModel model_;
+  std::optional<generate::CachedModel> cached_;  ///< once a text goes on
 };
 
 }  // namespace tessera::inference

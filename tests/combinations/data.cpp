@@ -15,12 +15,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 /// A sequence in which each token depends on the one before, so that there is something to learn.
-void write_tokens(const fs::path& path) {
-  constexpr int64_t kNumTokens = 6000;
-  std::mt19937_64 random(3);
+void write_tokens(const fs::path& path, int64_t num_tokens) {
+  std::mt19937_64 random(static_cast<uint64_t>(num_tokens));
   std::string bytes;
   uint16_t token = 0;
-  for (int64_t i = 0; i < kNumTokens; ++i) {
+  for (int64_t i = 0; i < num_tokens; ++i) {
     token = static_cast<uint16_t>((token * 7 + random() % 5) % kLeastVocabulary);
     bytes.append(reinterpret_cast<const char*>(&token), sizeof(token));
   }
@@ -62,11 +61,10 @@ void write_tokenizer(const fs::path& path) {
 }
 
 /// Questions of uneven length, some in two turns, whose answers begin as they do.
-void write_chats(const fs::path& path) {
-  constexpr int kNumChats = 260;
-  std::mt19937_64 random(5);
+void write_chats(const fs::path& path, int num_chats) {
+  std::mt19937_64 random(static_cast<uint64_t>(num_chats));
   std::string rows;
-  for (int i = 0; i < kNumChats; ++i) {
+  for (int i = 0; i < num_chats; ++i) {
     json messages = json::array();
     for (uint64_t turn = 0; turn < 1 + random() % 2; ++turn) {
       std::string question;
@@ -81,12 +79,31 @@ void write_chats(const fs::path& path) {
   write_file(path, rows);
 }
 
+/// Two answers to a question, of which the longer one is preferred.
+void write_pairs(const fs::path& path, int num_pairs) {
+  std::mt19937_64 random(static_cast<uint64_t>(num_pairs));
+  std::string rows;
+  for (int i = 0; i < num_pairs; ++i) {
+    const std::string letter(1, static_cast<char>('a' + random() % 26));
+    rows += json{{"prompt", letter + std::string(random() % 5, 'q') + " "},
+                 {"chosen", "yes " + letter},
+                 {"rejected", "no" + letter}}
+                .dump() +
+            "\n";
+  }
+  write_file(path, rows);
+}
+
 }  // namespace
 
 void write_data(const fs::path& folder) {
-  write_tokens(folder / "tokens.bin");
+  write_tokens(folder / "tokens.bin", 5000);
+  write_tokens(folder / "more.bin", 1500);
   write_tokenizer(folder / "tokenizer.json");
-  write_chats(folder / "chats.jsonl");
+  write_chats(folder / "chats.jsonl", 200);
+  write_chats(folder / "more.jsonl", 70);
+  write_pairs(folder / "pairs.jsonl", 160);
+  write_pairs(folder / "more_pairs.jsonl", 60);
   write_file(folder / "chat.jinja",
              "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}");
 }
@@ -96,7 +113,17 @@ void name_data(const fs::path& folder, Settings& job) {
     return fmt::format("'{}'", (folder / name).string());
   };
   const bool records = job["data.format"] == "records";
-  job["data.train"] = fmt::format("[{}]", quoted(records ? "chats.jsonl" : "tokens.bin"));
+  const bool pairs = job.contains("preference.loss");
+  const auto files = [&](const char* name, const char* more) {
+    job["data.train"] = fmt::format("[{}, {}]", quoted(name), quoted(more));
+  };
+  if (!records) {
+    files("tokens.bin", "more.bin");
+  } else if (pairs) {
+    files("pairs.jsonl", "more_pairs.jsonl");
+  } else {
+    files("chats.jsonl", "more.jsonl");
+  }
   if (!records) return;
   job["data.tokenizer"] = quoted("tokenizer.json");
   job["data.chat_template"] = quoted("chat.jinja");

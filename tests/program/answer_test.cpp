@@ -152,6 +152,36 @@ TEST_F(AnswerTest, AGgufFileIsComparedAndHasAModelfile) {
   EXPECT_EQ(tessera({"checkpoint", "diff", back, exported}).exit_code, 0);
 }
 
+TEST_F(AnswerTest, ATrainedModelIsExamined) {
+  const auto rows = (folder->path() / "rows.jsonl").string();
+  const auto questions = folder->write("questions.jsonl", R"(
+{"question": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "choices": ["Nothing at all", "Hello"], "answer": 1}
+{"query": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "choices": {"text": ["Hello", "Sixteen"], "label": ["A", "B"]}, "answerKey": "A"}
+)");
+  const auto text = folder->write("plain.txt", "Nobody has learned these words by heart.");
+  const auto end = tessera({"evaluate", run(), rows, questions, text, "--json"});
+  ASSERT_EQ(end.exit_code, 0) << end.error;
+  const auto all = nlohmann::json::parse(end.out);
+  EXPECT_EQ(all[rows]["tokens"], 2 * 5) << "Hello in three, the end of the turn, a line feed";
+  EXPECT_LT(all[rows]["perplexity"].get<double>(), 3);
+  EXPECT_EQ(all[questions]["acc"], 1);
+  EXPECT_EQ(all[questions]["acc_norm"], 1);
+  EXPECT_GT(all[text]["loss"].get<double>(), 3);
+  EXPECT_GT(all[text]["bits_per_byte"].get<double>(), 1);
+  const auto two = tessera({"evaluate", run(), rows, questions, "-n", "2"});
+  EXPECT_EQ(two.exit_code, 0) << two.error;
+  EXPECT_THAT(two.out, HasSubstr("2 questions: acc 1.0000 +- 0.0000, acc_norm 1.0000"));
+
+  const auto wrong =
+      folder->write("wrong.jsonl", R"({"question": "a", "choices": ["b", "c"], "answer": 2})");
+  expect_mistake(tessera({"evaluate", run(), wrong}),
+                 "wrong.jsonl:1: the answer: expected a place from 0 to 1");
+  expect_mistake(tessera({"evaluate", run(), "nowhere.txt"}), "nowhere.txt: no such file");
+  expect_mistake(tessera({"evaluate", run(), folder->write("empty.txt", "")}), "empty");
+  expect_mistake(tessera({"evaluate", run(), text, "--stride=9", "--seq-len=8"}),
+                 "--stride: expected at most the 8 tokens");
+}
+
 TEST_F(AnswerTest, BadInput) {
   expect_mistake(tessera({"chat", (folder->path() / "nothing").string()}), "nothing");
   expect_mistake(tessera({"generate", run(), "a", "--step=7"}), "no checkpoint of step 7");

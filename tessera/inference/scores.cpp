@@ -1,0 +1,86 @@
+#include "tessera/inference/scores.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace tessera::inference {
+namespace {
+
+constexpr int64_t kRowTokens = 2048, kIgnored = -100;
+
+int64_t inputs_of(const Passage& passage) { return std::ssize(passage.tokens) - 1; }
+
+/// Where angles follow the length of the longest text in a row, each has a row of its own.
+bool can_share_rows(const models::ModelShape& shape) {
+  return !shape.rope_scaling || (shape.rope_scaling->type != models::RopeScalingType::dynamic &&
+                                 shape.rope_scaling->type != models::RopeScalingType::longrope);
+}
+
+/// Passages one after the other in one row.
+void score_row(models::LanguageModel& model, std::span<const Passage> passages, Score* scores) {
+  std::vector<int64_t> inputs, targets, bounds;
+  for (const auto& [tokens, scored] : passages) {
+    bounds.push_back(std::ssize(inputs));
+    inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
+    for (size_t i = 1; i < tokens.size(); ++i) targets.push_back(scored[i] ? tokens[i] : kIgnored);
+    bounds.push_back(std::ssize(inputs));
+  }
+  const auto device = (*model.parameters().begin()).device();
+  const auto row = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).unsqueeze(0).to(device);
+  };
+  at::Tensor losses;
+  const kernels::TokenLoss keep([&](const at::Tensor& of_tokens) {
+    losses = of_tokens.to(at::kCPU, at::kDouble).contiguous();
+    return kernels::Objective{.value = 0, .slopes = at::zeros_like(of_tokens)};
+  });
+  model.loss(row(inputs), row(targets), keep, at::tensor(bounds, at::kLong).view({-1, 2}));
+  const auto* loss = losses.const_data_ptr<double>();
+  for (size_t i = 0; i < passages.size(); ++i) {
+    for (int64_t at = bounds[2 * i]; at < bounds[2 * i + 1]; ++at) {
+      if (targets[static_cast<size_t>(at)] == kIgnored) continue;
+      scores[i].log_probability -= loss[at];
+      ++scores[i].num_tokens;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Score> scores_of(models::LanguageModel& model, std::span<const Passage> passages) {
+  const torch::NoGradGuard no_grad;
+  const int64_t most = can_share_rows(model.shape()) ? kRowTokens : 0;
+  std::vector<Score> scores(passages.size());
+  for (size_t begin = 0, end = 0; begin < passages.size(); begin = end) {
+    int64_t tokens = inputs_of(passages[begin]);
+    for (end = begin + 1; end < passages.size(); ++end) {
+      tokens += inputs_of(passages[end]);
+      if (tokens > most) break;
+    }
+    score_row(model, passages.subspan(begin, end - begin), scores.data() + begin);
+  }
+  return scores;
+}
+
+std::vector<Passage> windows(std::span<const int64_t> tokens, const std::vector<bool>& scored,
+                             int64_t seq_len, int64_t stride) {
+  std::vector<Passage> passages;
+  const int64_t count = std::ssize(tokens);
+  int64_t done = 1;  // tokens before it need no score any more
+  for (int64_t begin = 0; done < count; begin += stride) {
+    const int64_t end = std::min(begin + seq_len + 1, count);
+    Passage passage;
+    for (int64_t i = begin; i < end; ++i) {
+      passage.tokens.push_back(tokens[static_cast<size_t>(i)]);
+      passage.scored.push_back(i >= done && scored[static_cast<size_t>(i)]);
+    }
+    if (std::ranges::count(passage.scored, true) > 0) passages.push_back(std::move(passage));
+    done = end;
+  }
+  return passages;
+}
+
+}  // namespace tessera::inference
