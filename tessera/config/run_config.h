@@ -175,7 +175,7 @@ struct TrainSection {
   int64_t validation_batches = 8;
   int64_t early_stopping_patience = 0;  ///< validations without a better loss; 0: never ends early
   double early_stopping_threshold = 0;  ///< by how much a better loss is lower
-  int64_t sample_tokens = 200;  ///< length of the text generated at the end; 0: none
+  int64_t sample_tokens = 200;          ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "#include <";
   bool report_unused_parameters = false;
   train::Nonfinite nonfinite = train::Nonfinite::stop;

@@ -45,9 +45,9 @@ struct RunSummary {
   std::optional<double> validation_loss;
   std::optional<StepValue> best_validation;  ///< step and loss of the best so far
   std::string ended_early;                   ///< why, in a line; "": the run went to its last step
-  std::vector<Figure> validation_figures;  ///< some: the loss is no cross-entropy of tokens
-  std::vector<int64_t> peak_memory_bytes;  ///< by rank
-  std::optional<std::string> sample;       ///< generated text; any bytes
+  std::vector<Figure> validation_figures;    ///< some: the loss is no cross-entropy of tokens
+  std::vector<int64_t> peak_memory_bytes;    ///< by rank
+  std::optional<std::string> sample;         ///< generated text; any bytes
 };
 
 /// What a summary and a loss curve need of the steps of a run: 24 bytes a step.
