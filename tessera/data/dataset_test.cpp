@@ -68,7 +68,9 @@ TEST(Dataset, DocumentsEndWithTheirToken) {
     std::vector<DocumentRange> documents;
     datasets.train.read(row, inputs, targets, documents);
     auto text = fmt::format("{} {}:", fmt::join(inputs, ","), fmt::join(targets, ","));
-    for (const auto& [begin, behind] : documents) text += fmt::format(" [{}, {})", begin, behind);
+    for (const auto& document : documents) {
+      text += fmt::format(" [{}, {})", document.begin, document.end);
+    }
     return text;
   };
   EXPECT_EQ(documents_of(0, 0), "5,6,0,7 6,0,-100,0: [0, 3) [3, 4)");

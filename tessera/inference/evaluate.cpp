@@ -137,21 +137,32 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
               fmt::format("{} documents", documents.size()), 0);
 }
 
+/// With what the tokenizer puts around a text, but a text that begins so already gets it once.
+std::vector<int64_t> begun_once(const Session& session, const std::string& text) {
+  auto tokens = session.tokens_of(text);
+  const auto plain = session.plain_tokens_of(text);
+  const bool is_double =
+      tokens.size() > std::max<size_t>(1, plain.size()) && tokens[0] == tokens[1];
+  return is_double ? plain : tokens;
+}
+
 /// A choice behind its question.
 Passage passage_of(const Session& session, const ChoiceRow& row, const std::string& choice,
                    int64_t seq_len) {
-  auto context = row.context, continuation = " " + choice;
-  const auto end = context.find_last_not_of(" \t\n\r");
-  const size_t kept = end == std::string::npos ? 0 : end + 1;
-  continuation.insert(0, context, kept);
-  context.resize(kept);
-  if (kept < row.context.size()) continuation = row.context.substr(kept) + choice;
-  auto tokens = session.plain_tokens_of(context + continuation);
-  auto before = std::ssize(session.plain_tokens_of(context));
+  auto context = row.context;
+  const auto last = context.find_last_not_of(" \t\n\r");
+  context.resize(last == std::string::npos ? 0 : last + 1);
+  const auto blanks = row.context.substr(context.size());
+  const auto continuation = (blanks.empty() ? " " : blanks) + choice;
+  std::vector<int64_t> tokens;
+  if (context.empty()) tokens = session.tokens_of(std::string());
+  auto before = std::ssize(tokens);
   if (context.empty()) {
-    const auto begins = session.tokens_of(std::string());
-    tokens.insert(tokens.begin(), begins.begin(), begins.end());
-    before = std::ssize(begins);
+    const auto plain = session.plain_tokens_of(continuation);
+    tokens.insert(tokens.end(), plain.begin(), plain.end());
+  } else {
+    tokens = begun_once(session, context + continuation);
+    before = std::ssize(begun_once(session, context));
   }
   before = std::min<int64_t>(before, std::ssize(tokens) - 1);
   const auto cut = std::max<int64_t>(0, std::ssize(tokens) - (seq_len + 1));

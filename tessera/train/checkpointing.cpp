@@ -193,10 +193,10 @@ bool Checkpointing::wanted() const {
 
 std::vector<std::string> Checkpointing::after_step(const Counts& counts,
                                                    std::optional<double> validation_loss,
-                                                   const StepRequests& requests, bool is_last) {
+                                                   const StepRequests& requests) {
   if (!saver_) return {};
   const auto& section = run_.config.checkpoint;
-  const bool last = is_last && section.at_end;
+  const bool last = is_done(run_, counts) && section.at_end;
   const bool regular = section.every > 0 && counts.step % section.every == 0;
   if ((last || regular || requests.save || requests.stop) && counts.step != last_saved_) {
     auto state = state_of(run_, counts);

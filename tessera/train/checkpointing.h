@@ -43,10 +43,10 @@ class Checkpointing {
   /// Is a save due, by the clock of rank 0?
   bool wanted() const;
 
-  /// Call after each step. `stop`: the run ends here for now; `is_last`: for good. A step is saved once. Lines for people:
-  /// saves that failed, waits.
+  /// Call after each step. `stop`: the run ends here for now. A step is saved once. Lines for people: saves that failed,
+  /// waits.
   std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
-                                      const StepRequests& requests, bool is_last);
+                                      const StepRequests& requests);
 
   /// Waits for the last save. SystemError if it failed: the run's result is not on disk.
   std::vector<std::string> finish();

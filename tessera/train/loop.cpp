@@ -148,7 +148,7 @@ std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
 [[noreturn]] void end_without_data(const Run& run, Checkpointing& checkpointing,
                                    const Counts& counts, const Say& say) {
   if (counts.step > 0) {
-    say(checkpointing.after_step(counts, std::nullopt, {.save = true}, /*is_last=*/false));
+    say(checkpointing.after_step(counts, std::nullopt, {.save = true}));
     say(checkpointing.finish());
   }
   checkpoint::run_on_all(run.world, [] { return check_mapped_files(), ""; });
@@ -194,21 +194,6 @@ void add_validation(report::StepRecord& record, BestValidation& best, const Run&
   best.add(record.step, found->loss, run.config.train.early_stopping_threshold);
   record.validation_loss = found->loss;
   record.validation_figures = std::move(found->figures);
-}
-
-/// Why a run has ended before its last step; "": it has not.
-std::string early_end(const Run& run, const Counts& counts) {
-  const auto& best = counts.best;
-  if (counts.step >= run.num_steps || !best.is_over(run.config.train.early_stopping_patience)) {
-    return "";
-  }
-  return fmt::format("ended at step {} of {}: {} validations without a better loss than {}",
-                     counts.step, run.num_steps, best.since,
-                     best.loss ? fmt::format("{:.4f} of step {}", *best.loss, best.step) : "NaN");
-}
-
-bool is_done(const Run& run, const Counts& counts) {
-  return counts.step >= run.num_steps || !early_end(run, counts).empty();
 }
 
 /// A step's figures, and of all so far what it adds to: its counts, its speed beside the peak.
@@ -283,9 +268,8 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     summary.validation_loss = record.validation_loss;
     summary.validation_figures = record.validation_figures;
     if (watch) watch->step(record);
-    const bool is_last = is_done(run, counts);
-    say(checkpointing.after_step(counts, record.validation_loss, result.requests, is_last));
-    if (result.requests.stop && !is_last) {
+    say(checkpointing.after_step(counts, record.validation_loss, result.requests));
+    if (result.requests.stop && !is_done(run, counts)) {
       say(checkpointing.finish());
       say({stopped_text(step, run.num_steps)});
       return kPreemptedExit;

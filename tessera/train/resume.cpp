@@ -130,6 +130,20 @@ void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Res
 
 }  // namespace
 
+bool is_done(const Run& run, const Counts& counts) {
+  return counts.step >= run.num_steps || !early_end(run, counts).empty();
+}
+
+std::string early_end(const Run& run, const Counts& counts) {
+  const auto& best = counts.best;
+  if (counts.step >= run.num_steps || !best.is_over(run.config.train.early_stopping_patience)) {
+    return "";
+  }
+  return fmt::format("ended at step {} of {}: {} validations without a better loss than {}",
+                     counts.step, run.num_steps, best.since,
+                     best.loss ? fmt::format("{:.4f} of step {}", *best.loss, best.step) : "NaN");
+}
+
 fs::path checkpoint_folder(const config::RunConfig& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.train.run_dir) / "checkpoints"
                                        : fs::path(config.checkpoint.dir);

@@ -24,6 +24,12 @@ struct Counts {
   BestValidation best;
 };
 
+/// Is there no step to come: the last one is done, or validation has got no better for so long?
+bool is_done(const Run& run, const Counts& counts);
+
+/// Why a run has ended before its last step, in a line; "": it has not.
+std::string early_end(const Run& run, const Counts& counts);
+
 /// What checkpoint.resume asks for: which checkpoint was taken, and lines for people: what was
 /// passed over and why, what differs.
 struct Resumed {
