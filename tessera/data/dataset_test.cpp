@@ -123,7 +123,8 @@ TEST(Datasets, WhatIsHeldOutIsSpreadAndNotTrainedOn) {
     std::vector<int64_t> both;
     std::ranges::set_intersection(train, held_out, std::back_inserter(both));
     EXPECT_TRUE(both.empty()) << name;
-    const auto samples = static_cast<double>((num_tokens - 1) / seq_len);
+    const int64_t num_samples = (num_tokens - 1) / seq_len;
+    const auto samples = static_cast<double>(num_samples);
     EXPECT_NEAR(static_cast<double>(sets.validation->size()), std::max(1.0, fraction * samples),
                 0.1 * fraction * samples + 1)
         << name;
