@@ -69,10 +69,10 @@ std::string split_in(const std::string& text) {
 /// The split that a name says; "": none.
 std::string split_of(const std::filesystem::path& name) {
   const auto stem = stem_of(name.filename().string());
-  if (const auto split = split_in(stem); !split.empty()) return split;
+  if (auto split = split_in(stem); !split.empty()) return split;
   if (const auto shard = shard_of(stem)) return shard->name;
   for (auto folder = name.parent_path(); !folder.empty(); folder = folder.parent_path()) {
-    if (const auto split = split_in(folder.filename().string()); !split.empty()) return split;
+    if (auto split = split_in(folder.filename().string()); !split.empty()) return split;
   }
   return "";
 }
@@ -219,8 +219,7 @@ std::vector<std::string> split_files(const std::vector<std::string>& all, const 
   }
   auto files = found->second;
   std::ranges::sort(files);
-  const auto twice = std::ranges::unique(files);
-  files.erase(twice.begin(), twice.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
   check_shards(files, who);
   return files;
 }

@@ -33,7 +33,7 @@ std::string url_part(const std::string& base, const std::string& location, CURLU
       curl.url_get(url.get(), part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) {
     return "";
   }
-  const std::string found = text;
+  std::string found = text;
   curl.free(text);
   return found;
 }

@@ -154,8 +154,7 @@ class Push {
                        .object = change.object,
                        .content = change.is_large ? "" : contents_[change.file].text()});
     }
-    const auto page =
-        fmt::format("{}/{}", shown_urls(options_.settings.endpoint), options_.name.page());
+    auto page = fmt::format("{}/{}", shown_urls(options_.settings.endpoint), options_.name.page());
     for (Retries retries(options_.settings);;) {
       try {
         const auto url = repository_.commit(options_.message, files);

@@ -24,7 +24,7 @@ fs::path cached_snapshot(const RepositoryName& name, const ResolveOptions& optio
     user_error("{}: no such folder, not in the cache {}, and {}{}", name.text(), root.string(), why,
                cached_hint(root, name));
   }
-  const auto folder = cache.snapshot(*commit);
+  auto folder = cache.snapshot(*commit);
   if (const auto missing = missing_file(folder, options.weights); !missing.empty()) {
     user_error("{}: {} is missing from {}, and {}", name.text(), missing, folder.string(), why);
   }
@@ -51,7 +51,7 @@ fs::path downloaded_or_cached(const RepositoryName& name, const ResolveOptions& 
     return download_snapshot(name, options.settings, choose, options.on_progress);
   } catch (const Unreachable& error) {
     const auto why = fmt::format("the Hub cannot be reached ({})", error.what());
-    const auto folder = cached_snapshot(name, options, why);
+    auto folder = cached_snapshot(name, options, why);
     if (options.on_notice) {
       options.on_notice(fmt::format("{}: {}; using {}", name.text(), why, folder.string()));
     }

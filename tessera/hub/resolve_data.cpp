@@ -90,7 +90,7 @@ ResolvedData downloaded_data(const RepositoryName& name, const DataEntry& entry,
   const auto folder = download_snapshot(name, options.settings, only_card, {});
   RepositoryName pinned = name;
   pinned.revision = folder.filename().string();
-  const auto files = split_files(all, card_of(folder), entry.wanted, name.text() + entry.end);
+  auto files = split_files(all, card_of(folder), entry.wanted, name.text() + entry.end);
   download_snapshot(
       pinned, options.settings, [&](const auto&) { return files; }, options.on_progress);
   return {.paths = within(folder, files), .pinned = pinned.text() + entry.end};
@@ -106,7 +106,7 @@ bool looks_like_a_file(const std::string& entry) {
 }  // namespace
 
 ResolvedData resolve_data(const std::string& entry, const MakeOptions& make_options) {
-  const ResolvedData itself{.paths = {entry}, .pinned = entry};
+  ResolvedData itself{.paths = {entry}, .pinned = entry};
   if (fs::exists(entry) || looks_like_a_file(entry)) return itself;
   const auto parts = parts_of(entry);
   if (!parts) return itself;

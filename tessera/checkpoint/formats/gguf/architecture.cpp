@@ -203,7 +203,7 @@ std::vector<GgufFactors> gguf_factors(const ModelShape& shape) {
 
 GgufMetadata architecture_metadata(const LlamaCppModel& model) {
   const auto& shape = model.shape;
-  const std::string arch(model.type.architecture);
+  const std::string arch(model.kind.architecture);
   const bool gpt2 = shape.family == ModelFamily::gpt2;
   GgufMetadata result{
       {arch + ".block_count", count(shape.num_layers)},

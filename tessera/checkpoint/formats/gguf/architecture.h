@@ -20,7 +20,7 @@ struct LlamaCppType {
 /// A model that llama.cpp computes as we do.
 struct LlamaCppModel {
   models::ModelShape shape;
-  LlamaCppType type;
+  LlamaCppType kind;
 };
 
 /// UserError: a model that llama.cpp does not know, or of which it would compute something else, by

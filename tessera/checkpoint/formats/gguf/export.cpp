@@ -10,7 +10,7 @@ namespace tessera::checkpoint {
 namespace {
 
 GgufMetadata model_metadata(const LlamaCppModel& model, const GgufExportOptions& options) {
-  GgufMetadata result{{"general.architecture", gguf_string(std::string(model.type.architecture))},
+  GgufMetadata result{{"general.architecture", gguf_string(std::string(model.kind.architecture))},
                       {"general.type", gguf_string("model")},
                       {"general.name", gguf_string(options.name)},
                       {"general.file_type", gguf_u32(static_cast<uint32_t>(options.type))},

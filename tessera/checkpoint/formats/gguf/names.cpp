@@ -60,7 +60,7 @@ GgufChange change_of(const std::string& parameter, const LlamaCppModel& model) {
   const auto family = model.shape.family;
   const bool rotated =
       parameter.starts_with("self_attn.q_proj.") || parameter.starts_with("self_attn.k_proj.");
-  if (model.type.interleaved && rotated) return GgufChange::interleaved;
+  if (model.kind.interleaved && rotated) return GgufChange::interleaved;
   if (family == ModelFamily::gemma && parameter.ends_with("norm.weight"))
     return GgufChange::one_added;
   const bool product = parameter.find(".c_") != std::string::npos;
