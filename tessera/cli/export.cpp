@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -29,8 +31,9 @@ namespace {
 
 using checkpoint::GgufFileType;
 
-const std::map<std::string, GgufFileType>& gguf_types() {
-  static const std::map<std::string, GgufFileType> types = {
+/// By name, in the order in which they are listed.
+const std::vector<std::pair<std::string, GgufFileType>>& gguf_types() {
+  static const std::vector<std::pair<std::string, GgufFileType>> types = {
       {"f32", GgufFileType::f32},   {"f16", GgufFileType::f16},   {"bf16", GgufFileType::bf16},
       {"q8_0", GgufFileType::q8_0}, {"q4_0", GgufFileType::q4_0}, {"q4_k_m", GgufFileType::q4_k_m}};
   return types;
@@ -123,7 +126,9 @@ int run_export(ExportArguments& arguments, bool has_type) {
   options.to = arguments.to == "gguf" ? checkpoint::Target::gguf : checkpoint::Target::huggingface;
   if (has_type && options.to != checkpoint::Target::gguf)
     user_error("export: --type takes effect with --to gguf alone");
-  options.type = gguf_types().at(arguments.type);
+  options.type =
+      std::ranges::find(gguf_types(), arguments.type, &std::pair<std::string, GgufFileType>::first)
+          ->second;
   options.on_gguf = [](const checkpoint::GgufExported& done) {
     fmt::print("read back: {} tensors, largest relative error {:.2g}{}\n", done.num_tensors,
                done.error, done.worst.empty() ? "" : " of " + done.worst);
@@ -160,7 +165,7 @@ void add_export(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"huggingface", "gguf"}));
   auto* type =
       command->add_option("--type", arguments->type, "Of a GGUF's matrices; f16 unless given")
-          ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m"}));
+          ->check(CLI::IsMember(gguf_types()));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--no-compare", arguments->no_compare,

@@ -13,13 +13,6 @@
 
 namespace tessera::data {
 
-namespace {
-
-/// Each row once: weights are of what is drawn without an end.
-std::vector<WeightedRows> in_turn(const Rows& rows) { return {{.num_rows = rows.size()}}; }
-
-}  // namespace
-
 RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
   return {rank * global_batch / world_size, (rank + 1) * global_batch / world_size};
 }
@@ -27,7 +20,9 @@ RowRange rows_of(int64_t rank, int64_t world_size, int64_t global_batch) {
 Loader::Loader(std::shared_ptr<const Rows> rows, const LoaderOptions& options)
     : data_(std::move(rows)),
       options_(options),
-      sampler_({.sources = options.past_end == PastEnd::ignore ? in_turn(*data_) : data_->sources(),
+      // Where each row comes once, none is drawn by a weight.
+      sampler_({.sources =
+                    options.past_end == PastEnd::ignore ? data_->Rows::sources() : data_->sources(),
                 .seed = options.seed,
                 .shuffle = options.shuffle}) {
   const int64_t world_size = options.world_size, samples = data_->size();

@@ -19,11 +19,15 @@ class Codec {
 
   /// At least one token: of an empty text the one that ends texts.
   std::vector<int64_t> encode(const std::string& text) const;
+  /// Without what the tokenizer puts around a text.
+  std::vector<int64_t> encode_plain(const std::string& text) const;
   std::vector<int64_t> end_tokens() const;  ///< the tokenizer's end of text, if it has one
 
   const std::shared_ptr<const text::Tokenizer>& tokenizer() const { return tokenizer_; }
 
  private:
+  std::vector<int64_t> tokens_of(const std::string& text, const text::EncodeOptions& options) const;
+
   int64_t vocab_size_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;
 };

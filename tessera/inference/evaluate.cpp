@@ -111,13 +111,11 @@ Evaluated evaluate_stream(Session& session, const std::string& file, const Limit
 
 Evaluated evaluate_documents(Session& session, const Request& request, const std::string& file,
                              const Limits& limits) {
-  const documents::DocumentEncoder encoder({.tokenizer = session.tokenizer_path(),
-                                            .chat_template = session.template_name(),
-                                            .learn = request.learn});
-  const auto documents = documents::load_documents(encoder, {.paths = {file},
-                                                             .shape = request.shape,
-                                                             .max_documents = request.max_rows,
-                                                             .num_threads = at::get_num_threads()});
+  const auto documents =
+      documents::load_documents(session.encoder(), {.paths = {file},
+                                                    .shape = request.shape,
+                                                    .max_documents = request.max_rows,
+                                                    .num_threads = at::get_num_threads()});
   if (documents.counts().documents_per_row > 1) {
     user_error("{}: its rows are pairs of answers, which are not evaluated; give --shape", file);
   }
@@ -140,35 +138,37 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
 /// With what the tokenizer puts around a text, but a text that begins so already gets it once.
 std::vector<int64_t> begun_once(const Session& session, const std::string& text) {
   auto tokens = session.tokens_of(text);
-  const auto plain = session.plain_tokens_of(text);
-  const bool is_double =
-      tokens.size() > std::max<size_t>(1, plain.size()) && tokens[0] == tokens[1];
-  return is_double ? plain : tokens;
+  if (tokens.size() < 2 || tokens[0] != tokens[1]) return tokens;
+  auto plain = session.plain_tokens_of(text);
+  return plain.size() < tokens.size() ? plain : tokens;
 }
 
-/// A choice behind its question.
-Passage passage_of(const Session& session, const ChoiceRow& row, const std::string& choice,
-                   int64_t seq_len) {
+/// A row's choices, each behind the question.
+std::vector<Passage> passages_of(const Session& session, const ChoiceRow& row, int64_t seq_len) {
   auto context = row.context;
   const auto last = context.find_last_not_of(" \t\n\r");
   context.resize(last == std::string::npos ? 0 : last + 1);
-  const auto blanks = row.context.substr(context.size());
-  const auto continuation = (blanks.empty() ? " " : blanks) + choice;
-  std::vector<int64_t> tokens;
-  if (context.empty()) tokens = session.tokens_of(std::string());
-  auto before = std::ssize(tokens);
-  if (context.empty()) {
-    const auto plain = session.plain_tokens_of(continuation);
-    tokens.insert(tokens.end(), plain.begin(), plain.end());
-  } else {
-    tokens = begun_once(session, context + continuation);
-    before = std::ssize(begun_once(session, context));
+  const auto blanks =
+      context.size() < row.context.size() ? row.context.substr(context.size()) : " ";
+  const auto beginning =
+      context.empty() ? session.tokens_of(context) : begun_once(session, context);
+  std::vector<Passage> passages;
+  for (const auto& choice : row.choices) {
+    std::vector<int64_t> tokens;
+    if (context.empty()) {
+      const auto plain = session.plain_tokens_of(blanks + choice);
+      tokens = beginning;
+      tokens.insert(tokens.end(), plain.begin(), plain.end());
+    } else {
+      tokens = begun_once(session, context + blanks + choice);
+    }
+    const auto before = std::min(std::ssize(beginning), std::ssize(tokens) - 1);
+    const auto cut = std::max<int64_t>(0, std::ssize(tokens) - (seq_len + 1));
+    Passage& passage = passages.emplace_back();
+    passage.tokens.assign(tokens.begin() + cut, tokens.end());
+    for (auto i = cut; i < std::ssize(tokens); ++i) passage.scored.push_back(i >= before);
   }
-  before = std::min<int64_t>(before, std::ssize(tokens) - 1);
-  const auto cut = std::max<int64_t>(0, std::ssize(tokens) - (seq_len + 1));
-  Passage passage{.tokens = {tokens.begin() + cut, tokens.end()}, .scored = {}};
-  for (auto i = cut; i < std::ssize(tokens); ++i) passage.scored.push_back(i >= before);
-  return passage;
+  return passages;
 }
 
 double standard_error(double share, size_t count) {
@@ -194,9 +194,9 @@ Evaluated evaluate_choices(Session& session, const Request& request, const std::
   const auto rows = read_choices(file, request.max_rows);
   std::vector<Passage> passages;
   for (const auto& row : rows) {
-    for (const auto& choice : row.choices) {
-      passages.push_back(passage_of(session, row, choice, limits.seq_len));
-      check_tokens(file, passages.back().tokens, limits);
+    for (auto& passage : passages_of(session, row, limits.seq_len)) {
+      check_tokens(file, passage.tokens, limits);
+      passages.push_back(std::move(passage));
     }
   }
   const auto scores = scores_of(session.model(), passages);

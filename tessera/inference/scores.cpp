@@ -1,15 +1,16 @@
 #include "tessera/inference/scores.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+
+#include "tessera/data/batch.h"
+#include "tessera/train/preference.h"
 
 namespace tessera::inference {
 namespace {
 
-constexpr int64_t kRowTokens = 2048, kIgnored = -100;
+constexpr int64_t kRowTokens = 2048;
 
 int64_t inputs_of(const Passage& passage) { return std::ssize(passage.tokens) - 1; }
 
@@ -20,32 +21,35 @@ bool can_share_rows(const models::ModelShape& shape) {
 }
 
 /// Passages one after the other in one row.
-void score_row(models::LanguageModel& model, std::span<const Passage> passages, Score* scores) {
+data::Batch row_of(std::span<const Passage> passages) {
+  data::Batch batch;
   std::vector<int64_t> inputs, targets, bounds;
   for (const auto& [tokens, scored] : passages) {
-    bounds.push_back(std::ssize(inputs));
+    const auto begin = std::ssize(inputs);
     inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
-    for (size_t i = 1; i < tokens.size(); ++i) targets.push_back(scored[i] ? tokens[i] : kIgnored);
-    bounds.push_back(std::ssize(inputs));
-  }
-  const auto device = (*model.parameters().begin()).device();
-  const auto row = [&](const std::vector<int64_t>& values) {
-    return at::tensor(values, at::kLong).unsqueeze(0).to(device);
-  };
-  at::Tensor losses;
-  const kernels::TokenLoss keep([&](const at::Tensor& of_tokens) {
-    losses = of_tokens.to(at::kCPU, at::kDouble).contiguous();
-    return kernels::Objective{.value = 0, .slopes = at::zeros_like(of_tokens)};
-  });
-  model.loss(row(inputs), row(targets), keep, at::tensor(bounds, at::kLong).view({-1, 2}));
-  const auto* loss = losses.const_data_ptr<double>();
-  for (size_t i = 0; i < passages.size(); ++i) {
-    for (int64_t at = bounds[2 * i]; at < bounds[2 * i + 1]; ++at) {
-      if (targets[static_cast<size_t>(at)] == kIgnored) continue;
-      scores[i].log_probability -= loss[at];
-      ++scores[i].num_tokens;
+    for (size_t i = 1; i < tokens.size(); ++i) {
+      targets.push_back(scored[i] ? tokens[i] : data::kIgnoredTarget);
     }
+    batch.contents.push_back({.begin = begin,
+                              .end = std::ssize(inputs),
+                              .num_tokens = std::count(scored.begin() + 1, scored.end(), true)});
+    bounds.insert(bounds.end(), {begin, std::ssize(inputs)});
   }
+  batch.inputs = at::tensor(inputs, at::kLong).unsqueeze(0);
+  batch.targets = at::tensor(targets, at::kLong).unsqueeze(0);
+  batch.documents = at::tensor(bounds, at::kLong).view({-1, 2});
+  return batch;
+}
+
+void score_row(models::LanguageModel& model, std::span<const Passage> passages, Score* scores) {
+  const auto batch = row_of(passages);
+  const auto device = (*model.parameters().begin()).device();
+  const kernels::TokenLoss take([&](const at::Tensor& losses) {
+    const auto found = train::log_probabilities(batch, losses);
+    for (size_t i = 0; i < found.size(); ++i) scores[i] = {found[i], batch.contents[i].num_tokens};
+    return kernels::Objective();
+  });
+  model.loss(batch.inputs.to(device), batch.targets.to(device), take, batch.documents);
 }
 
 }  // namespace

@@ -75,9 +75,7 @@ Session::Session(const Request& request, const mesh::DeviceMesh& mesh)
   std::shared_ptr<const text::Tokenizer> tokenizer;
   auto& ends = settings_.end_tokens;
   if (chats) {
-    encoder_ = std::make_unique<documents::DocumentEncoder>(documents::EncoderOptions{
-        .tokenizer = path, .chat_template = template_for(request, stored_)});
-    encoder_->check_template();
+    encoder().check_template();
     tokenizer = {std::shared_ptr<void>(), &encoder_->tokenizer()};
     if (const auto end = encoder_->end_of_turn()) ends.push_back(*end);
   } else if (!path.empty()) {
@@ -92,21 +90,22 @@ std::vector<int64_t> Session::tokens_of(const std::string& text) const {
 }
 
 std::vector<int64_t> Session::plain_tokens_of(const std::string& text) const {
-  if (codec_->tokenizer() == nullptr) return {text.begin(), text.end()};
-  const auto ids = codec_->tokenizer()->encode(text, {.add_special_tokens = false}).ids;
-  return {ids.begin(), ids.end()};
+  return codec_->encode_plain(text);
 }
 
-std::string Session::tokenizer_path() const {
-  auto path = tokenizer_for(request_, stored_);
+const documents::DocumentEncoder& Session::encoder() {
+  if (encoder_ != nullptr) return *encoder_;
+  const auto path = tokenizer_for(request_, stored_);
   if (path.empty()) {
     user_error("{}: has no tokenizer, which rows of data sets need; give one with --tokenizer",
                request_.model);
   }
-  return path;
+  encoder_ = std::make_unique<documents::DocumentEncoder>(
+      documents::EncoderOptions{.tokenizer = path,
+                                .chat_template = template_for(request_, stored_),
+                                .learn = request_.learn});
+  return *encoder_;
 }
-
-std::string Session::template_name() const { return template_for(request_, stored_); }
 
 std::vector<int64_t> Session::tokens_of(const chat::Inputs& conversation) const {
   return encoder_->encode_prompt(conversation);

@@ -47,13 +47,13 @@ class Session {
 
   /// Not once a text has gone on: its keys and values are kept in it.
   models::LanguageModel& model() { return *stored_.model; }
-  std::string tokenizer_path() const;  ///< UserError: there is none
-  std::string template_name() const;   ///< of chats; "": the model's
+  /// Made at the first call. UserError: there is no tokenizer.
+  const documents::DocumentEncoder& encoder();
 
  private:
   const Request& request_;
   StoredModel stored_;
-  std::unique_ptr<documents::DocumentEncoder> encoder_;  ///< of a chat
+  std::unique_ptr<documents::DocumentEncoder> encoder_;  ///< of conversations and other rows
   std::optional<generate::Codec> codec_;
   Settings settings_;
   std::optional<generate::CachedModel> cached_;  ///< once a text goes on

@@ -173,21 +173,6 @@ struct StepTimes {
   double seconds = 0, waited_seconds = 0;
 };
 
-/// `counts`: after the step.
-report::StepRecord record_of(const StepResult& result, const Counts& counts, double seconds,
-                             double waited_seconds) {
-  return {.step = counts.step,
-          .loss = result.loss,
-          .grad_norm = result.grad_norm,
-          .learning_rate = result.learning_rate,
-          .step_seconds = seconds,
-          .tokens_per_second = static_cast<double>(result.num_tokens) / seconds,
-          .communication_wait_seconds = waited_seconds,
-          .tokens_seen = counts.tokens_seen,
-          .memory_bytes = report::process_memory().current_bytes,
-          .figures = result.figures};
-}
-
 void add_validation(report::StepRecord& record, BestValidation& best, const Run& run,
                     std::optional<ValidationResult> found) {
   if (!found) return;
@@ -202,9 +187,18 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
   counts.step = step;
   counts.samples_seen += run.config.train.global_batch;
   counts.tokens_seen += result.num_tokens;
-  auto record = record_of(result, counts, times.seconds, times.waited_seconds);
-  record.mfu = mfu_of(run, record.tokens_per_second, peak_flops);
-  return record;
+  const double speed = static_cast<double>(result.num_tokens) / times.seconds;
+  return {.step = step,
+          .loss = result.loss,
+          .grad_norm = result.grad_norm,
+          .learning_rate = result.learning_rate,
+          .step_seconds = times.seconds,
+          .tokens_per_second = speed,
+          .mfu = mfu_of(run, speed, peak_flops),
+          .communication_wait_seconds = times.waited_seconds,
+          .tokens_seen = counts.tokens_seen,
+          .memory_bytes = report::process_memory().current_bytes,
+          .figures = result.figures};
 }
 
 /// What is known at the end of a run. Collective.

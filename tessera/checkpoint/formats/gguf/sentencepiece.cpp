@@ -121,39 +121,20 @@ bool puts_space_first(const json& root, const std::string& where) {
 }
 
 /// The place of the merge that makes each token is its score, negative.
-std::map<std::string, double> scores_of_merges(const json& merges, const std::string& where) {
+std::map<std::string, double> scores_of(const BpeMerges& merges) {
   std::map<std::string, double> scores;
   double rank = 0;
-  for (const auto& merge : merges) {
-    std::string made;
-    if (merge.is_string()) {
-      made = merge.get<std::string>();
-      const auto blank = made.find(' ');
-      made = blank == std::string::npos ? "" : made.erase(blank, 1);
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-               merge[1].is_string()) {
-      made = merge[0].get<std::string>() + merge[1].get<std::string>();
-    }
-    if (made.empty())
-      user_error("{}: model.merges: expected two tokens, got {}", where, merge.dump());
-    scores.emplace(made, rank);
-    --rank;
-  }
+  for (const auto& [first, second] : merges) scores.emplace(first + second, rank--);
   return scores;
 }
 
 Pieces pieces_of_json(const TokenizerFiles& files, int64_t vocab_size) {
   const auto where = files.where("tokenizer.json");
   const auto& root = files.tokenizer;
-  const auto type = value_at(root, {"model", "type"});
-  if (type != "BPE") {
-    user_error("{}: model: expected BPE, the kind that is written to GGUF, got {}", where,
-               type.dump());
-  }
   Pieces result(vocab_size);
   result.space_first = puts_space_first(root, where);
-  const auto merges = value_at(root, {"model", "merges"});
-  const auto scores = scores_of_merges(merges, where);
+  const auto merges = bpe_merges(files);
+  const auto scores = scores_of(merges);
   const auto unknown = value_at(root, {"model", "unk_token"});
   const auto vocabulary = value_at(root, {"model", "vocab"});
   for (const auto& [text, id] : vocabulary.items()) {

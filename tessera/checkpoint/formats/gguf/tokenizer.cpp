@@ -37,14 +37,6 @@ std::string pre_tokenizer_name(const json& cuts, const std::string& where) {
              cuts.dump().substr(0, 200));
 }
 
-std::string merge_text(const json& merge, const std::string& where) {
-  if (merge.is_string()) return merge.get<std::string>();
-  const bool pair =
-      merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
-  if (!pair) user_error("{}: model.merges: expected two tokens, got {}", where, merge.dump());
-  return merge[0].get<std::string>() + " " + merge[1].get<std::string>();
-}
-
 GgufTokens read_tokens(const json& root, int64_t vocab_size, const std::string& where) {
   GgufTokens tokens(vocab_size);
   const auto vocabulary = value_at(root, {"model", "vocab"});
@@ -63,16 +55,11 @@ GgufTokens read_tokens(const json& root, int64_t vocab_size, const std::string& 
 GgufMetadata byte_level_metadata(const TokenizerFiles& files, int64_t vocab_size) {
   const auto where = files.where("tokenizer.json");
   const auto& root = files.tokenizer;
-  const auto type = value_at(root, {"model", "type"});
-  if (type != "BPE") {
-    user_error("{}: model: expected BPE, the kind that is written to GGUF, got {}", where,
-               type.dump());
-  }
+  const auto pairs = bpe_merges(files);
   const auto cut = pre_tokenizer_name(value_at(root, {"pre_tokenizer"}), where);
   const auto tokens = read_tokens(root, vocab_size, where);
   std::vector<std::string> merges;
-  for (const auto& merge : value_at(root, {"model", "merges"}))
-    merges.push_back(merge_text(merge, where));
+  for (const auto& [first, second] : pairs) merges.push_back(first + " " + second);
   GgufMetadata result{{"tokenizer.ggml.model", gguf_string("gpt2")},
                       {"tokenizer.ggml.pre", gguf_string(cut)},
                       {"tokenizer.ggml.tokens", gguf_strings(tokens.texts)},

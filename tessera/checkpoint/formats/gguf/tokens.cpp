@@ -120,4 +120,30 @@ GgufMetadata special_metadata(const TokenizerFiles& files, const GgufTokens& tok
   return result;
 }
 
+BpeMerges bpe_merges(const TokenizerFiles& files) {
+  const auto where = files.where("tokenizer.json");
+  const auto type = value_at(files.tokenizer, {"model", "type"});
+  if (type != "BPE") {
+    user_error("{}: model: expected BPE, the kind that is written to GGUF, got {}", where,
+               type.dump());
+  }
+  BpeMerges merges;
+  for (const auto& merge : value_at(files.tokenizer, {"model", "merges"})) {
+    std::string first, second;
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      first = merge[0], second = merge[1];
+    } else if (merge.is_string()) {
+      const auto text = merge.get<std::string>();
+      const auto blank = text.find(' ');
+      if (blank != std::string::npos)
+        first = text.substr(0, blank), second = text.substr(blank + 1);
+    }
+    if (first.empty() && second.empty()) {
+      user_error("{}: model.merges: expected two tokens, got {}", where, merge.dump());
+    }
+    merges.emplace_back(std::move(first), std::move(second));
+  }
+  return merges;
+}
+
 }  // namespace tessera::checkpoint

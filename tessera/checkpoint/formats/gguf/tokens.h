@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/formats/gguf/file.h"
@@ -55,5 +56,9 @@ GgufMetadata special_metadata(const TokenizerFiles& files, const GgufTokens& tok
 
 /// SentencePiece's way, of tokenizer.model, or of a tokenizer.json that has bytes to fall back to.
 GgufMetadata sentencepiece_metadata(const TokenizerFiles& files, int64_t vocab_size);
+
+/// The two tokens of each of `model.merges`. UserError: the model is no BPE, a merge is of something else.
+using BpeMerges = std::vector<std::pair<std::string, std::string>>;
+BpeMerges bpe_merges(const TokenizerFiles& files);
 
 }  // namespace tessera::checkpoint
