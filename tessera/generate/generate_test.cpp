@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/generate/codec.h"
 #include "tessera/models/hf_config.h"
 
 namespace tessera::generate {
@@ -184,6 +185,13 @@ TEST(StopWords, ShowsNothingOfThemHoweverTheTextIsCut) {
     EXPECT_TRUE(stops.found());
     EXPECT_EQ(some + stops.finish(), "ab") << size;
   }
+}
+
+TEST(Codec, BytesAreTokensFrom0To255) {
+  const Codec codec(nullptr, 256);
+  EXPECT_EQ(codec.encode_plain("a\xc3\xa9"), (std::vector<int64_t>{97, 195, 169}));
+  EXPECT_EQ(codec.encode("a\xc3\xa9"), codec.encode_plain("a\xc3\xa9"));
+  EXPECT_TRUE(codec.encode_plain("").empty());
 }
 
 }  // namespace
