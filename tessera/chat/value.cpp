@@ -144,7 +144,7 @@ int compare(const Value& left, const Value& right) {
       return order(whole_number(left), whole_number(right));
     return order(number_of(left), number_of(right));
   }
-  // Of valid UTF-8 the order of bytes is that of characters.
+  // Bytes of valid UTF-8 are in the order of its characters.
   if (left.is_text() && right.is_text()) return order(left.text().view(), right.text().view());
   if (left.is<ListPtr>() && right.is<ListPtr>() && left.list().tuple == right.list().tuple) {
     const auto &a = left.list().items, &b = right.list().items;

@@ -47,7 +47,7 @@ void rename_flushed(const fs::path& from, const fs::path& to) {
   flush_folder(to.parent_path());
 }
 
-/// Of a link the link alone: what it leads to is not ours.
+/// A link is removed alone: what it leads to is not ours.
 void remove_folder(const fs::path& path) {
   std::error_code error;
   if (fs::is_symlink(fs::symlink_status(path, error))) {

@@ -96,7 +96,7 @@ constexpr Kind kBest{"an object", is_any_object, kBestKeys};
 constexpr Rule kDataKeys[] = {{"tokens", &kCount}, {"sample", &kHex}};
 constexpr Kind kData{"an object", is_any_object, kDataKeys};
 
-// Of LibTorch's schedulers their steps, of others what they tell.
+// LibTorch's schedulers are kept as their steps, others as what they tell.
 constexpr Kind kScheduler{"a whole number from 0 to 2^53, or an object", is_scheduler};
 constexpr Kind kSchedulers{"a list", is_any_list, {}, &kScheduler};
 

@@ -46,7 +46,7 @@ std::optional<Version> version_in(const fs::path& file, const char* pattern) {
 
 fs::path library_of(const fs::path& torch) { return torch / "lib" / "libtorch_cpu.so"; }
 
-/// Of the torch folder of a PyTorch, or of a LibTorch.
+/// The version in the torch folder of a PyTorch, or in a LibTorch.
 std::optional<Version> version_of(const fs::path& torch) {
   std::error_code unreadable;
   if (!fs::exists(library_of(torch), unreadable)) return {};

@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// The socket and the I/O thread that all Gloo groups of a process share.
 using GlooDevice = std::shared_ptr<gloo::transport::Device>;
 
-/// Of a run on one machine bound to 127.0.0.1. Else the interface that `where` or
+/// A run on one machine gets a device bound to 127.0.0.1, others that of the interface that `where` or
 /// GLOO_SOCKET_IFNAME names, or the one by which this machine reaches `where.master_addr`; what its
 /// own host name resolves to (127.0.1.1, mostly) does not matter. Throws UserError, and c10::DistError
 /// at the deadline if only another machine could tell and none came.

@@ -53,7 +53,7 @@ class [[nodiscard]] Work {
 
 struct GroupOptions {
   std::string name;  ///< for messages and thread names
-  /// Of the mesh, of more than one rank, along which the group's ranks differ; and its channel,
+  /// The mesh's axes of more than one rank along which the group's ranks differ; and its channel,
   /// where such ranks have several groups.
   std::vector<mesh::AxisName> axes = {};
   std::string channel = {};

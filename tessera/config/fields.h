@@ -57,7 +57,7 @@ struct Range {
 
 struct FieldRule {
   Range range;  ///< of numbers, of each in a list
-  /// Of texts: those allowed; empty: any. Of enums: all of theirs unless given.
+  /// What a text may be; empty: anything. What an enum may be; empty: all of its values.
   std::vector<std::string> choices;
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
 };

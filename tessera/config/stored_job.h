@@ -12,7 +12,7 @@ struct StoredJob {
   std::string chat_template;  ///< data.chat_template
 };
 
-/// Of a resolved job file (to_yaml). What is not there, or is no YAML, is "".
+/// What a resolved job file (to_yaml) says. What is not there, or is no YAML, is "".
 StoredJob read_stored_job(const std::string& yaml);
 
 }  // namespace tessera::config

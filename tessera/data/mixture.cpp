@@ -62,8 +62,8 @@ Mixture::Mixture(std::span<const double> weights) {
   const int64_t sum = std::accumulate(parts_.begin(), parts_.end(), int64_t{0});
   std::vector<uint32_t> taken(parts_.size());
   for (int64_t place = 0; place < sum; ++place) {
-    // Of the sources that are behind by 1 / d of a place, or more, the one that would be the first to
-    // be behind by 1 - 1 / d.
+    // The next row comes from the source that would be the first to be behind by 1 - 1 / d, among
+    // those that are behind by 1 / d of a place or more.
     const int64_t d = std::max<int64_t>(1, 2 * (std::ssize(parts_) - 1));
     size_t next = parts_.size();
     double next_deadline = 0;

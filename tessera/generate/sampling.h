@@ -10,7 +10,7 @@ namespace tessera::generate {
 
 /// What each does is as transformers' logits processors have it, in this order.
 struct SamplingOptions {
-  /// Of tokens that are in the text: positive logits are divided by it, others multiplied; > 0.
+  /// Tokens that are in the text: their positive logits are divided by it, others multiplied; > 0.
   double repetition_penalty = 1;
   double temperature =
       1;              ///< logits are divided by it; 0: the largest is taken, the first of equals

@@ -5,7 +5,7 @@
 //   models--org--name/refs/<revision>              the commit, as text
 //   .locks/models--org--name/<etag>.lock           held by who downloads
 //
-// Of data sets: datasets--org--name.
+// Data sets lie in datasets--org--name.
 //
 // Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 #pragma once

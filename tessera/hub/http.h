@@ -30,7 +30,7 @@ struct Request {
   std::string url;
   bool only_headers = false;
   int64_t first_byte = 0;  ///< of the body: those before it are there already
-  /// Of a request that sends something: "POST" or "PUT", the body (which must outlive the request)
+  /// A request that sends something: "POST" or "PUT", the body (which must outlive the request)
   /// and lines such as "Content-Type: text/plain".
   std::string method = {};
   std::string_view body = {};

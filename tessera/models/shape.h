@@ -44,7 +44,7 @@ class OwnFacts {
   template <typename Facts>
   OwnFacts(Facts facts) : held_(std::make_shared<Held<Facts>>(std::move(facts))) {}
 
-  /// Of a shape that another family made: an assertion.
+  /// What the family itself keeps of the shape. A shape that another family made: an assertion.
   template <typename Facts>
   const Facts& as() const {
     const auto* held = dynamic_cast<const Held<Facts>*>(held_.get());

@@ -10,7 +10,7 @@ namespace tessera::nn {
 
 /// Where the tokens of a batch stand, as attention needs it.
 struct Positions {
-  /// Of each position's rotation (kernels/rotary.h), float32 [T, R] or [B, T, R]: the first R of D
+  /// Each position's rotation (kernels/rotary.h), float32 [T, R] or [B, T, R]: the first R of D
   /// columns of q and k are rotated. Undefined: none.
   torch::Tensor cos, sin;
   torch::Tensor documents;  ///< kernels/documents.h; undefined: each row is one

@@ -7,7 +7,7 @@
 namespace tessera::report {
 
 inline constexpr double kPlotWidth = 900, kPlotHeight = 480;
-/// Of the plot inside of the picture.
+/// The plot's edges inside of the picture.
 inline constexpr double kPlotLeft = 72, kPlotRight = 826, kPlotTop = 88, kPlotBottom = 428;
 
 /// The beginning of a standalone SVG, in light or dark colours as the viewer prefers; the caller ends it

@@ -30,7 +30,7 @@ struct AddedToken {
   bool special = false;  ///< left out where special tokens are skipped
 };
 
-/// Of several that match, the one that begins first, then the longest.
+/// Finds added tokens in a text. Where several match, the one that begins first counts, then the longest.
 class AddedTokens {
  public:
   AddedTokens() = default;

@@ -175,7 +175,7 @@ class Accelerator {
 
   // ---- exchange among the processes ----
 
-  // Of a tensor, or of all tensors in a pair, tuple, vector, map or struct (nn/tensors_in.h).
+  // These take a tensor, or a pair, tuple, vector, map or struct of tensors (nn/tensors_in.h).
 
   /// Every process's rows, in order [sum of n_r, ..]; scalars: [processes]. Alone: as they are.
   template <typename Value>

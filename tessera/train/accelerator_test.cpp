@@ -339,8 +339,8 @@ TEST_P(AcceleratorTest, GathersEachRowOnceForMetrics) {
                     std::vector<torch::Tensor> seen;
                     for (auto& batch : loader) {
                       seen.push_back(accelerator.gather_for_metrics(batch.data));
-                      // Of the last batch one process has its rows alone, as have all of those to
-                      // which rank 0 sends theirs.
+                      // One process has the last batch's rows alone, as have all of those to which
+                      // rank 0 sends theirs.
                       const auto rows_of_step = split ? 6 : 3 * GetParam();
                       const bool last = std::ssize(seen) * rows_of_step > 20;
                       if (last && (dispatch || GetParam() == 1)) continue;
@@ -377,7 +377,7 @@ TEST_P(AcceleratorTest, OneProcessGetsTheLoadersBatchesAsTheyAre) {
   }
 }
 
-// Of ten rows, two a process and step, the last step's are divided as evenly as can be.
+// Ten rows, two a process and step: the last step's are divided as evenly as can be.
 TEST_P(AcceleratorTest, ARankThatReadsForAllDividesTheLastRows) {
   for (const bool even : {false, true}) {
     on_replicas(

@@ -116,7 +116,7 @@ class LRScheduler {
   Schedule schedule_;
   std::vector<Stage> stages_;
   int64_t last_epoch_ = 0, step_count_ = 1;
-  // Of a ReduceLROnPlateau.
+  // State of a ReduceLROnPlateau.
   std::optional<double> best_;
   int64_t num_bad_epochs_ = 0, cooldown_counter_ = 0;
 };

@@ -121,7 +121,7 @@ class PreparedOptimizer {
   void zero_grad() { core_->zero_grad(*record_); }
   bool step_was_skipped() const { return record_->skipped; }
 
-  /// Of an optimizer that has train() and eval(), as schedule-free ones do; else nothing. Call them
+  /// For an optimizer that has train() and eval(), as schedule-free ones do; else nothing. Call them
   /// with the model's. Collective.
   void train() { core_->set_training(*record_, /*training=*/true); }
   void eval() { core_->set_training(*record_, /*training=*/false); }
@@ -205,7 +205,7 @@ class PreparedScheduler {
     }
   }
 
-  /// Of each parameter group.
+  /// The rates of each parameter group.
   std::vector<double> get_last_lr() const {
     if constexpr (requires { base_->get_last_lr(); }) {
       return base_->get_last_lr();

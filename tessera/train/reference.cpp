@@ -48,7 +48,7 @@ std::string sample_of_weights(const fs::path& path) {
   return sha256(sampled);
 }
 
-/// Of everything that the values depend on.
+/// A digest of everything that the values depend on.
 std::string digest_of(const Run& run) {
   const auto& config = run.config;
   const auto rows = [](const data::Rows& data) { return json{data.digest(), data.size()}; };

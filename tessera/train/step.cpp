@@ -50,7 +50,7 @@ BatchLoss loss_by(const Run& run, const Amounts& amounts, double scale,
   };
 }
 
-/// Of this rank's micro-batches, over all ranks.
+/// What the micro-batches of all ranks hold; `batches` are this rank's.
 Amounts amounts_of(const Run& run, const std::vector<data::Batch>& batches) {
   Amounts own;
   for (const auto& batch : batches) own.add(batch);

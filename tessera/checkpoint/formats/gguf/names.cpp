@@ -21,7 +21,7 @@ const Names& outer_names() {
   return names;
 }
 
-/// Of a block's modules, but for norms whose names mean different places.
+/// A block's modules and their names in GGUF, but for norms whose names mean different places.
 const Names& block_names() {
   static const Names names = {{"self_attn.q_proj", "attn_q"},
                               {"self_attn.k_proj", "attn_k"},
