@@ -26,11 +26,36 @@ namespace tessera::models {
 /// First weights: drawn from (seed, name, position), or read.
 enum class Init { random, pretrained };
 
+/// What is trained beside a frozen model (models/adapter.h).
+enum class AdapterType {
+  none,  ///< nothing: the model itself is trained
+  lora,  ///< two thin matrices beside a matrix (Hu et al., ICLR 2022)
+  dora   ///< and a magnitude for each of its outputs (Liu et al., ICML 2024)
+};
+
+/// Which biases of the model are trained beside an adapter: none, all, or those of adapted modules.
+enum class AdapterBias { none, all, lora_only };
+
+/// First values of an adapter's A, its B being zero (of an embedding: A zero, B drawn).
+enum class AdapterInit {
+  kaiming,  ///< uniform within 1 / sqrt(inputs); embeddings: normal
+  gaussian  ///< normal, of deviation 1 / rank
+};
+
 }  // namespace tessera::models
 
 template <>
 inline constexpr auto tessera::kTexts<tessera::models::Init> =
     std::to_array<std::string_view>({"random", "pretrained"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::models::AdapterType> =
+    std::to_array<std::string_view>({"none", "lora", "dora"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::models::AdapterBias> =
+    std::to_array<std::string_view>({"none", "all", "lora_only"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::models::AdapterInit> =
+    std::to_array<std::string_view>({"kaiming", "gaussian"});
 
 namespace tessera::data {
 

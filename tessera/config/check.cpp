@@ -44,6 +44,15 @@ bool is_default(const Field& field, const RunConfig& config) {
   return yaml_value(field, config) == yaml_value(field, RunConfig{});
 }
 
+/// The names of a mapping.
+void append_names(const Slot& slot, std::vector<std::string>& texts) {
+  const auto append = [&](const auto& patterns) {
+    for (const auto& [name, value] : patterns) texts.push_back(name);
+  };
+  if (const auto* ranks = std::get_if<models::Patterns<int64_t>*>(&slot)) append(**ranks);
+  if (const auto* alphas = std::get_if<models::Patterns<double>*>(&slot)) append(**alphas);
+}
+
 /// A job file and what is saved of it are UTF-8, so its texts must be.
 void check_texts(const RunConfig& config, const Place& place) {
   auto copy = config;  // slots are for writing, too
@@ -53,6 +62,7 @@ void check_texts(const RunConfig& config, const Place& place) {
       std::vector<std::string> texts;
       if (const auto* text = std::get_if<std::string*>(&slot)) texts = {**text};
       if (const auto* list = std::get_if<std::vector<std::string>*>(&slot)) texts = **list;
+      append_names(slot, texts);
       for (const auto& text : texts) {
         if (is_utf8(text)) continue;
         place.error(field.key, "expected text in UTF-8, got '{}'; rename the file or folder",

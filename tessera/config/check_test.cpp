@@ -447,8 +447,11 @@ TEST(CheckTest, NoKeyIsIgnoredInAnyContext) {
         auto config = good();
         change(config);
         config.parallel.num_ranks = config.parallel.pp * config.parallel.tp;
-        set_field(field, {.kind = RawValue::Kind::scalar, .text = other_value(field)}, field.key,
-                  config);
+        RawValue raw{.kind = RawValue::Kind::scalar, .text = other_value(field)};
+        if (type_name(field).starts_with("mapping")) {
+          raw = {.kind = RawValue::Kind::map, .entries = {{"a", "2"}}};
+        }
+        set_field(field, raw, field.key, config);
         ASSERT_NE(yaml_value(field, config), yaml_value(field, RunConfig{})) << field.key;
         const auto needed = needed_for_effect(field.key, config);
         const auto no_effect = field.key + ": has no effect here: it needs " + needed;

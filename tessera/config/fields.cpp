@@ -33,8 +33,9 @@ class SectionBuilder {
   SectionBuilder(std::string name, Options RunConfig::*options, std::string meaning)
       : section_{std::move(name), std::move(meaning), {}}, options_(options) {}
 
-  template <typename T>
-  SectionBuilder& add(const std::string& name, T Options::*member, std::string meaning, Needs needs,
+  /// `Owner` is Options, or a base of it.
+  template <typename T, typename Owner>
+  SectionBuilder& add(const std::string& name, T Owner::*member, std::string meaning, Needs needs,
                       FieldRule rule = {}) {
     if constexpr (HasTexts<T>) {
       if (rule.choices.empty()) rule.choices = texts_of<T>();
@@ -103,6 +104,58 @@ Section model_section() {
            "are dropped in training",
            kAlways,
            {.range = below(0, 1), .aliases = {"resid_pdrop", "embd_pdrop", "dropout_rate"}})
+      .build();
+}
+
+Section adapter_section() {
+  using S = AdapterSection;
+  return SectionBuilder("adapter", &RunConfig::adapter,
+                        "A few numbers trained beside a model that stays as it is, as PEFT does it "
+                        "(adapters.md).")
+      .add("type", &S::type,
+           "none: the model is trained; lora: Hu et al. 2022; dora: Liu et al. 2024", kAlways,
+           {.aliases = {"adapter", "finetuning_type", "peft_type", "use_dora", "peft_use_dora"}})
+      .add("path", &S::path,
+           "folder of an adapter (PEFT's, or a run's) to go on from; its settings are kept",
+           {kAdapter}, {.aliases = {"lora_model_dir", "adapter_name_or_path", "adapter_path"}})
+      .add("rank", &S::rank, "rows of A, columns of B", {kNewAdapter},
+           {.range = at_least(1), .aliases = {"r", "lora_r", "lora_rank"}})
+      .add("alpha", &S::alpha, "the adapter's part is scaled by alpha / rank", {kNewAdapter},
+           {.range = above(0), .aliases = {"lora_alpha"}})
+      .add("dropout", &S::dropout, "probability with which numbers that enter A are dropped",
+           {kAdapter}, {.range = below(0, 1), .aliases = {"lora_dropout"}})
+      .add("rslora", &S::rslora,
+           "scaled by alpha / rank^0.5 instead (Kalajdzievski 2023), for large ranks",
+           {kNewAdapter}, {.aliases = {"use_rslora", "peft_use_rslora"}})
+      .add("targets", &S::targets,
+           "modules that get one: names ([q_proj, v_proj]), paths, a regular expression for whole "
+           "paths, or all-linear; empty: the family's usual ones (q_proj and v_proj; gpt2: c_attn)",
+           {kNewAdapter},
+           {.aliases = {"target_modules", "lora_target_modules", "lora_target",
+                        "lora_target_linear"}})
+      .add("exclude", &S::exclude, "modules of these that get none, written likewise",
+           {kNewAdapter}, {.aliases = {"exclude_modules"}})
+      .add("layers", &S::layers, "blocks whose modules get one, such as [0, 1]; empty: all",
+           {kNewAdapter},
+           {.range = at_least(0), .aliases = {"layers_to_transform", "peft_layers_to_transform"}})
+      .add("rank_pattern", &S::rank_pattern,
+           "ranks of some modules, such as {q_proj: 16}: the first regular expression that matches "
+           "a path's end counts",
+           {kNewAdapter}, {.range = at_least(1), .aliases = {"lora_rank_pattern"}})
+      .add("alpha_pattern", &S::alpha_pattern, "alphas of some modules, likewise", {kNewAdapter},
+           {.range = above(0), .aliases = {"lora_alpha_pattern"}})
+      .add("modules_to_save", &S::modules_to_save,
+           "modules trained whole: those whose path ends with one of these, such as [lm_head]",
+           {kNewAdapter}, {.aliases = {"lora_modules_to_save", "additional_target"}})
+      .add("bias", &S::bias, "biases that are trained, too; lora_only: of modules with an adapter",
+           {kNewAdapter}, {.aliases = {"lora_bias"}})
+      .add("init", &S::init,
+           "first values of A: kaiming: uniform within inputs^-0.5; gaussian: of deviation 1 / "
+           "rank; B is zero, so that a run starts with the model as it is",
+           {kNewAdapter}, {.aliases = {"init_lora_weights", "peft_init_lora_weights"}})
+      .add("lr_ratio", &S::lr_ratio,
+           "learning rate of B divided by that of A (LoRA+, Hayou et al. 2024: 16)", {kAdapter},
+           {.range = above(0), .aliases = {"loraplus_lr_ratio"}})
       .build();
 }
 
@@ -506,9 +559,9 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),      data_section(),     preference_section(), optimizer_section(),
-      schedule_section(),   parallel_section(), precision_section(),  memory_section(),
-      checkpoint_section(), train_section(),    logging_section()};
+      model_section(),     adapter_section(),    data_section(),     preference_section(),
+      optimizer_section(), schedule_section(),   parallel_section(), precision_section(),
+      memory_section(),    checkpoint_section(), train_section(),    logging_section()};
   return list;
 }
 

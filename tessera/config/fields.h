@@ -44,7 +44,8 @@ class ChoiceSlot {
 /// The place of one value inside a RunConfig. Its alternative is the type of the field.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
                           std::vector<int64_t>*, std::vector<double>*, std::optional<int64_t>*,
-                          std::optional<bool>*, parallel::ReshardAfterForward*, ChoiceSlot>;
+                          std::optional<bool>*, parallel::ReshardAfterForward*, ChoiceSlot,
+                          models::Patterns<int64_t>*, models::Patterns<double>*>;
 
 /// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
 /// (-1 for "automatic").
@@ -56,7 +57,7 @@ struct Range {
 };
 
 struct FieldRule {
-  Range range;  ///< of numbers, of each in a list
+  Range range;  ///< of numbers, of each in a list or a mapping
   /// What a text may be; empty: anything. What an enum may be; empty: all of its values.
   std::vector<std::string> choices;
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"

@@ -148,12 +148,14 @@ class JobReader {
 RawValue raw_override(const Field& field, const std::string& where, const std::string& text) {
   using Kind = RawValue::Kind;
   const auto type = type_name(field);
-  const bool list = type.starts_with("list");
-  if (list && text.starts_with('[')) {
+  const bool list = type.starts_with("list"), map = type.starts_with("mapping");
+  if (map || (list && text.starts_with('['))) {
     try {
       return raw_value(YAML::Load(text));
     } catch (const YAML::Exception&) {
-      user_error("{}: expected a list such as a,b or [a, b], got {}", where, quoted(text));
+      user_error("{}: expected {}, got {}", where,
+                 map ? "a mapping such as {a: 1, b: 2}" : "a list such as a,b or [a, b]",
+                 quoted(text));
     }
   }
   if (list) {

@@ -199,7 +199,8 @@ TEST_F(LoadTest, UnknownNamesSuggestTheNearest) {
   EXPECT_EQ(error_of("train:\n  \"a\\nb\": 1\n"), "job.yaml:2: unknown key 'train.a\\nb'");
   EXPECT_LT(error_of("train:\n  " + std::string(500, 's') + ": 1\n").size(), 120U);
   const std::string list =
-      "expected one of model, data, preference, optimizer, schedule, parallel, precision, memory, "
+      "expected one of model, adapter, data, preference, optimizer, schedule, parallel, precision, "
+      "memory, "
       "checkpoint, train, logging";
   EXPECT_EQ(error_of("optimiser:\n  lr: 1\n"),
             "job.yaml:1: unknown section 'optimiser'; " + list + "; did you mean 'optimizer'?");
@@ -254,6 +255,30 @@ TEST_F(LoadTest, WrongTypes) {
   EXPECT_EQ(error_of("data:\n  weights: [2, 0]\n"),
             "job.yaml:2: data.weights: expected a list of numbers, each > 0, got a list");
   EXPECT_EQ(error_of("train:\n  steps: |\n    a\n    b\n"), steps + "the text 'a\\nb\\n'");
+}
+
+TEST_F(LoadTest, Mappings) {
+  const std::string text =
+      "adapter:\n  type: lora\n  rank_pattern: {q_proj: 16, 'layers.1.*': 4}\n"
+      "  alpha_pattern:\n    q_proj: 2.5\n";
+  const auto loaded = load(text);
+  const models::Patterns<int64_t> ranks{{"q_proj", 16}, {"layers.1.*", 4}};
+  EXPECT_EQ(loaded.config.adapter.rank_pattern, ranks);
+  EXPECT_EQ(loaded.config.adapter.alpha_pattern, (models::Patterns<double>{{"q_proj", 2.5}}));
+  EXPECT_EQ(load(to_yaml(loaded.config)).config, loaded.config);
+  EXPECT_EQ(load(text, {"adapter.rank_pattern={v_proj: 2}"}).config.adapter.rank_pattern,
+            (models::Patterns<int64_t>{{"v_proj", 2}}));
+
+  const std::string ranks_of =
+      "job.yaml:2: adapter.rank_pattern: expected names with whole numbers, as {a: 1}, each >= 1, "
+      "got ";
+  EXPECT_EQ(error_of("adapter:\n  rank_pattern: 16\n"), ranks_of + "'16'");
+  EXPECT_EQ(error_of("adapter:\n  rank_pattern: {q: 0}\n"), ranks_of + "a mapping");
+  EXPECT_EQ(error_of("adapter:\n  rank_pattern: {q: 1, q: 2}\n"), ranks_of + "a mapping");
+  EXPECT_EQ(error_of("adapter:\n  rank_pattern: {q: [1]}\n"),
+            ranks_of + "a mapping with more than names and values");
+  EXPECT_EQ(error_of("adapter:\n  lora_r: 16\n"),
+            "job.yaml:2: unknown key 'adapter.lora_r'; did you mean 'adapter.rank'?");
 }
 
 TEST_F(LoadTest, ImpossibleValues) {

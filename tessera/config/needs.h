@@ -40,6 +40,13 @@ constexpr Need kPretrained{"model.init pretrained", [](const RunConfig& c) {
 constexpr Need kRandomNumbers{"model.init random, model.dropout or precision.stochastic_rounding",
                               draws_numbers};
 
+inline bool has_adapter(const RunConfig& c) { return c.adapter.type != models::AdapterType::none; }
+constexpr Need kAdapter{"adapter.type lora or dora", has_adapter};
+/// A stored adapter brings its settings.
+constexpr Need kNewAdapter{
+    "adapter.type lora or dora, and no adapter.path",
+    [](const RunConfig& c) { return has_adapter(c) && c.adapter.path.empty(); }};
+
 constexpr Need kNoValidationFiles{"an empty data.validation",
                                   [](const RunConfig& c) { return c.data.validation.empty(); }};
 constexpr Need kTokenFiles{"data.format tokens", [](const RunConfig& c) {

@@ -48,6 +48,10 @@ void change(const Field& field, RunConfig& config) {
           }
           if constexpr (std::is_same_v<T, std::vector<int64_t>>) *value = {3, 0};
           if constexpr (std::is_same_v<T, std::vector<double>>) *value = {0.1, 3};
+          if constexpr (std::is_same_v<T, models::Patterns<int64_t>>) {
+            *value = {{"x: \"y\", {z", 3}, {"null", 1}};
+          }
+          if constexpr (std::is_same_v<T, models::Patterns<double>>) *value = {{"a.*\\.b", 0.1}};
           if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
           if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
         }

@@ -11,6 +11,7 @@
 
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
+#include "tessera/models/adapter.h"
 #include "tessera/models/shape.h"
 
 namespace tessera::config {
@@ -56,6 +57,13 @@ struct DataSection {
   int64_t seed = 0;  ///< of the order of samples
 
   bool operator==(const DataSection&) const = default;
+};
+
+struct AdapterSection : models::AdapterSpec {
+  std::string path;     ///< a stored adapter from which training goes on; its settings are the spec
+  double lr_ratio = 1;  ///< learning rate of B / that of A (LoRA+; Hayou et al., ICML 2024)
+
+  bool operator==(const AdapterSection&) const = default;
 };
 
 struct PreferenceSection {
@@ -195,6 +203,7 @@ struct LoggingSection {
 
 struct RunConfig {
   ModelSection model;
+  AdapterSection adapter;
   DataSection data;
   PreferenceSection preference;
   OptimizerSection optimizer;

@@ -25,6 +25,7 @@ std::string describe(const RawValue& raw) {
       return raw.quoted ? "the text " + quoted(raw.text) : quoted(raw.text);
     case RawValue::Kind::list:
       return "a list";
+    case RawValue::Kind::map:
     case RawValue::Kind::other:
       return raw.text;
   }
@@ -43,6 +44,9 @@ std::string expected(const Field& field) {
                            : type == "list"             ? "a list of texts, none of them empty"
                            : type == "list of integers" ? "a list of whole numbers, each"
                            : type == "list of numbers"  ? "a list of numbers, each"
+                           : type == "mapping to integers"
+                               ? "names with whole numbers, as {a: 1}, each"
+                           : type == "mapping to numbers" ? "names with numbers, as {a: 1}, each"
                            : type == kFlagOrNumber ? "true, false or a whole number of 1 or more"
                                                    : "a text";
   return allowed.empty() ? noun : noun + " " + allowed;
@@ -119,6 +123,31 @@ bool assign(const Field& field, const RawValue& raw, std::vector<double>& out) {
   return assign_list(field, raw, parse_number, out);
 }
 
+template <typename T>
+bool assign_map(const Field& field, const RawValue& raw,
+                std::optional<T> (*parse)(std::string_view), models::Patterns<T>& out) {
+  if (raw.kind != RawValue::Kind::map) return false;
+  models::Patterns<T> patterns;
+  for (const auto& [name, text] : raw.entries) {
+    const auto value = parse(text);
+    const bool known = std::ranges::any_of(
+        patterns, [&name = name](const auto& pattern) { return pattern.first == name; });
+    if (known || name.empty() || !value) return false;
+    if (!in_range(static_cast<double>(*value), field.rule.range)) return false;
+    patterns.emplace_back(name, *value);
+  }
+  out = std::move(patterns);
+  return true;
+}
+
+bool assign(const Field& field, const RawValue& raw, models::Patterns<int64_t>& out) {
+  return assign_map(field, raw, parse_integer, out);
+}
+
+bool assign(const Field& field, const RawValue& raw, models::Patterns<double>& out) {
+  return assign_map(field, raw, parse_number, out);
+}
+
 /// Quotes make no difference: earlier versions printed it as a text.
 bool assign(const Field&, const RawValue& raw, parallel::ReshardAfterForward& out) {
   if (raw.kind != RawValue::Kind::scalar) return false;
@@ -177,6 +206,15 @@ std::string to_text(const std::vector<int64_t>& value) {
 
 std::string to_text(const std::vector<double>& value) {
   return fmt::format("[{}]", fmt::join(value, ", "));
+}
+
+template <typename T>
+std::string to_text(const models::Patterns<T>& value) {
+  std::vector<std::string> items;
+  for (const auto& [name, of_it] : value) {
+    items.push_back(fmt::format("{}: {}", to_text(name), of_it));
+  }
+  return fmt::format("{{{}}}", fmt::join(items, ", "));
 }
 
 std::string to_text(const parallel::ReshardAfterForward& value) {
@@ -250,6 +288,8 @@ std::string type_name(const Field& field) {
           if constexpr (std::is_same_v<T, std::string>) return "text";
           if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "list of integers";
           if constexpr (std::is_same_v<T, std::vector<double>>) return "list of numbers";
+          if constexpr (std::is_same_v<T, models::Patterns<int64_t>>) return "mapping to integers";
+          if constexpr (std::is_same_v<T, models::Patterns<double>>) return "mapping to numbers";
           if constexpr (std::is_same_v<T, parallel::ReshardAfterForward>) return kFlagOrNumber;
           return "list";
         }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/quoted.h"
@@ -14,11 +15,12 @@ namespace tessera::config {
 
 /// A value as it stands in the job file or on the command line, before its type is known.
 struct RawValue {
-  enum class Kind { null, scalar, list, other };
+  enum class Kind { null, scalar, list, map, other };
   Kind kind = Kind::null;
-  std::string text;                ///< of a scalar; of `other`: what it is ("a mapping")
+  std::string text;                ///< of a scalar; of `map` and `other`: what it is ("a mapping")
   bool quoted = false;             ///< scalar in quotes: a text whatever it looks like
   std::vector<std::string> items;  ///< of a list
+  std::vector<std::pair<std::string, std::string>> entries;  ///< of a map, as they stand there
 };
 
 /// Writes `raw` into the field's slot. UserError "<where>: expected .., got .." on a wrong type or
@@ -32,7 +34,7 @@ void copy_field(const Field& field, const RunConfig& from, RunConfig& to);
 /// The field's value in YAML; set_field reads it back to the same value.
 std::string yaml_value(const Field& field, const RunConfig& config);
 
-/// "integer", "number", "true/false", "text", "list", "list of integers" or "true/false, or integer".
+/// "integer", "number", "true/false", "text", "list", "list of integers", "mapping to integers" or "true/false, or integer".
 std::string type_name(const Field& field);
 
 /// What is allowed, in words: ">= 1, or -1", "in [0, 1)", "adamw, sgd"; "" if anything of the type

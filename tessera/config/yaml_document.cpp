@@ -62,7 +62,15 @@ RawValue raw_value(const YAML::Node& node) {
   // yaml-cpp tags a scalar in quotes (or a block) with "!", a plain one with "?".
   if (node.IsScalar())
     return {.kind = Kind::scalar, .text = node.Scalar(), .quoted = node.Tag() == "!"};
-  if (node.IsMap()) return {.kind = Kind::other, .text = "a mapping"};
+  if (node.IsMap()) {
+    RawValue raw{.kind = Kind::map, .text = "a mapping"};
+    for (const auto& entry : node) {
+      const bool plain = entry.first.IsScalar() && entry.second.IsScalar();
+      if (!plain) return {.kind = Kind::other, .text = "a mapping with more than names and values"};
+      raw.entries.emplace_back(entry.first.Scalar(), entry.second.Scalar());
+    }
+    return raw;
+  }
   RawValue raw{.kind = Kind::list};
   for (const auto& item : node) {
     if (item.IsNull()) return {.kind = Kind::other, .text = "a list with an empty item"};

@@ -88,9 +88,11 @@ struct FamilySpec {
   bool drops = false;              ///< takes ModelShape::dropout
   bool ffn_follows_width = false;  ///< an ffn_dim of 4 dim stays that when dim is changed
   bool tied_unless_said = false;   ///< what an absent tie_word_embeddings means
+  bool inputs_first = false;       ///< matrices of blocks are [inputs, outputs] (Conv1D)
   bool norms_results = false;      ///< a block ends by adding a norm's result, not a product's
   std::string optional_prefix;     ///< that stored names may lack ("transformer.")
   std::vector<FusedRows> fused;    ///< stored tensors that are several parameters of a block
+  std::vector<std::string> adapter_targets;  ///< without targets of its own, as PEFT has them
   std::vector<std::pair<std::string, ModelShape>> presets;
 };
 

@@ -174,7 +174,8 @@ const FamilySpec& gemma_spec() {
                                .window = gemma::window,
                                .rotary_width = gemma::rotary_width,
                                .tied_unless_said = true,
-                               .norms_results = true};
+                               .norms_results = true,
+                               .adapter_targets = {"q_proj", "v_proj"}};
   return spec;
 }
 

@@ -130,7 +130,9 @@ const FamilySpec& gpt2_spec() {
                                .drops = true,
                                .ffn_follows_width = true,
                                .tied_unless_said = true,
+                               .inputs_first = true,
                                .optional_prefix = "transformer.",
+                               .adapter_targets = {"c_attn"},
                                // As published (config.json of openai-community/gpt2).
                                .presets = {{"gpt2",
                                             {.family = ModelFamily::gpt2,

@@ -214,6 +214,7 @@ const FamilySpec& llama_spec() {
                       .activations = decoder_activations,
                       .window = window_after_full_layers,
                       .rotary_width = whole_head_rotary,
+                      .adapter_targets = {"q_proj", "v_proj"},
                       .presets = llama::presets()};
     for (const auto& type : llama::types()) result.types.push_back(type.hf);
     return result;
