@@ -42,7 +42,7 @@ void check_all_match(const std::string& member, const std::vector<Entry>& entrie
         parameters, [&](const Named& p) { return p.is_matrix() && entry.matches(p); });
     if (found) continue;
     const auto names = last_names(parameters);
-    user_error("{}: '{}' matches no matrix of the model{}; its modules are {}", member,
+    user_error("adapter.{}: '{}' matches no matrix of the model{}; its modules are {}", member,
                printable(entry.text()), did_you_mean(entry.text(), names), fmt::join(names, ", "));
   }
 }
@@ -58,7 +58,7 @@ std::vector<std::string> targets_of(const AdapterSpec& spec, const ModelShape& s
   if (!spec.targets.empty()) return spec.targets;
   const auto& family = spec_of(shape.family);
   if (family.adapter_targets.empty()) {
-    user_error("targets: a {} has no usual ones; set targets to all-linear, or to names of modules",
+    user_error("adapter.targets: a {} has no usual ones; set all-linear, or to names of modules",
                family.name);
   }
   return family.adapter_targets;
@@ -67,7 +67,7 @@ std::vector<std::string> targets_of(const AdapterSpec& spec, const ModelShape& s
 void check_layers(const AdapterSpec& spec, const ModelShape& shape) {
   for (const auto layer : spec.layers) {
     if (layer >= 0 && layer < shape.num_layers) continue;
-    user_error("layers: expected numbers in [0, {}], the model's blocks, got {}",
+    user_error("adapter.layers: expected numbers in [0, {}], the model's blocks, got {}",
                shape.num_layers - 1, layer);
   }
 }
@@ -99,14 +99,17 @@ std::vector<Named> adapted_matrices(const AdapterSpec& spec, const ModelShape& s
   std::vector<Named> wanted;
   std::ranges::copy_if(parameters, std::back_inserter(wanted), is_wanted);
   if (wanted.empty()) {
-    user_error("targets: {} leave no module of the model after exclude, layers and modules_to_save",
-               fmt::join(targets_of(spec, shape), ", "));
+    user_error(
+        "adapter.targets: {} leave no module of the model after exclude, layers and "
+        "modules_to_save",
+        fmt::join(targets_of(spec, shape), ", "));
   }
   return wanted;
 }
 
 AdaptedModule adapted(const Named& parameter, bool inputs_first) {
-  AdaptedModule module{.path = parameter.path, .embedding = parameter.embedding};
+  AdaptedModule module{
+      .path = parameter.path, .embedding = parameter.embedding, .layer = parameter.layer};
   module.inputs_first = parameter.embedding || (inputs_first && parameter.layer);
   module.inputs = parameter.shape[module.inputs_first ? 0 : 1];
   module.outputs = parameter.shape[module.inputs_first ? 1 : 0];
@@ -145,6 +148,15 @@ bool is_trained_bias(AdapterBias bias, const std::set<std::string>& adapted_path
   __builtin_unreachable();
 }
 
+TrainedParameter of_model(const Named& p) {
+  return {.name = p.name(),
+          .shape = p.shape,
+          .of_adapter = false,
+          .layer = p.layer,
+          .of_embedding = p.embedding,
+          .division = p.division};
+}
+
 /// Parameters of the model itself that are trained beside the adapter's.
 std::vector<TrainedParameter> trained_of_model(const AdapterSpec& spec, const ModelShape& shape,
                                                const std::vector<Named>& parameters,
@@ -161,12 +173,12 @@ std::vector<TrainedParameter> trained_of_model(const AdapterSpec& spec, const Mo
       whole = true;
     }
     if (!whole && !is_trained_bias(spec.bias, adapted_paths, p)) continue;
-    trained.push_back({.name = p.name(), .shape = p.shape, .of_adapter = false});
+    trained.push_back(of_model(p));
   }
   for (const auto& name : spec.modules_to_save) {
     if (used.contains(name)) continue;
     const auto names = last_names(parameters);
-    user_error("modules_to_save: '{}' matches no module of the model{}", printable(name),
+    user_error("adapter.modules_to_save: '{}' matches no module of the model{}", printable(name),
                did_you_mean(name, names));
   }
   return trained;
@@ -191,14 +203,15 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
     module.scale = alphas.value_of(p, spec.alpha) / (spec.rslora ? std::sqrt(rank) : rank);
     const auto most = std::min(module.inputs, module.outputs);
     if (module.rank < 1 || module.rank > most) {
-      user_error("rank: expected 1 to {}, the smaller side of {} ({} x {}), got {}", most,
+      user_error("adapter.rank: expected 1 to {}, the smaller side of {} ({} x {}), got {}", most,
                  module.path, module.outputs, module.inputs, module.rank);
     }
     modules.push_back(std::move(module));
   }
   const auto refuse_idle = [](const char* member, const std::vector<std::string>& idle) {
     if (idle.empty()) return;
-    user_error("{}: '{}' matches no module that has an adapter", member, printable(idle.front()));
+    user_error("adapter.{}: '{}' matches no module that has an adapter", member,
+               printable(idle.front()));
   };
   refuse_idle("rank_pattern", ranks.idle());
   refuse_idle("alpha_pattern", alphas.idle());
@@ -206,33 +219,48 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
 }
 
 std::vector<TrainedParameter> parameters_of(const AdaptedModule& module, AdapterType type) {
+  std::vector<TrainedParameter> parameters;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    parameters.push_back({.name = module.path + name,
+                          .shape = std::move(shape),
+                          .layer = module.layer,
+                          .of_embedding = module.embedding});
+  };
   const std::string infix = module.embedding ? ".lora_embedding_" : ".lora_";
-  std::vector<TrainedParameter> parameters{
-      {.name = module.path + infix + "A", .shape = {module.rank, module.inputs}},
-      {.name = module.path + infix + "B", .shape = {module.outputs, module.rank}}};
-  if (type == AdapterType::dora) {
-    parameters.push_back(
-        {.name = module.path + ".lora_magnitude_vector", .shape = {module.outputs}});
-  }
+  add(infix + "A", {module.rank, module.inputs});
+  add(infix + "B", {module.outputs, module.rank});
+  if (type == AdapterType::dora) add(".lora_magnitude_vector", {module.outputs});
   return parameters;
 }
 
 std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const ModelShape& shape) {
-  const auto parameters = parameters_by_path(shape);
+  return trained_parameters(spec, shape, shape);
+}
+
+std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const ModelShape& shape,
+                                                 const ModelShape& part) {
+  const auto parameters = parameters_by_path(part);
   std::vector<TrainedParameter> trained;
   if (spec.type == AdapterType::none) {
-    for (const auto& p : parameters) {
-      trained.push_back({.name = p.name(), .shape = p.shape, .of_adapter = false});
-    }
+    std::ranges::transform(parameters, std::back_inserter(trained), of_model);
     return trained;
   }
+  const bool inputs_first = spec_of(shape.family).inputs_first;
   const auto modules = adapted_modules(spec, shape);
-  for (const auto& module : modules) {
-    for (auto& parameter : parameters_of(module, spec.type)) {
-      trained.push_back(std::move(parameter));
+  for (const auto& whole : modules) {
+    const auto found = std::ranges::find_if(
+        parameters, [&](const Named& p) { return p.is_matrix() && p.path == whole.path; });
+    auto module = adapted(*found, inputs_first);
+    module.rank = whole.rank;
+    auto own = parameters_of(module, spec.type);
+    const auto of_all = parameters_of(whole, spec.type);
+    for (size_t i = 0; i < own.size(); ++i) {
+      // What is not divided sees a part of the features, or of the gradient.
+      if (own[i].shape == of_all[i].shape) own[i].division = Division::per_head;
+      trained.push_back(std::move(own[i]));
     }
   }
-  for (auto& parameter : trained_of_model(spec, shape, parameters, modules)) {
+  for (auto& parameter : trained_of_model(spec, part, parameters, modules)) {
     trained.push_back(std::move(parameter));
   }
   return trained;
@@ -241,6 +269,14 @@ std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const 
 int64_t num_trained(const AdapterSpec& spec, const ModelShape& shape) {
   int64_t sum = 0;
   for (const auto& parameter : trained_parameters(spec, shape)) sum += parameter.num_elements();
+  return sum;
+}
+
+int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape) {
+  int64_t sum = 0;
+  for (const auto& parameter : trained_parameters(spec, shape)) {
+    if (parameter.of_adapter) sum += parameter.num_elements();
+  }
   return sum;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,12 +49,13 @@ struct AdaptedModule {
   double scale = 0;
   bool embedding = false;  ///< inputs: rows of its table
   int64_t inputs = 0, outputs = 0;
-  bool inputs_first = false;  ///< its weight is [inputs, outputs]
+  bool inputs_first = false;     ///< its weight is [inputs, outputs]
+  std::optional<int64_t> layer;  ///< block that it belongs to
 
   bool operator==(const AdaptedModule&) const = default;
 };
 
-/// The modules that the spec names, in the model's order; none without an adapter. UserError, named by AdapterSpec's members:
+/// The modules that the spec names, in the model's order; none without an adapter. UserError, that names adapter.targets and the like:
 /// nothing matches (with the nearest name), a pattern that is none, a rank above the matrix's, a layer that is not there.
 std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelShape& shape);
 
@@ -61,7 +63,10 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
 struct TrainedParameter {
   std::string name;
   std::vector<int64_t> shape;
-  bool of_adapter = true;  ///< false: the model's parameter of this name
+  bool of_adapter = true;        ///< false: the model's parameter of this name
+  std::optional<int64_t> layer;  ///< block that it belongs to
+  bool of_embedding = false;
+  Division division = Division::parts;  ///< over ranks of tensor parallelism
 
   int64_t num_elements() const;
   bool operator==(const TrainedParameter&) const = default;
@@ -75,7 +80,12 @@ std::vector<TrainedParameter> parameters_of(const AdaptedModule& module, Adapter
 /// parameter of the model. UserError as adapted_modules, or modules_to_save that match nothing.
 std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const ModelShape& shape);
 
+/// What a rank has of them whose part of each matrix is `part`'s, which has all blocks.
+std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const ModelShape& shape,
+                                                 const ModelShape& part);
+
 int64_t num_trained(const AdapterSpec& spec, const ModelShape& shape);
+int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape);  ///< the adapter's own
 
 /// The spec without entries that match nothing of the model, which PEFT ignores: for those that come from its files.
 AdapterSpec without_idle_entries(AdapterSpec spec, const ModelShape& shape);

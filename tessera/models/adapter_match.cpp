@@ -42,7 +42,8 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
                    .stored = prefix + stored_module(family, parameter.name, module),
                    .kind = parameter.name.substr(dot + 1),
                    .shape = parameter.shape,
-                   .layer = std::nullopt});
+                   .layer = std::nullopt,
+                   .division = parameter.division});
     return all.back();
   };
   for (const auto& parameter : specs.embedding) add(parameter, "").embedding = true;
@@ -58,7 +59,7 @@ std::regex compiled(const std::string& member, const std::string& entry, const s
   try {
     return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
   } catch (const std::regex_error&) {
-    user_error("{}: expected a name of modules or a regular expression, got '{}'", member,
+    user_error("adapter.{}: expected a name of modules or a regular expression, got '{}'", member,
                printable(entry));
   }
 }

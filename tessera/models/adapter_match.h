@@ -9,6 +9,7 @@
 
 #include "tessera/models/adapter.h"
 #include "tessera/models/shape.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::models {
 
@@ -20,6 +21,7 @@ struct Named {
   std::vector<int64_t> shape;
   std::optional<int64_t> layer;
   bool embedding = false;
+  Division division = Division::parts;
 
   std::string name() const { return path + "." + kind; }
   bool is_matrix() const { return kind == "weight" && shape.size() == 2; }

@@ -181,31 +181,36 @@ std::string error_of(const AdapterSpec& spec, const std::string& model = "llama"
 
 TEST(AdapterTest, SlipsAreNamed) {
   AdapterSpec spec{.type = AdapterType::lora, .rank = 4, .targets = {"q_proj", "v_prj"}};
-  EXPECT_THAT(error_of(spec), HasSubstr("targets: 'v_prj' matches no matrix of the model; did you "
-                                        "mean 'v_proj'?"));
+  EXPECT_THAT(error_of(spec),
+              HasSubstr("adapter.targets: 'v_prj' matches no matrix of the model; did you "
+                        "mean 'v_proj'?"));
   spec.targets = {"(q_proj"};
-  EXPECT_THAT(error_of(spec), HasSubstr("targets: expected a name of modules or a regular"));
+  EXPECT_THAT(error_of(spec),
+              HasSubstr("adapter.targets: expected a name of modules or a regular"));
   spec.targets = {".*q_proj"};
   spec.exclude = {"q_proj"};
-  EXPECT_THAT(error_of(spec), HasSubstr("targets: .*q_proj leave no module"));
+  EXPECT_THAT(error_of(spec), HasSubstr("adapter.targets: .*q_proj leave no module"));
   spec.exclude = {};
   spec.layers = {3};
-  EXPECT_EQ(error_of(spec), "layers: expected numbers in [0, 2], the model's blocks, got 3");
+  EXPECT_EQ(error_of(spec),
+            "adapter.layers: expected numbers in [0, 2], the model's blocks, got 3");
   spec.layers = {};
   spec.rank_pattern = {{"k_proj", 2}};
-  EXPECT_EQ(error_of(spec), "rank_pattern: 'k_proj' matches no module that has an adapter");
+  EXPECT_EQ(error_of(spec), "adapter.rank_pattern: 'k_proj' matches no module that has an adapter");
   spec.rank_pattern = {};
   spec.modules_to_save = {"lm_hed"};
-  EXPECT_EQ(error_of(spec),
-            "modules_to_save: 'lm_hed' matches no module of the model; did you mean 'lm_head'?");
+  EXPECT_EQ(
+      error_of(spec),
+      "adapter.modules_to_save: 'lm_hed' matches no module of the model; did you mean 'lm_head'?");
   spec.modules_to_save = {};
   spec.targets = {"k_proj"};
   spec.rank = 9;
   EXPECT_EQ(error_of(spec),
-            "rank: expected 1 to 8, the smaller side of model.layers.0.self_attn.k_proj (8 x 24), "
+            "adapter.rank: expected 1 to 8, the smaller side of model.layers.0.self_attn.k_proj (8 "
+            "x 24), "
             "got 9");
   EXPECT_THAT(error_of({.type = AdapterType::lora}, "phi3"),
-              HasSubstr("targets: a phi3 has no usual ones; set targets to all-linear"));
+              HasSubstr("adapter.targets: a phi3 has no usual ones; set all-linear"));
 }
 
 }  // namespace

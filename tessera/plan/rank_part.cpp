@@ -24,6 +24,19 @@ models::ModelShape divided(models::ModelShape shape, int64_t tp) {
   return shape;
 }
 
+/// Of each adapter x A^T is kept, and with dropout the x that enters, for each token.
+std::vector<int64_t> adapter_numbers(const config::AdapterSection& adapter,
+                                     const models::ModelShape& shape) {
+  if (adapter.type == models::AdapterType::none) return {};
+  std::vector<int64_t> numbers(static_cast<size_t>(shape.num_layers), 0);
+  for (const auto& module : models::adapted_modules(adapter, shape)) {
+    if (!module.layer) continue;
+    numbers[static_cast<size_t>(*module.layer)] +=
+        module.rank + (adapter.dropout > 0 ? module.inputs : 0);
+  }
+  return numbers;
+}
+
 }  // namespace
 
 bool RankPart::has_tied_table() const {
@@ -34,6 +47,7 @@ std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
+  any.adapter_numbers = adapter_numbers(config.adapter, shape);
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;
   any.key_copies = std::max<int64_t>(1, mesh.tp / shape.num_kv_heads);
   any.kept_for_weight = schedule.kept_for_weight;

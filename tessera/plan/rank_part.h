@@ -18,7 +18,9 @@ struct RankPart {
   mesh::MeshShape mesh;
   int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
   int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
-  bool shares_table = false;   ///< tied: another rank of the pipeline has the table as well
+  std::vector<int64_t>
+      adapter_numbers;        ///< that adapters of each block keep for a token; empty: none
+  bool shares_table = false;  ///< tied: another rank of the pipeline has the table as well
 
   struct Stage {
     PipelinePlan::Layers layers;

@@ -34,8 +34,21 @@ std::vector<RankPart> parts_of(const config::RunConfig& run, const models::Model
 
 int64_t elements_of(const config::RunConfig& run, const RankPart& part) {
   int64_t elements = 0;
-  for (const auto& unit : plan_units(run, part, true)) elements += unit.buffers.front().elements;
+  for (const auto& unit : plan_units(run, part.shape, part, true)) {
+    elements += unit.buffers.front().elements;
+  }
   return elements;
+}
+
+/// Elements of a rank's buffers, frozen and trained.
+std::pair<int64_t, int64_t> frozen_and_trained(const RankPlan& rank) {
+  std::pair<int64_t, int64_t> result;
+  for (const auto& unit : rank.units) {
+    for (const auto& buffer : unit.buffers) {
+      (buffer.trained ? result.second : result.first) += buffer.elements;
+    }
+  }
+  return result;
 }
 
 models::ModelShape gpt2_of_tiny_width() {
@@ -182,6 +195,42 @@ TEST(Activations, OfADividedLlamaBlock) {
   run.parallel.sequence_parallel = false;
   EXPECT_DOUBLE_EQ(kept(true), d);
   EXPECT_DOUBLE_EQ(kept(false), 4 * d + inside + 2);
+}
+
+/// Of a block's 4 matrices of attention q_proj and v_proj have an adapter, in layer 1 of rank 2; the
+/// last norm and the head are trained whole.
+TEST(RankPartTest, AnAdapterFreezesTheRest) {
+  const auto shape = models::model_preset("tiny");
+  config::RunConfig run;
+  run.adapter.type = models::AdapterType::lora;
+  run.adapter.rank_pattern = {{"layers.1.*", 2}};
+  run.adapter.modules_to_save = {"model.norm", "lm_head"};
+  const auto whole = make_plan(run, shape).ranks.front();
+  const int64_t trained = models::num_trained(run.adapter, shape);
+  EXPECT_EQ(trained, (3 * 8 + 2) * (2 * 256 + 256 + 128) + 256 + 2048 * 256);
+  const std::pair<int64_t, int64_t> expected{models::num_parameters(shape) - 256 - 2048 * 256,
+                                             trained};
+  EXPECT_EQ(frozen_and_trained(whole), expected);
+  EXPECT_EQ(whole.units.front().buffers.size(), 1U);  // the embedding is frozen
+  EXPECT_FALSE(whole.units.front().buffers.front().trained);
+  EXPECT_EQ(whole.units.back().buffers.size(), 1U);  // the head is trained
+  EXPECT_EQ(whole.part.adapter_numbers, (std::vector<int64_t>{16, 4, 16, 16}));
+
+  run.parallel.units = parallel::Units::model;
+  EXPECT_EQ(frozen_and_trained(make_plan(run, shape).ranks.front()), expected);
+
+  // Each of two ranks has half of B's rows, half of the head, and all of A, of which it sums gradients.
+  run.parallel.units = parallel::Units::block;
+  run.parallel.num_ranks = run.parallel.tp = 2;
+  const auto part = make_plan(run, shape).ranks.front();
+  EXPECT_EQ(frozen_and_trained(part).second, (3 * 8 + 2) * (2 * 256 + 128 + 64) + 256 + 1024 * 256);
+  EXPECT_EQ(part.units[1].summed, 2 * 8 * 256);
+  EXPECT_EQ(part.units.back().summed, 256);
+
+  // A stage has the adapters of its blocks.
+  run.parallel.tp = 1, run.parallel.pp = 2;
+  const auto stages = make_plan(run, shape).ranks;
+  EXPECT_EQ(frozen_and_trained(stages[0]).second + frozen_and_trained(stages[1]).second, trained);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& sha
                .mesh = mesh,
                .pipeline = pipeline_plan(config, shape, mesh, options.measured)};
   for (auto& part : rank_parts(config, shape, mesh, plan.pipeline)) {
-    auto units = plan_units(config, part, options.device_is_host);
+    auto units = plan_units(config, shape, part, options.device_is_host);
     plan.ranks.push_back({.part = std::move(part), .units = std::move(units)});
   }
   return plan;

@@ -43,7 +43,55 @@ struct Sized {
   UnitPlan unit;
   int64_t elements = 0;
   int64_t in_matrices = 0;  // of transformer blocks
+  int64_t frozen = 0;       // elements beside these
 };
+
+/// What an adapter leaves of a unit to train.
+struct TrainedPart {
+  int64_t elements = 0, of_model = 0, in_matrices = 0, summed = 0;
+};
+
+TrainedPart trained_part(const std::vector<models::TrainedParameter>& trained, const RankPart& part,
+                         const auto& is_in_unit) {
+  TrainedPart result;
+  for (const auto& parameter : trained) {
+    if (!is_in_unit(parameter)) continue;
+    const auto elements = parameter.num_elements();
+    result.elements += elements;
+    if (!parameter.of_adapter) result.of_model += elements;
+    if (parameter.layer && parameter.shape.size() == 2) result.in_matrices += elements;
+    if (part.mesh.tp == 1) continue;
+    const auto division = parameter.division;
+    if (division == Division::per_head ||
+        (division == Division::per_position && part.position_ranks > 1) ||
+        (division == Division::key_heads && part.key_copies > 1)) {
+      result.summed += elements;
+    }
+  }
+  return result;
+}
+
+/// Divides each unit into what the adapter trains and the rest, which is frozen.
+void freeze(const models::AdapterSpec& adapter, const models::ModelShape& shape,
+            const RankPart& part, std::vector<Sized>& units) {
+  auto sized = part.shape;
+  sized.num_layers = shape.num_layers;
+  const auto trained = models::trained_parameters(adapter, shape, sized);
+  for (auto& [unit, elements, in_matrices, frozen] : units) {
+    const bool embeds = unit.name == "embedding";
+    const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
+                             predicts = unit.predicts](const models::TrainedParameter& p) {
+      if (p.layer) return *p.layer >= begin && *p.layer < end;
+      return p.of_embedding ? embeds : predicts;
+    };
+    const auto rest = trained_part(trained, part, is_in_unit);
+    frozen = elements - rest.of_model;
+    elements = rest.elements;
+    in_matrices = rest.in_matrices;
+    unit.summed = rest.summed;
+    if (rest.of_model == 0) unit.table = 0;
+  }
+}
 
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
 /// head, then blocks.
@@ -96,7 +144,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements, in_matrices] : units) {
+  for (const auto& [unit, elements, in_matrices, frozen] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit, 0});
       result.back().unit.name = "model";
@@ -105,6 +153,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     auto& all = result.back();
     all.elements += elements;
     all.in_matrices += in_matrices;
+    all.frozen += frozen;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.summed += unit.summed;
@@ -134,26 +183,34 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
 
 }  // namespace
 
-std::vector<UnitPlan> plan_units(const RunConfig& config, const RankPart& part,
-                                 bool device_is_host) {
+std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelShape& shape,
+                                 const RankPart& part, bool device_is_host) {
   const auto& section = config.parallel;
   auto units = sized_units(part);
+  if (config.adapter.type != models::AdapterType::none) {
+    freeze(config.adapter, shape, part, units);
+  }
   if (section.units == parallel::Units::model) units = one_a_stage(units);
   auto options = buffer_options(config, part.mesh);
   options.device_is_host = device_is_host;
   std::vector<bool> offloaded(units.size(), false);
   if (section.offload_params || section.offload_optimizer) {
     std::vector<int64_t> elements;
-    for (const auto& unit : units) elements.push_back(unit.elements);
+    for (const auto& unit : units) elements.push_back(unit.elements + unit.frozen);
     offloaded = offloaded_units(elements, section.offload_fraction);
   }
   std::vector<UnitPlan> result;
   for (size_t i = 0; i < units.size(); ++i) {
     options.offloaded = offloaded[i];
     result.push_back(std::move(units[i].unit));
-    auto& buffer = result.back().buffers.emplace_back(plan_buffer(units[i].elements, options));
+    auto& buffers = result.back().buffers;
+    options.trained = false;
+    if (units[i].frozen > 0) buffers.push_back(plan_buffer(units[i].frozen, options));
+    options.trained = true;
+    if (units[i].elements == 0) continue;
+    buffers.push_back(plan_buffer(units[i].elements, options));
     if (config.optimizer.type == optim::OptimizerType::muon)
-      buffer.in_matrices = units[i].in_matrices;
+      buffers.back().in_matrices = units[i].in_matrices;
   }
   return result;
 }

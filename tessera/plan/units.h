@@ -24,9 +24,10 @@ struct UnitPlan {
 };
 
 /// The rank's units, and the ranks that share them. `parallel.units` model is one unit a stage;
-/// size and name count as block, of which they hold less. `device_is_host`: offloading moves
-/// nothing, as on a CPU.
-std::vector<UnitPlan> plan_units(const config::RunConfig& config, const RankPart& part,
-                                 bool device_is_host);
+/// size and name count as block, of which they hold less. With an adapter a unit has a buffer of what
+/// is frozen and one of what is trained. `shape`: of the whole model. `device_is_host`: offloading
+/// moves nothing, as on a CPU.
+std::vector<UnitPlan> plan_units(const config::RunConfig& config, const models::ModelShape& shape,
+                                 const RankPart& part, bool device_is_host);
 
 }  // namespace tessera::plan

@@ -88,7 +88,13 @@ double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
                       const plan::RankPart::Stage& stage) {
   double bytes = 0;
   for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-    bytes += block_activations(config, part, is_checkpointed(config.memory, i)).kept;
+    const bool checkpointed = is_checkpointed(config.memory, i);
+    bytes += block_activations(config, part, checkpointed).kept;
+    if (part.adapter_numbers.empty()) continue;
+    // As results of products, which selective checkpointing keeps.
+    if (checkpointed && config.memory.checkpointing == memory::CheckpointMode::full) continue;
+    bytes += static_cast<double>(part.adapter_numbers[static_cast<size_t>(i)] *
+                                 compute_bytes(config.precision));
   }
   return bytes;
 }

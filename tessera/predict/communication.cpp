@@ -59,17 +59,19 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
   for (size_t i = 0; i < units.size(); ++i) {
     for (const auto& buffer : units[i].buffers) {
       const auto elements = real(buffer.elements);
-      const double gradient = elements * real(buffer.gradient_bytes);
+      // What is frozen has no gradient, and where it stays whole it is gathered once for all steps.
+      const double gradient = buffer.trained ? elements * real(buffer.gradient_bytes) : 0;
       if (buffer.num_slices == 1) {
         between_copies.all_reduce += reductions * gradient;
         continue;
       }
       within_one.reduce_scatter += reductions * gradient;
       within_one.all_gather += real(buffer.in_matrices) * kMuonBytes;
-      const double gathers =
-          buffer.keeps_whole ? 1 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
+      const double gathers = buffer.keeps_whole
+                                 ? (buffer.trained ? 1 : 0)
+                                 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
       within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
-      if (part.mesh.dp_replicate > 1) {
+      if (part.mesh.dp_replicate > 1 && buffer.trained) {
         between_copies.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
       }
     }
@@ -130,7 +132,7 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
   (sequence ? traffic.reduce_scatter : traffic.all_reduce) += micro_batches * tokens * sums;
   if (sequence) traffic.all_gather = micro_batches * (tokens * gathers + positions);
   for (const auto& unit : units) {
-    const auto& buffer = unit.buffers.front();
+    const auto& buffer = unit.buffers.back();  // what is trained, if anything is
     traffic.all_reduce += real(unit.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
     traffic.all_gather += real(buffer.in_matrices * part.mesh.tp) * kMuonBytes;
   }
@@ -147,7 +149,7 @@ Traffic of_pipeline(const RunConfig& config, const plan::RankPart& part,
     if (stage.sends_gradient) traffic.sent += activation;
   }
   for (const auto& unit : units) {
-    const auto& buffer = unit.buffers.front();
+    const auto& buffer = unit.buffers.back();  // what is trained, if anything is
     traffic.all_reduce += real(unit.table) / real(buffer.num_slices) * gradient_bytes(buffer);
   }
   return traffic;

@@ -83,10 +83,14 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
 RankEstimate estimate_rank(const RunConfig& config, const ModelShape& shape, const Device& device,
                            double limit) {
   const auto plan = plan::make_plan(config, shape, {.device_is_host = device.is_host});
-  RankEstimate estimate{.num_ranks = config.parallel.num_ranks,
-                        .schedule = plan.pipeline.schedule.name,
-                        .bubble = schedule::simulate(plan.pipeline.schedule).bubble(),
-                        .limit = limit};
+  const auto trained = models::num_trained(config.adapter, shape);
+  RankEstimate estimate{
+      .num_ranks = config.parallel.num_ranks,
+      .trained = trained,
+      .parameters = models::num_parameters(shape) + models::num_of_adapter(config.adapter, shape),
+      .schedule = plan.pipeline.schedule.name,
+      .bubble = schedule::simulate(plan.pipeline.schedule).bubble(),
+      .limit = limit};
   for (const auto& rank : plan.ranks) {
     estimate.pipeline.push_back(needs_of(config, rank, device));
     const auto& needs = estimate.pipeline.back().memory;

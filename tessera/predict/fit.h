@@ -32,11 +32,12 @@ struct RankNeeds {
 
 struct RankEstimate {
   int64_t num_ranks = 1;
-  std::vector<RankNeeds> pipeline;  ///< by place
-  size_t largest = 0;               ///< the place that needs the most
-  std::string schedule;             ///< name of the pipeline's
-  double bubble = 0;                ///< idle share, if stages take equal times and transfers none
-  double limit = 0;                 ///< bytes of the device
+  int64_t trained = 0, parameters = 0;  ///< of the whole model, an adapter's own among both
+  std::vector<RankNeeds> pipeline;      ///< by place
+  size_t largest = 0;                   ///< the place that needs the most
+  std::string schedule;                 ///< name of the pipeline's
+  double bubble = 0;             ///< idle share, if stages take equal times and transfers none
+  double limit = 0;              ///< bytes of the device
   std::optional<Change> remedy;  ///< if it does not fit: the first single change that makes it fit
   Change least;                  ///< then, without a remedy: all changes together
 

@@ -146,6 +146,14 @@ nlohmann::ordered_json change_json(const Change& change) {
   return {{"settings", settings}, {"device_bytes", static_cast<int64_t>(change.device_bytes)}};
 }
 
+/// What an adapter trains; "" if all is trained.
+std::string trained_text(const RankEstimate& estimate) {
+  if (estimate.trained == estimate.parameters) return "";
+  return fmt::format(
+      "trained parameters {} of {} ({:.4f} %)\n", estimate.trained, estimate.parameters,
+      100 * static_cast<double>(estimate.trained) / static_cast<double>(estimate.parameters));
+}
+
 }  // namespace
 
 std::string rank_text(const RankEstimate& estimate, const std::string& limit_name) {
@@ -165,7 +173,8 @@ std::string rank_text(const RankEstimate& estimate, const std::string& limit_nam
                          ? fmt::format("One of {} ranks in a step", estimate.num_ranks)
                          : fmt::format("Of {} ranks one with place {} in the pipeline, in a step",
                                        estimate.num_ranks, estimate.largest);
-  return pipeline_text(estimate) + report::box_table(title, headers, rows) +
+  return trained_text(estimate) + pipeline_text(estimate) +
+         report::box_table(title, headers, rows) +
          fmt::format(
              "peak in the {} phase: {}; beside it buffers of communication {}, and at most "
              "{} of the allocator's\n",
@@ -186,6 +195,8 @@ nlohmann::ordered_json rank_json(const RankEstimate& estimate) {
     phases.push_back(phase);
   }
   Json json{{"ranks", estimate.num_ranks},
+            {"trained_parameters", estimate.trained},
+            {"parameters", estimate.parameters},
             {"phases", phases},
             {"peak_phase", estimate.memory().peak().phase},
             {"peak_bytes", whole(estimate.memory().peak().total())},
