@@ -12,9 +12,11 @@
 
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/cpu/memory.h"
+#include "tessera/kernels/cpu/quantised_kernel.h"
 #include "tessera/kernels/flat.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/quantised_linear.h"
 #include "tessera/kernels/reference.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/rotary.h"
@@ -159,6 +161,57 @@ void tensor_loop(benchmark::State& state) {
   }
 }
 
+/// A weight [out, in] of range(3) by range(2), and range(1) rows of the dtype of range(0): y and the
+/// gradient of x (`train`), or y alone. The plain weight is frozen, too.
+struct Product {
+  at::Tensor x, weight, gradient;
+  explicit Product(const benchmark::State& state) {
+    const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+    weight = (at::randn({state.range(3), state.range(2)}) * 0.02).to(dtype);
+    x = at::randn({state.range(1), state.range(2)}, dtype).requires_grad_();
+    gradient = at::randn({state.range(1), state.range(3)}, dtype);
+  }
+};
+template <typename Multiply>
+void products(benchmark::State& state, const Product& product, const Multiply& multiply) {
+  const bool trains = state.range(1) > kQuantisedGemvRows;
+  for (auto _ : state) {
+    const auto y = multiply(product.x);
+    benchmark::DoNotOptimize(y.data_ptr());
+    if (trains) {
+      const auto dx = torch::autograd::grad({y}, {product.x}, {product.gradient});
+      benchmark::DoNotOptimize(dx[0].data_ptr());
+    }
+  }
+  const auto numbers = static_cast<double>(product.weight.numel() * state.range(1));
+  state.counters["GFLOP/s"] = benchmark::Counter((trains ? 4e-9 : 2e-9) * numbers,
+                                                 benchmark::Counter::kIsIterationInvariantRate);
+}
+void product_dense(benchmark::State& state) {
+  const Product product(state);
+  products(state, product, [&](const auto& x) { return kernels::linear(x, product.weight); });
+}
+template <WeightFormat format>
+void product_quantised(benchmark::State& state) {
+  const Product product(state);
+  const auto weight = quantise(product.weight, format);
+  products(state, product, [&](const auto& x) { return quantised_linear(x, weight); });
+}
+void quantise_weight(benchmark::State& state) {
+  const auto weight = at::randn({2048, 8192});
+  const auto format = static_cast<WeightFormat>(state.range(0));
+  for (auto _ : state) benchmark::DoNotOptimize(quantise(weight, format).codes.data_ptr());
+  state.SetItemsProcessed(state.iterations() * weight.numel());
+}
+
+void with_shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16", "rows", "in", "out"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  for (const int64_t bf16 : {0, 1}) {
+    for (const int64_t rows : {1, 4, 64, 512}) {
+      bench->Args({bf16, rows, 2048, 8192})->Args({bf16, rows, 8192, 2048});
+    }
+  }
+}
 void both_dtypes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"bf16"})->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->UseRealTime();
 }
@@ -198,6 +251,11 @@ BENCHMARK(adamw_libtorch)
     ->Arg(1)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
+BENCHMARK(product_dense)->Apply(with_shapes);
+BENCHMARK(product_quantised<WeightFormat::nf4>)->Apply(with_shapes);
+BENCHMARK(product_quantised<WeightFormat::nf4_double>)->Apply(with_shapes);
+BENCHMARK(product_quantised<WeightFormat::int8>)->Apply(with_shapes);
+BENCHMARK(quantise_weight)->DenseRange(1, 4)->ArgName("format")->UseRealTime();
 BENCHMARK(tensor_loop)->ArgName("MiB")->Arg(1)->Arg(4)->Arg(16)->Arg(64)->UseRealTime();
 
 }  // namespace
