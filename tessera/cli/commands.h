@@ -16,6 +16,7 @@ void add_env(CLI::App& app, int& exit_code);
 void add_estimate_memory(CLI::App& app, int& exit_code);
 void add_evaluate(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);
+void add_finetune(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
 void add_merge_weights(CLI::App& app, int& exit_code);

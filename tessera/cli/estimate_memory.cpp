@@ -20,6 +20,7 @@
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/cli/bytes_option.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
@@ -235,21 +236,10 @@ struct Limit {
   predict::Device device;
 };
 
-/// "80GB", "24 GiB": bytes.
-double parse_bytes(const std::string& text) {
-  const CLI::AsSizeValue in_bytes(/*kb_is_1000=*/true);
-  auto value = text;
-  const bool is_count = !text.empty() && text[0] >= '0' && text[0] <= '9';
-  if (!is_count || !in_bytes(value).empty() || value == "0") {
-    user_error("{}: --device-memory: expected bytes with a unit, such as 80GB, got '{}'", kCommand,
-               text);
-  }
-  return std::stod(value);
-}
-
 Limit limit_of(const EstimateArguments& arguments, int64_t num_ranks) {
   if (!arguments.device_memory.empty())
-    return {"the device", parse_bytes(arguments.device_memory), {}};
+    return {
+        "the device", bytes_of(arguments.device_memory, "estimate-memory: --device-memory"), {}};
   const auto machine = this_machine();
   return {
       num_ranks == 1 ? "this machine" : fmt::format("this machine, shared by {} ranks", num_ranks),

@@ -1,4 +1,6 @@
 // tessera train JOB.yaml: starts its own ranks on this machine, or joins those it was started with.
+#include "tessera/cli/train.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -43,18 +45,6 @@ std::string job_file(const std::string& job) {
   if (job.find('/') != std::string::npos || fs::exists(job)) return job;
   const auto recipe = install_prefix() / "share/doc/tessera/recipes" / (job + ".yaml");
   return fs::exists(recipe) ? recipe.string() : job;
-}
-
-Overrides parse_overrides(const std::vector<std::string>& arguments) {
-  Overrides overrides;
-  for (const auto& argument : arguments) {
-    if (!argument.starts_with("--") || argument.find('=') == std::string::npos) {
-      user_error("unknown option '{}'; expected --section.key=value, see tessera train --help",
-                 argument);
-    }
-    overrides.push_back(config::parse_override(argument.substr(2)));
-  }
-  return overrides;
 }
 
 void check_run_dir(const std::string& folder) {
@@ -195,6 +185,22 @@ int train(const TrainArguments& arguments, Overrides overrides) {
 
 }  // namespace
 
+Overrides parse_overrides(const std::vector<std::string>& arguments, const char* command) {
+  Overrides overrides;
+  for (const auto& argument : arguments) {
+    if (!argument.starts_with("--") || argument.find('=') == std::string::npos) {
+      user_error("unknown option '{}'; expected --section.key=value, see tessera {} --help",
+                 argument, command);
+    }
+    overrides.push_back(config::parse_override(argument.substr(2)));
+  }
+  return overrides;
+}
+
+int train_job(const std::string& job, const Overrides& overrides) {
+  return train({.job = job}, overrides);
+}
+
 void add_train(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<TrainArguments>();
   auto* command = app.add_subcommand("train", "Train a model as a job file says");
@@ -213,7 +219,7 @@ void add_train(CLI::App& app, int& exit_code) {
   command->footer([] { return kExample + config::config_help(); });
   command->callback([command, arguments, &exit_code] {
     arguments->job = job_file(arguments->job);
-    auto overrides = parse_overrides(command->remaining());
+    auto overrides = parse_overrides(command->remaining(), "train");
     if (!arguments->resume.empty()) {
       overrides.push_back({.key = "checkpoint.resume", .value = arguments->resume});
     }

@@ -515,6 +515,8 @@ Section train_section() {
       .add("validate_every", &S::validate_every, "steps between validations; 0: only at the end",
            {kValidates},
            {.range = at_least(0), .aliases = {"eval_interval", "eval_steps", "eval_every"}})
+      .add("validate_on_start", &S::validate_on_start, "validate before the first step, too",
+           {kValidates}, {.aliases = {"eval_on_start", "eval_at_start"}})
       .add("validation_batches", &S::validation_batches, "global batches in one validation",
            {kValidates}, {.range = at_least(1), .aliases = {"eval_iters", "eval_batches"}})
       .add("early_stopping_patience", &S::early_stopping_patience,
@@ -527,6 +529,9 @@ Section train_section() {
            kAlways, {.range = at_least(0), .aliases = {"max_new_tokens"}})
       .add("sample_prompt", &S::sample_prompt, "beginning of the text generated at the end",
            {kSamples}, {.aliases = {"prompt"}})
+      .add("sample_answers", &S::sample_answers,
+           "the model answers so many held-out conversations before the first step and at the end",
+           {kValidates}, {.range = at_least(0)})
       .add("report_unused_parameters", &S::report_unused_parameters,
            "name the parameters that got no gradient", kAlways,
            {.aliases = {"find_unused_parameters"}})

@@ -180,11 +180,13 @@ struct TrainSection {
                              ///< (pp above 1: one)
   std::string run_dir = "runs/default";
   int64_t validate_every = 0;  ///< steps; 0: only at the end
+  bool validate_on_start = false;
   int64_t validation_batches = 8;
   int64_t early_stopping_patience = 0;  ///< validations without a better loss; 0: never ends early
   double early_stopping_threshold = 0;  ///< by how much a better loss is lower
   int64_t sample_tokens = 200;          ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "#include <";
+  int64_t sample_answers = 0;  ///< held-out conversations that are answered before and after
   bool report_unused_parameters = false;
   train::Nonfinite nonfinite = train::Nonfinite::stop;
 

@@ -68,7 +68,9 @@ std::string loss_line(const RunSummary& summary) {
   std::string line = fmt::format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss);
   if (summary.validation_loss) {
     const auto& figures = summary.validation_figures;
-    line += fmt::format(", validation {:.4f} ({})", *summary.validation_loss,
+    const auto& start = summary.validation_loss_on_start;
+    line += fmt::format(", validation {}{:.4f} ({})",
+                        start ? fmt::format("{:.4f} -> ", *start) : "", *summary.validation_loss,
                         figures.empty()
                             ? fmt::format("perplexity {:.4g}", std::exp(*summary.validation_loss))
                             : fmt::format("{}", fmt::join(shown_figures(figures), ", ")));
@@ -78,6 +80,28 @@ std::string loss_line(const RunSummary& summary) {
     line += fmt::format(", best {:.4f} at step {}", best->second, best->first);
   }
   return line;
+}
+
+/// The end of a text without the blanks behind it: of a long prompt what is asked last.
+std::string end_of(std::string text) {
+  constexpr size_t kMost = 300;
+  text.erase(text.find_last_not_of(" \t\r\n") + 1);
+  if (text.size() <= kMost) return text;
+  size_t begin = text.size() - kMost;
+  while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0U) == 0x80U) ++begin;
+  return ".. " + text.substr(begin);
+}
+
+using Lines = std::vector<std::pair<std::string, std::string>>;
+
+/// Each answer beside what was asked.
+void add_answers(const std::vector<HeldOutAnswer>& answers, size_t indent, Lines& lines) {
+  for (const auto& [prompt, expected, before, after] : answers) {
+    lines.emplace_back("held out", indented(end_of(prompt), indent));
+    lines.emplace_back("  the data", indented(end_of(expected), indent));
+    if (before) lines.emplace_back("  before", indented(end_of(*before), indent));
+    lines.emplace_back("  after", indented(end_of(after), indent));
+  }
 }
 
 std::string mfu_line(const RunSummary& summary) {
@@ -120,18 +144,17 @@ void StepTotals::fill(RunSummary& summary) const {
 }
 
 std::string format_summary(const RunSummary& summary) {
-  std::vector<std::pair<std::string, std::string>> lines{
-      {"run",
-       fmt::format("{} steps on {} rank{} in {}", with_commas(summary.steps), summary.world_size,
-                   summary.world_size == 1 ? "" : "s", format_seconds(summary.total_seconds))},
-      {"model", format_count(static_cast<double>(summary.parameters)) + " parameters"},
-      {"loss", loss_line(summary)},
-      {"first step", format_seconds(summary.seconds_to_first_step) + " after launch"},
-      {"median step", format_seconds(summary.median_step_seconds)},
-      {"speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s"},
-      {"MFU", mfu_line(summary)},
-      {"waiting", fmt::format("{:.1f} % of step time for communication",
-                              100 * summary.communication_wait_share)}};
+  Lines lines{{"run", fmt::format("{} steps on {} rank{} in {}", with_commas(summary.steps),
+                                  summary.world_size, summary.world_size == 1 ? "" : "s",
+                                  format_seconds(summary.total_seconds))},
+              {"model", format_count(static_cast<double>(summary.parameters)) + " parameters"},
+              {"loss", loss_line(summary)},
+              {"first step", format_seconds(summary.seconds_to_first_step) + " after launch"},
+              {"median step", format_seconds(summary.median_step_seconds)},
+              {"speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s"},
+              {"MFU", mfu_line(summary)},
+              {"waiting", fmt::format("{:.1f} % of step time for communication",
+                                      100 * summary.communication_wait_share)}};
   if (const auto waits = unit_waits_line(summary.unit_waits); !waits.empty()) {
     lines.emplace_back("  by unit", waits);
   }
@@ -148,7 +171,9 @@ std::string format_summary(const RunSummary& summary) {
   lines.emplace_back("files", summary.run_dir);
   size_t width = 0;
   for (const auto& [key, value] : lines) width = std::max(width, key.size());
-  if (summary.sample) lines.emplace_back("sample", indented(*summary.sample, 2 + width + 2));
+  const size_t indent = 2 + width + 2;
+  if (summary.sample) lines.emplace_back("sample", indented(*summary.sample, indent));
+  add_answers(summary.answers, indent, lines);
   std::string out;
   for (const auto& [key, value] : lines) out += fmt::format("  {:<{}}  {}\n", key, width, value);
   return out;
@@ -168,6 +193,13 @@ std::string to_json(const RunSummary& summary) {
     }
     return object;
   };
+  Json answers = Json::array();
+  for (const auto& [prompt, expected, before, after] : summary.answers) {
+    answers.push_back({{"prompt", prompt},
+                       {"expected", expected},
+                       {"before", before ? Json(*before) : Json()},
+                       {"after", after}});
+  }
   const auto best = summary.best_validation ? Json{{"step", summary.best_validation->first},
                                                    {"loss", summary.best_validation->second}}
                                             : Json();
@@ -191,10 +223,13 @@ std::string to_json(const RunSummary& summary) {
       {"first_loss", summary.first_loss},
       {"last_loss", summary.last_loss},
       {"validation_loss", summary.validation_loss ? Json(*summary.validation_loss) : Json()},
+      {"validation_loss_on_start",
+       summary.validation_loss_on_start ? Json(*summary.validation_loss_on_start) : Json()},
       {"best_validation", best},
       {"ended_early", summary.ended_early.empty() ? Json() : Json(summary.ended_early)},
       {"peak_memory_bytes", summary.peak_memory_bytes},
-      {"sample", summary.sample ? Json(*summary.sample) : Json()}};
+      {"sample", summary.sample ? Json(*summary.sample) : Json()},
+      {"answers", answers}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -22,6 +22,14 @@ struct UnitWait {
   double seconds = 0;
 };
 
+/// A document that was held out: what it gives, what it answers, and what the model did.
+struct HeldOutAnswer {
+  std::string prompt, expected;  ///< any bytes
+  std::optional<std::string>
+      before;  ///< before the first step; none: the run went on from a checkpoint
+  std::string after;
+};
+
 struct RunSummary {
   std::string run_dir;
   int64_t world_size = 1;
@@ -43,11 +51,13 @@ struct RunSummary {
   double first_loss = 0;
   double last_loss = 0;
   std::optional<double> validation_loss;
-  std::optional<StepValue> best_validation;  ///< step and loss of the best so far
-  std::string ended_early;                   ///< why, in a line; "": the run went to its last step
-  std::vector<Figure> validation_figures;    ///< some: the loss is no cross-entropy of tokens
-  std::vector<int64_t> peak_memory_bytes;    ///< by rank
-  std::optional<std::string> sample;         ///< generated text; any bytes
+  std::optional<double> validation_loss_on_start;  ///< before the first step
+  std::optional<StepValue> best_validation;        ///< step and loss of the best so far
+  std::string ended_early;                 ///< why, in a line; "": the run went to its last step
+  std::vector<Figure> validation_figures;  ///< some: the loss is no cross-entropy of tokens
+  std::vector<int64_t> peak_memory_bytes;  ///< by rank
+  std::optional<std::string> sample;       ///< generated text; any bytes
+  std::vector<HeldOutAnswer> answers;      ///< to what was held out
 };
 
 /// What a summary and a loss curve need of the steps of a run: 24 bytes a step.

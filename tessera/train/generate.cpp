@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tessera/generate/codec.h"
@@ -50,9 +51,7 @@ generate::NextLogits next_logits_of(Run& run) {
 
 }  // namespace
 
-std::string generate(Run& run, const std::string& prompt, const GenerateOptions& options) {
-  const generate::Codec codec(run.tokenizer, run.model->shape().vocab_size);
-  generate::Decoder decoder(codec);
+bool continue_tokens(Run& run, std::vector<int64_t> prompt, const GenerateOptions& options) {
   const auto compute = next_logits_of(run);
   bool is_number = true;
   const auto next_logits = [&](std::span<const int64_t> text) {
@@ -60,20 +59,30 @@ std::string generate(Run& run, const std::string& prompt, const GenerateOptions&
     is_number = logits.isfinite().all().item<bool>();
     return is_number ? logits : torch::zeros_like(logits);
   };
-  std::string text = prompt;
-  int64_t num_done = 0;
   const auto on_token = [&](int64_t token) {
-    if (!is_number) return text += "<the model's output is no number>", false;
-    options.on_token(++num_done);
-    text += decoder.push(token);
-    return true;
+    if (is_number) options.on_token(token);
+    return is_number;
   };
-  generate::generate(next_logits, codec.encode(prompt),
+  generate::generate(next_logits, std::move(prompt),
                      {.max_new_tokens = options.num_tokens,
                       .sampling = {.temperature = options.temperature,
                                    .seed = static_cast<uint64_t>(options.seed)},
-                      .end_tokens = codec.end_tokens(),
+                      .end_tokens = options.end_tokens,
                       .on_token = on_token});
+  return is_number;
+}
+
+std::string generate(Run& run, const std::string& prompt, GenerateOptions options) {
+  const generate::Codec codec(run.tokenizer, run.model->shape().vocab_size);
+  generate::Decoder decoder(codec);
+  std::string text = prompt;
+  options.end_tokens = codec.end_tokens();
+  options.on_token = [&, told = std::move(options.on_token)](int64_t token) {
+    told(token);
+    text += decoder.push(token);
+  };
+  if (!continue_tokens(run, codec.encode(prompt), options))
+    text += "<the model's output is no number>";
   return text + decoder.finish();
 }
 

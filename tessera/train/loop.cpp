@@ -27,6 +27,7 @@
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/generate.h"
+#include "tessera/train/held_out.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/reference.h"
@@ -86,7 +87,9 @@ std::string sample_text(Run& run, const Say& say) {
   constexpr double kSecondsBetween = 5;
   say({fmt::format("generating {} tokens of text (train.sample_tokens)", train.sample_tokens)});
   auto said = Clock::now();
-  const auto on_token = [&](int64_t num_done) {
+  int64_t num_done = 0;
+  const auto on_token = [&](int64_t) {
+    ++num_done;
     if (seconds_since(said) < kSecondsBetween) return;
     said = Clock::now();
     say({fmt::format("generated {} of {} tokens", num_done, train.sample_tokens)});
@@ -160,6 +163,10 @@ std::string stopped_text(int64_t step, int64_t steps) {
       "stopped at step {} of {} as a signal asked; start it again with checkpoint.resume=auto to "
       "go on (exit code {})",
       step, steps, kPreemptedExit);
+}
+
+std::string nothing_left_text(int64_t step, int64_t steps) {
+  return fmt::format("step {} of {}: nothing left to do", step, steps);
 }
 
 /// Below 0: the peak is not known.
@@ -237,10 +244,10 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);
+  const HeldOut held_out(run);
+  if (counts.step == 0) held_out.before(run, summary, say);
   const int64_t first_step = counts.step + 1;
-  if (is_done(run, counts)) {
-    say({fmt::format("step {} of {}: nothing left to do", counts.step, run.num_steps)});
-  }
+  if (is_done(run, counts)) say({nothing_left_text(counts.step, run.num_steps)});
   for (int64_t step = first_step; !is_done(run, counts); ++step) {
     beacon.set(step);
     const auto start = Clock::now();
@@ -273,6 +280,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
   add_totals(summary, run, counts);
   if (!summary.ended_early.empty()) say({summary.ended_early});
   if (train.sample_tokens > 0) summary.sample = sample_text(run, say);
+  held_out.after(run, summary);
   if (!watch) return 0;
   summary.total_seconds = report::seconds_since_launch();
   watch->finish(std::move(summary));

@@ -1,0 +1,21 @@
+// An option that says how much memory there is.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+
+/// "80GB", "24 GiB": bytes. UserError with the option's name ("estimate-memory: --device-memory").
+inline double bytes_of(const std::string& text, const char* option) {
+  const CLI::AsSizeValue in_bytes(/*kb_is_1000=*/true);
+  auto value = text;
+  const bool is_count = !text.empty() && text[0] >= '0' && text[0] <= '9';
+  if (!is_count || !in_bytes(value).empty() || value == "0")
+    user_error("{}: expected bytes with a unit, such as 80GB, got '{}'", option, text);
+  return std::stod(value);
+}
+
+}  // namespace tessera::cli
