@@ -200,7 +200,8 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
     auto module = adapted(p, spec_of(shape.family).inputs_first);
     module.rank = ranks.value_of(p, spec.rank);
     const auto rank = static_cast<double>(module.rank);
-    module.scale = alphas.value_of(p, spec.alpha) / (spec.rslora ? std::sqrt(rank) : rank);
+    module.alpha = alphas.value_of(p, spec.alpha);
+    module.scale = module.alpha / (spec.rslora ? std::sqrt(rank) : rank);
     const auto most = std::min(module.inputs, module.outputs);
     if (module.rank < 1 || module.rank > most) {
       user_error("adapter.rank: expected 1 to {}, the smaller side of {} ({} x {}), got {}", most,

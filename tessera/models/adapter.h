@@ -46,7 +46,7 @@ struct AdapterSpec {
 struct AdaptedModule {
   std::string path;  ///< "model.layers.0.self_attn.q_proj"
   int64_t rank = 0;
-  double scale = 0;
+  double alpha = 0, scale = 0;
   bool embedding = false;  ///< inputs: rows of its table
   int64_t inputs = 0, outputs = 0;
   bool inputs_first = false;     ///< its weight is [inputs, outputs]

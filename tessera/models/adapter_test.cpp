@@ -128,6 +128,7 @@ TEST(AdapterTest, ModulesSayTheirSides) {
   ASSERT_EQ(modules.size(), 3U);
   const AdaptedModule table{.path = "transformer.wte",
                             .rank = 2,
+                            .alpha = 8,
                             .scale = 4,
                             .embedding = true,
                             .inputs = 97,

@@ -1,0 +1,40 @@
+// PEFT's adapter_config.json: read and written, as its version 0.21 has it.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "tessera/models/adapter.h"
+
+namespace tessera::models {
+
+struct PeftConfig {
+  AdapterSpec spec;
+  std::string base;      ///< base_model_name_or_path: a name on the Hub, or a path; "": not said
+  std::string revision;  ///< of it; "": not said
+  /// A tied table that is trained whole stays tied. Without it PEFT trains a copy of one of the two.
+  bool keeps_tied = false;
+
+  bool operator==(const PeftConfig&) const = default;
+};
+
+/// UserError names file and key: no LoRA; a setting that makes another function of the adapter or of
+/// its base than the spec can say (PiSSA's base, biases of B, parameters as targets, ..), known or
+/// not; a value of another type. What only training or PEFT's own memory is concerned with is left
+/// alone.
+PeftConfig read_peft_config(const std::filesystem::path& adapter_config_json);
+
+/// What a fused module needs in place of its parts' ranks and alphas.
+struct PeftModule {
+  std::string path;
+  int64_t rank = 0;
+  double alpha = 0;
+};
+
+/// The whole file for adapters of these modules, by the paths that files have: targets are names where
+/// these say exactly which, else paths; ranks and alphas that differ are patterns.
+nlohmann::ordered_json to_peft_config(const PeftConfig& config, const ModelShape& shape,
+                                      const std::vector<PeftModule>& modules);
+
+}  // namespace tessera::models
