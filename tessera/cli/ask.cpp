@@ -25,7 +25,7 @@ using inference::Task;
 
 struct AskArguments {
   Request request;
-  std::string dtype, backend, shape, learn;
+  std::string dtype, weights, backend, shape, learn;
   int64_t step = -1, num_ranks = 1;
 };
 
@@ -61,6 +61,7 @@ int ask(AskArguments& arguments) {
       chosen_checkpoint(model_folder(request.model, /*weights=*/true), arguments.step).string();
   if (!request.tokenizer.empty()) request.tokenizer = model_folder(request.tokenizer, false);
   request.dtype = value_named<FloatType>(arguments.dtype);
+  request.weights = value_named<WeightFormat>(arguments.weights).value();
   request.backend = value_named<comm::BackendChoice>(arguments.backend).value();
   if (request.task == Task::evaluate) {
     request.shape = value_named<data::RowShape>(arguments.shape).value();
@@ -185,6 +186,11 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
                       "Folder, file or name on the Hub; the model's unless given");
   command->add_option("--dtype", arguments->dtype, "Of the weights; as stored unless given")
       ->check(CLI::IsMember(texts_of<FloatType>()));
+  command
+      ->add_option("--weights", arguments->weights,
+                   "Linear layers in 4 or 8 bits, quantised as they are read")
+      ->default_val("as_stored")
+      ->check(CLI::IsMember(texts_of<WeightFormat>()));
   command->add_option("--backend", arguments->backend, "auto: GPUs if there are")
       ->default_val("auto")
       ->check(CLI::IsMember(texts_of<comm::BackendChoice>()));

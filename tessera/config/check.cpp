@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <span>
@@ -13,6 +14,7 @@
 #include "tessera/base/text.h"
 #include "tessera/base/utf8.h"
 #include "tessera/config/fields.h"
+#include "tessera/config/needs.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
 
@@ -75,8 +77,23 @@ void check_texts(const RunConfig& config, const Place& place) {
   }
 }
 
+void check_quantised(const RunConfig& config, const Place& place) {
+  const auto& model = config.model;
+  if (model.weights == WeightFormat::as_stored) return;
+  if (!has_adapter(config)) {
+    place.error("model.weights",
+                "weights in {} are not trained; set adapter.type lora to train "
+                "matrices beside them, or model.weights as_stored",
+                text_of(model.weights));
+  }
+  if (!std::has_single_bit(static_cast<uint64_t>(model.weights_block))) {
+    place.error("model.weights_block", "expected a power of two, got {}", model.weights_block);
+  }
+}
+
 void check_model(const RunConfig& config, const Place& place) {
   const auto& model = config.model;
+  check_quantised(config, place);
   if (model.init == models::Init::pretrained) {
     if (model.path.empty()) {
       place.error(

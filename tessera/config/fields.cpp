@@ -79,6 +79,13 @@ Section model_section() {
            {.choices = model_types(), .aliases = {"model_type", "architecture", "family"}})
       .add("init", &S::init,
            "random: weights from (seed, name, position); pretrained: read from path", kAlways)
+      .add("weights", &S::weights,
+           "how the linear layers of blocks are kept, which then are not trained: 4 bits (nf4; "
+           "nf4_double: absmax in 8 bits, too; fp4) or 8 (int8), quantised when they are loaded; "
+           "as_stored: in precision.parameters",
+           kAlways, {.aliases = {"bnb_4bit_quant_type", "quantization", "quantize"}})
+      .add("weights_block", &S::weights_block, "elements of a 4-bit weight that share an absmax",
+           {kFourBitWeights}, {.range = {64, 4096}, .aliases = {"blocksize"}})
       .add("seed", &S::seed, "of the random initial weights, of dropout and of stochastic rounding",
            {kRandomNumbers}, {.range = at_least(0)})
       .add("init_std", &S::init_std, "standard deviation of the random initial weights",

@@ -11,6 +11,7 @@
 
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
+#include "tessera/base/weight_format.h"
 #include "tessera/models/adapter.h"
 #include "tessera/models/shape.h"
 
@@ -23,7 +24,9 @@ struct ModelSection {
   std::string type = "auto";  ///< model_type that config.json (or the preset) must have; auto: any
   /// random: weights from (seed, name, position); pretrained: read from path
   models::Init init = models::Init::random;
-  int64_t seed = 1234;  ///< of the initial weights
+  WeightFormat weights = WeightFormat::as_stored;  ///< of the linear layers in blocks
+  int64_t weights_block = 64;                      ///< elements that share an absmax, of 4 bits
+  int64_t seed = 1234;                             ///< of the initial weights
   double init_std = 0.02;
   std::optional<int64_t> vocab_size;  ///< override of the preset; likewise the next ones
   std::optional<int64_t> num_layers;

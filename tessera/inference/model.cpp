@@ -10,6 +10,7 @@
 #include "tessera/nn/replace_values.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/quantised_load.h"
 
 namespace tessera::inference {
 namespace {
@@ -28,16 +29,25 @@ torch::Dtype most_stored(const TensorSource& stored, torch::Device device) {
   return computes ? type : torch::kFloat32;
 }
 
-void fill(models::LanguageModel& model, const checkpoint::Pretrained& stored,
-          const parallel::TensorParts& parts, torch::Device device) {
+using Fill = parallel::FlatBuffer::Fill;
+
+void fill_model(models::LanguageModel& model, const Fill& fill, const parallel::TensorParts& parts,
+                torch::Device device) {
   const torch::NoGradGuard no_grad;
   for (const auto& item : model.named_parameters()) {
     const auto& parameter = item.value();
     const auto values =
         torch::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false));
+    const auto flat = values.view({-1});
     const auto part = parts.find(item.key());
-    stored.copy_part(item.key(), 0, values.view({-1}),
-                     part == parts.end() ? Stripe{} : part->second.stripe);
+    if (part == parts.end()) {
+      fill(item.key(), 0, flat);
+    } else {
+      part->second.stripe.for_each_stretch(0, flat.numel(),
+                                           [&](int64_t position, int64_t k, int64_t n) {
+                                             fill(item.key(), position, flat.narrow(0, k, n));
+                                           });
+    }
     nn::replace_values(parameter, values);
   }
 }
@@ -45,7 +55,7 @@ void fill(models::LanguageModel& model, const checkpoint::Pretrained& stored,
 }  // namespace
 
 StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
-                       const mesh::DeviceMesh& mesh) {
+                       const mesh::DeviceMesh& mesh, WeightFormat weights) {
   from.with_optimizer = false;
   const auto training =
       std::make_shared<checkpoint::TrainingSource>(checkpoint::open_training(from));
@@ -54,10 +64,18 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
       dtype ? train::torch_dtype(*dtype) : most_stored(training->tensors, mesh.device());
   auto model = models::make_language_model(shape, torch::dtype(type).device(torch::kMeta));
   const std::shared_ptr<const TensorSource> tensors(training, &training->tensors);
-  const checkpoint::Pretrained stored(*model, tensors);
+  Fill fill = [stored = checkpoint::Pretrained(*model, tensors)](
+                  const std::string& name, int64_t begin, const torch::Tensor& part) {
+    stored.copy_part(name, begin, part);
+  };
+  if (weights != WeightFormat::as_stored) {
+    const auto layers =
+        nn::quantise_linear_layers(*model, model->layout().layers, {.format = weights});
+    fill = train::quantised(std::move(fill), layers);
+  }
   const auto parts =
       parallel::tensor_parallel(*model, model->tensor_plan(), mesh, {.sequence_parallel = false});
-  fill(*model, stored, parts, mesh.device());
+  fill_model(*model, fill, parts, mesh.device());
   model->eval();
   return {.model = std::move(model),
           .assets = training->assets_folder,

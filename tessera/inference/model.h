@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tessera/base/choices.h"
+#include "tessera/base/weight_format.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/config/stored_job.h"
 #include "tessera/mesh/mesh.h"
@@ -24,7 +25,9 @@ struct StoredModel {
 /// a Hugging Face folder, a GGUF file of a model that `from` says. Each rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
 /// UserError: no config.json, a family that is not here, parameters that are missing, heads that the
 /// ranks do not divide.
+/// `weights`: how the linear layers of blocks are kept, quantised as they are read.
 StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
-                       const mesh::DeviceMesh& mesh);
+                       const mesh::DeviceMesh& mesh,
+                       WeightFormat weights = WeightFormat::as_stored);
 
 }  // namespace tessera::inference

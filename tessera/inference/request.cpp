@@ -18,6 +18,7 @@ void for_each_field(Given& request, const Visit& visit) {
   visit("tokenizer", request.tokenizer);
   visit("chat_template", request.chat_template);
   visit("dtype", request.dtype);
+  visit("weights", request.weights);
   visit("backend", request.backend);
   visit("prompt", request.prompt);
   visit("system", request.system);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/base/choices.h"
+#include "tessera/base/weight_format.h"
 
 namespace tessera::inference {
 
@@ -20,6 +21,7 @@ struct Request {
   std::string tokenizer;      ///< a folder or a file; "": the model's
   std::string chat_template;  ///< a file, or the name of one of the tokenizer's; "": the model's
   std::optional<FloatType> dtype;  ///< of the weights; none: as they are stored
+  WeightFormat weights = WeightFormat::as_stored;  ///< of the linear layers in blocks
   comm::BackendChoice backend = comm::BackendChoice::automatic;
   std::string prompt;        ///< of generate; "": all of standard input
   std::string system;        ///< of chat; "": none

@@ -64,7 +64,7 @@ std::string speed_line(const Answer& answer) {
 
 Session::Session(const Request& request, const mesh::DeviceMesh& mesh)
     : request_(request),
-      stored_(load_model({.source = request.model}, request.dtype, mesh)),
+      stored_(load_model({.source = request.model}, request.dtype, mesh, request.weights)),
       settings_(settings_of(request, stored_.assets)) {
   const auto path = tokenizer_for(request, stored_);
   const bool chats = request.task == Task::chat;

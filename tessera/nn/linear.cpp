@@ -33,7 +33,8 @@ class DenseWeight : public LinearWeight {
 }  // namespace
 
 LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
-                       const torch::TensorOptions& options, WeightLayout layout) {
+                       const torch::TensorOptions& options, WeightLayout layout)
+    : in_features(in_features), out_features(out_features), layout_(layout) {
   const auto sizes = layout == WeightLayout::out_in ? std::vector{out_features, in_features}
                                                     : std::vector{in_features, out_features};
   weight = register_parameter("weight", torch::empty(sizes, options));
@@ -47,6 +48,12 @@ std::vector<LinearParameter> LinearImpl::linear_parameters() const {
   auto parameters = kept_->parameters(*this);
   if (bias.defined()) parameters.push_back({.name = "bias", .values = bias, .out_dim = 0});
   return parameters;
+}
+
+void LinearImpl::replace_weight(const std::vector<std::pair<std::string, torch::Tensor>>& parts) {
+  parameters_.erase("weight");
+  for (const auto& [name, values] : parts) register_parameter(name, values, false);
+  weight = parts.front().second;
 }
 
 Conv1DImpl::Conv1DImpl(int64_t in_features, int64_t out_features,

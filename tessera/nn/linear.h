@@ -4,8 +4,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tessera/base/stripe.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/nn/hooked.h"
 
@@ -17,6 +19,9 @@ struct LinearParameter {
   std::string name;  ///< within the layer
   torch::Tensor values;
   int64_t out_dim = -1, in_dim = -1;
+  int64_t in_features = 1;       ///< that an index along in_dim stands for
+  std::string undividable;       ///< why tensor parallelism cannot divide it, if it cannot
+  std::shared_ptr<Stripe> kept;  ///< if given, told what of it a rank keeps
 };
 
 class LinearImpl;
@@ -32,6 +37,7 @@ class LinearWeight {
   virtual torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const = 0;
   virtual std::vector<LinearParameter> parameters(const LinearImpl& layer) const = 0;
 };
+using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 
 /// In which order a dense matrix is stored.
 enum class WeightLayout { out_in, in_out };
@@ -46,11 +52,21 @@ class LinearImpl : public Hookable {
   /// Its parameters, bias included.
   std::vector<LinearParameter> linear_parameters() const;
 
-  torch::Tensor weight, bias;               ///< bias undefined without one
-  kernels::ProductOverRanksPtr over_ranks;  ///< where `in` is divided over ranks
+  /// What is behind the weight, which another may take the place of.
+  const LinearWeightPtr& kept() const { return kept_; }
+  void keep(LinearWeightPtr weight) { kept_ = std::move(weight); }
+  /// Takes `parts`, which are not trained, into the register in the place of `weight`, as which the
+  /// first is known from now on.
+  void replace_weight(const std::vector<std::pair<std::string, torch::Tensor>>& parts);
+
+  const int64_t in_features, out_features;  ///< of the whole layer, where it is divided
+  WeightLayout weight_layout() const { return layout_; }  ///< of the weight that it was made with
+  torch::Tensor weight, bias;                             ///< bias undefined without one
+  kernels::ProductOverRanksPtr over_ranks;                ///< where `in` is divided over ranks
 
  private:
-  std::shared_ptr<const LinearWeight> kept_;
+  WeightLayout layout_;
+  LinearWeightPtr kept_;
 };
 using Linear = Hooked<LinearImpl>;
 

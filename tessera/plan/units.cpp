@@ -44,6 +44,7 @@ struct Sized {
   int64_t elements = 0;
   int64_t in_matrices = 0;  // of transformer blocks
   int64_t frozen = 0;       // elements beside these
+  int64_t codes = 0;        // bytes of quantised weights, which are not trained
 };
 
 /// What an adapter leaves of a unit to train.
@@ -77,7 +78,7 @@ void freeze(const models::AdapterSpec& adapter, const models::ModelShape& shape,
   auto sized = part.shape;
   sized.num_layers = shape.num_layers;
   const auto trained = models::trained_parameters(adapter, shape, sized);
-  for (auto& [unit, elements, in_matrices, frozen] : units) {
+  for (auto& [unit, elements, in_matrices, frozen, codes] : units) {
     const bool embeds = unit.name == "embedding";
     const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
                              predicts = unit.predicts](const models::TrainedParameter& p) {
@@ -93,17 +94,34 @@ void freeze(const models::AdapterSpec& adapter, const models::ModelShape& shape,
   }
 }
 
+/// Bytes of a block's matrices as model.weights keeps them.
+int64_t bytes_of_codes(const config::ModelSection& model, const models::ParameterSpecs& specs) {
+  int64_t bytes = 0;
+  for (const auto& spec : specs.block) {
+    if (spec.shape.size() != 2) continue;
+    bytes += quantised_bytes({.format = model.weights,
+                              .out = spec.shape[0],
+                              .in = spec.shape[1],
+                              .block = model.weights_block});
+  }
+  return bytes;
+}
+
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
 /// head, then blocks.
-std::vector<Sized> sized_units(const RankPart& part) {
+std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection& model) {
   const auto& shape = part.shape;
   const auto parameters = models::spec_of(shape.family).parameters(shape);
   const int64_t table = shape.vocab_size * shape.dim;
   const int64_t last_norm = num_elements(parameters.head, Division::per_position);
   const int64_t embedding = num_elements(parameters.embedding);
-  const int64_t block = num_elements(parameters.block), summed = summed_in_block(part, parameters);
-  const int64_t matrices =
+  const bool quantised = model.weights != WeightFormat::as_stored;
+  const int64_t codes = quantised ? bytes_of_codes(model, parameters) : 0;
+  const int64_t all_matrices =
       count_elements(parameters.block, [](const auto& spec) { return spec.shape.size() == 2; });
+  const int64_t matrices = quantised ? 0 : all_matrices;
+  const int64_t block = num_elements(parameters.block) - (all_matrices - matrices);
+  const int64_t summed = summed_in_block(part, parameters);
   const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
@@ -126,7 +144,9 @@ std::vector<Sized> sized_units(const RankPart& part) {
                         .layers = {i, i + 1},
                         .summed = summed},
                        block,
-                       matrices});
+                       matrices,
+                       /*frozen=*/0,
+                       codes});
     }
     if (part.stages[stage].predicts && !tied_here) {
       units.push_back({{.name = "head",
@@ -144,7 +164,7 @@ std::vector<Sized> sized_units(const RankPart& part) {
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements, in_matrices, frozen] : units) {
+  for (const auto& [unit, elements, in_matrices, frozen, codes] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit, 0});
       result.back().unit.name = "model";
@@ -154,6 +174,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     all.elements += elements;
     all.in_matrices += in_matrices;
     all.frozen += frozen;
+    all.codes += codes;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.summed += unit.summed;
@@ -181,12 +202,20 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   return options;
 }
 
+/// The same for a buffer of bytes that are not trained.
+BufferOptions of_codes(BufferOptions options) {
+  options.trained = false;
+  options.whole_bytes = options.slice_bytes = options.gradient_bytes = 1;
+  options.slice_has_type_of_whole = options.gradient_has_type_of_sum = true;
+  return options;
+}
+
 }  // namespace
 
 std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelShape& shape,
                                  const RankPart& part, bool device_is_host) {
   const auto& section = config.parallel;
-  auto units = sized_units(part);
+  auto units = sized_units(part, config.model);
   if (config.adapter.type != models::AdapterType::none) {
     freeze(config.adapter, shape, part, units);
   }
@@ -206,6 +235,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     auto& buffers = result.back().buffers;
     options.trained = false;
     if (units[i].frozen > 0) buffers.push_back(plan_buffer(units[i].frozen, options));
+    if (units[i].codes > 0) buffers.push_back(plan_buffer(units[i].codes, of_codes(options)));
     options.trained = true;
     if (units[i].elements == 0) continue;
     buffers.push_back(plan_buffer(units[i].elements, options));

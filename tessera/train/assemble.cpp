@@ -17,6 +17,7 @@
 #include "tessera/train/layer_costs.h"
 #include "tessera/train/muon.h"
 #include "tessera/train/open_data.h"
+#include "tessera/train/quantised_load.h"
 
 namespace tessera::train {
 namespace {
@@ -49,6 +50,14 @@ parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
              const std::string& name, int64_t begin, const torch::Tensor& part) {
     models::initialise_part(model, name, dims.at(name), seed, std, begin, part);
   };
+}
+
+/// Keeps the linear layers of blocks as model.weights says.
+std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
+                                         const config::ModelSection& section) {
+  if (section.weights == WeightFormat::as_stored) return {};
+  return nn::quantise_linear_layers(model, model.layout().layers,
+                                    {.format = section.weights, .block = section.weights_block});
 }
 
 /// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
@@ -109,10 +118,11 @@ std::vector<Parameter> parameters_of(const models::LanguageModel& model,
     const auto& [name, parameter] = item.pair();
     const bool in_layer = std::ranges::any_of(
         layers, [&name = name](const auto& layer) { return name.starts_with(layer + "."); });
-    parameters.push_back({.name = name,
-                          .shape = parameter.sizes().vec(),
-                          .trained = parameter.requires_grad(),
-                          .matrix = muon && in_layer && parameter.dim() == 2});
+    parameters.push_back(
+        {.name = name,
+         .shape = parameter.sizes().vec(),
+         .trained = parameter.requires_grad(),
+         .matrix = muon && in_layer && parameter.dim() == 2 && parameter.requires_grad()});
   }
   return parameters;
 }
@@ -285,7 +295,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
-  const auto fill = first_values(*model, config.model);
+  auto fill = first_values(*model, config.model);
+  fill = quantised(std::move(fill), quantise(*model, config.model));
   auto parameters = parameters_of(*model, config.optimizer);
   if (sizes.pp > 1)
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked

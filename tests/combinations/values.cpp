@@ -36,6 +36,8 @@ const std::map<std::string, Tried>& tried() {
       {"model.path", drawn(Role::function)},
       {"model.type", fixed(kShape)},
       {"model.init", fixed("pretrained weights are in tests/parity")},
+      {"model.weights", fixed("needs an adapter; tests/parity")},
+      {"model.weights_block", fixed("needs model.weights; tests/parity")},
       {"model.seed", function({"7"})},
       {"model.init_std", function({"0.05"})},
       {"model.vocab_size", fixed(kShape)},

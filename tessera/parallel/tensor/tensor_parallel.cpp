@@ -142,10 +142,16 @@ Cut cut_of(const Tensor& weight, int64_t dim, int64_t parts, Range range) {
   return {.outer = outer, .size = weight.size(dim) / parts, .inner = inner, .range = range};
 }
 
+void check_dividable(const std::string& path, const nn::LinearParameter& parameter) {
+  if (parameter.undividable.empty()) return;
+  user_error("{}: tp cannot divide {}: {}", path, parameter.name, parameter.undividable);
+}
+
 void Division::column_wise(const std::string& path, torch::nn::Module& given,
                            const TensorRule& rule) {
   for (const auto& parameter : as<nn::LinearImpl>(given, path, kLinear).linear_parameters()) {
     const auto name = joined(path, parameter.name);
+    check_dividable(path, parameter);
     if (parameter.out_dim < 0) {
       keep_whole(name, parameter.values, /*summands=*/true);
       continue;
@@ -155,6 +161,7 @@ void Division::column_wise(const std::string& path, torch::nn::Module& given,
         path, rule, parameter.values.size(parameter.out_dim) / rule.parts, replication);
     keep_part(name, parameter.values, parameter.out_dim,
               cut_of(parameter.values, parameter.out_dim, rule.parts, range), replication);
+    if (parameter.kept) *parameter.kept = parts_.at(name).stripe;
   }
 }
 
@@ -162,15 +169,26 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
   auto& module = as<nn::LinearImpl>(given, path, kLinear);
   for (const auto& parameter : module.linear_parameters()) {
     const auto name = joined(path, parameter.name);
+    check_dividable(path, parameter);
     if (parameter.in_dim < 0) {  // a bias, added to the sum
       keep_whole(name, parameter.values, /*summands=*/activations_.sequence);
       continue;
     }
     Replication replication;
-    const auto range =
-        divide_features(path, rule, parameter.values.size(parameter.in_dim), replication);
+    const int64_t together = parameter.in_features;
+    const int64_t features = parameter.values.size(parameter.in_dim) * together;
+    auto range = divide_features(path, rule, features, replication);
+    if (range.begin % together != 0 || range.end % together != 0) {
+      user_error(
+          "{}: expected {} ranks of tp to divide its {} input features into multiples of {} "
+          "(blocks "
+          "of its quantised weight); set tp lower, or model.weights int8",
+          path, ranks(), features, together);
+    }
+    range = {range.begin / together, range.end / together};
     keep_part(name, parameter.values, parameter.in_dim,
               cut_of(parameter.values, parameter.in_dim, 1, range), replication);
+    if (parameter.kept) *parameter.kept = parts_.at(name).stripe;
   }
   module.over_ranks = leave_product(activations_);
 }

@@ -1,0 +1,162 @@
+// Models whose linear layers have 4 or 8 bits: as those with the dequantised weights, on any ranks.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/quantised.h"
+#include "tessera/nn/quantised_weight.h"
+#include "tests/parity/fixture.h"
+#include "tests/support/shared_folder.h"
+
+namespace tessera::parity {
+namespace {
+
+constexpr int64_t kSteps = 4;
+
+/// What is not quantised (embedding, norms, head) is trained.
+config::RunConfig quantised_job(WeightFormat format) {
+  auto job = recorded_job(/*seq_len=*/32, /*global_batch=*/6);
+  job.model.preset = "micro";
+  job.model.dim = 256, job.model.ffn_dim = 384;
+  job.model.init_std = 0.1;
+  job.model.weights = format;
+  return job;
+}
+
+config::RunConfig on(config::RunConfig job, const mesh::MeshShape& shape,
+                     parallel::Placement placement) {
+  job.parallel.num_ranks = shape.num_ranks();
+  job.parallel.placement = placement;
+  job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
+  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp;
+  return job;
+}
+
+/// Losses and gradient norms of a few steps.
+std::vector<double> trained(const config::RunConfig& job, const mesh::DeviceMesh& mesh) {
+  auto run = train::assemble(job, mesh);
+  std::vector<double> numbers;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const auto result = train::train_step(run, step);
+    numbers.push_back(result.loss);
+    numbers.push_back(result.grad_norm);
+  }
+  return numbers;
+}
+
+TEST(QuantisedParity, TheModelIsThatOfTheDequantisedWeights) {
+  for (const auto format :
+       {WeightFormat::nf4, WeightFormat::nf4_double, WeightFormat::fp4, WeightFormat::int8}) {
+    for (const char* preset : {"micro", "gpt2"}) {
+      SCOPED_TRACE(fmt::format("{} {}", text_of(format), preset));
+      auto shape = models::model_preset(preset);
+      shape.vocab_size = 256, shape.dim = 128, shape.ffn_dim = 192, shape.num_layers = 2;
+      shape.num_heads = 4, shape.num_kv_heads = std::string(preset) == "gpt2" ? 4 : 2;
+      shape.head_dim = 32;
+      const auto plain = models::make_language_model(shape);
+      const auto model = models::make_language_model(shape);
+      models::initialise(*plain, 1, 0.1);
+      models::initialise(*model, 1, 0.1);
+      const auto layers =
+          nn::quantise_linear_layers(*model, model->layout().layers, {.format = format});
+      auto weights = plain->named_parameters();
+      for (const auto& layer : layers) {
+        const torch::NoGradGuard no_grad;
+        auto& weight = weights[layer.path + ".weight"];
+        const bool turned = layer.layout == nn::WeightLayout::in_out;
+        const auto codes = kernels::quantise(turned ? weight.t() : weight, format);
+        const auto values = kernels::dequantise(codes, torch::kFloat);
+        weight.copy_(turned ? values.t() : values);
+      }
+      EXPECT_GE(layers.size(), 8);
+      const auto ids = torch::randint(256, {2, 16}, torch::kLong);
+      const auto loss = model->loss(ids, ids, 1.0 / 32), expected = plain->loss(ids, ids, 1.0 / 32);
+      EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1, 1e-6);
+      loss.backward();
+      expected.backward();
+      for (const auto& item : model->named_parameters()) {
+        if (!item.value().requires_grad()) continue;
+        const auto a = item.value().grad(), b = weights[item.key()].grad();
+        const double scale = b.abs().max().item<double>();
+        EXPECT_LE((a - b).abs().max().item<double>(), 2e-5 * scale) << item.key();
+      }
+    }
+  }
+}
+
+struct Layout {
+  mesh::MeshShape shape;
+  parallel::Placement placement;
+};
+
+TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
+  using parallel::Placement;
+  const SharedFolder folder;
+  const std::vector<Layout> layouts = {{{}, Placement::replicate},
+                                       {{.dp_replicate = 2}, Placement::replicate},
+                                       {{.dp_shard = 2}, Placement::full_shard},
+                                       {{.dp_shard = 3}, Placement::full_shard},
+                                       {{.dp_shard = 3}, Placement::shard_gradients},
+                                       {{.tp = 2}, Placement::replicate},
+                                       {{.dp_shard = 2, .tp = 2}, Placement::full_shard},
+                                       {{.pp = 2}, Placement::replicate}};
+  for (const auto& [shape, placement] : layouts) {
+    on_mesh({.shape = shape}, [&, &shape = shape,
+                               &placement = placement](const mesh::DeviceMesh& mesh) {
+      for (const auto format : {WeightFormat::nf4, WeightFormat::nf4_double, WeightFormat::int8}) {
+        const auto name = std::string(text_of(format));
+        SCOPED_TRACE(name);
+        const auto numbers = trained(on(quantised_job(format), shape, placement), mesh);
+        const auto alone = folder.path() / name;  // of one rank, which is the first
+        if (shape.num_ranks() == 1) write_file(alone, nlohmann::json(numbers).dump());
+        const auto expected = nlohmann::json::parse(read_file(alone)).get<std::vector<double>>();
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          EXPECT_NEAR(numbers[i] / expected[i], 1, i % 2 == 0 ? 1e-5 : 2e-4) << i;
+        }
+        mesh.world().barrier();
+      }
+    });
+  }
+}
+
+/// Codes are gathered as the bytes that they are.
+TEST(QuantisedParity, FullShardGathersFourBitsAWeight) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    const auto gathered = [&](WeightFormat format) {
+      auto job = on(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
+      if (format == WeightFormat::as_stored) job.precision.compute = FloatType::bf16;
+      auto run = train::assemble(job, mesh);
+      int64_t bytes = 0;
+      for (const auto& unit : run.parallel.units()) {
+        if (!unit.name().starts_with("model.layers.")) continue;
+        for (const auto& buffer : unit.buffers())
+          bytes += buffer.plan().elements * buffer.plan().whole_bytes;
+      }
+      return bytes;
+    };
+    const auto bytes_of_16_bits = gathered(WeightFormat::as_stored);
+    const auto bytes_of_4_bits = gathered(WeightFormat::nf4_double);
+    EXPECT_NEAR(static_cast<double>(bytes_of_4_bits) / static_cast<double>(bytes_of_16_bits),
+                4.127 / 16, 0.01);
+  });
+}
+
+TEST(QuantisedParity, BlocksThatTensorParallelismWouldCutAreRefused) {
+  on_mesh({.shape = {.tp = 2}}, [](const mesh::DeviceMesh& mesh) {
+    auto job = on(quantised_job(WeightFormat::nf4), {.tp = 2}, parallel::Placement::replicate);
+    job.model.ffn_dim = 64 * 3;
+    try {
+      train::assemble(job, mesh);
+      ADD_FAILURE() << "expected a UserError";
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what()),
+                "model.layers.0.mlp.down_proj: expected 2 ranks of tp to divide its 192 input "
+                "features into multiples of 64 (blocks of its quantised weight); set tp lower, or "
+                "model.weights int8");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::parity
