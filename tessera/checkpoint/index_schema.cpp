@@ -96,6 +96,10 @@ constexpr Kind kBest{"an object", is_any_object, kBestKeys};
 constexpr Rule kDataKeys[] = {{"tokens", &kCount}, {"sample", &kHex}};
 constexpr Kind kData{"an object", is_any_object, kDataKeys};
 
+constexpr Rule kBaseKeys[] = {{"path", &kText}, {"sample", &kHex}};
+constexpr Kind kBase{"an object", is_any_object, kBaseKeys};
+constexpr Kind kAdapter{"an object", is_any_object};
+
 // LibTorch's schedulers are kept as their steps, others as what they tell.
 constexpr Kind kScheduler{"a whole number from 0 to 2^53, or an object", is_scheduler};
 constexpr Kind kSchedulers{"a list", is_any_list, {}, &kScheduler};
@@ -114,6 +118,8 @@ constexpr Rule kStateKeys[] = {{"step", &kSteps},
                                {"best_validation", &kBest},
                                {"run_id", &kHex},
                                {"data", &kData},
+                               {"base", &kBase},
+                               {"adapter", &kAdapter},
                                {"micro_batches", &kCount},
                                {"micro_batch", &kCount},
                                {"optimizers", &kOptimizers},

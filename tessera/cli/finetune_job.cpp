@@ -83,8 +83,8 @@ void choose_method(Method method, bool pairs, Draft& draft) {
   draft.chose("adapter.rank");
   draft.chose("adapter.alpha");
   if (method == Method::lora) return;
-  //QLORA draft.config.model.weights = WeightFormat::nf4_double;
-  //QLORA draft.chose("model.weights", "4.127 bits for each frozen weight");
+  draft.config.model.weights = WeightFormat::nf4_double;
+  draft.chose("model.weights", "4.127 bits for each frozen weight");
 }
 
 void choose_ranks(const FinetuneRequest& request, Draft& draft) {

@@ -4,9 +4,12 @@
 #include <map>
 #include <utility>
 
+#include "tessera/checkpoint/formats/base_weights.h"
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/inference/stored_shape.h"
+#include "tessera/models/adapt.h"
+#include "tessera/models/adapter_json.h"
 #include "tessera/nn/replace_values.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/train/engine_options.h"
@@ -30,6 +33,31 @@ torch::Dtype most_stored(const TensorSource& stored, torch::Device device) {
 }
 
 using Fill = parallel::FlatBuffer::Fill;
+
+/// A stored model, or a stored adapter and the model beside which it was trained.
+struct Stored {
+  checkpoint::TrainingSource training;
+  std::optional<checkpoint::TrainingSource> base;
+  std::optional<checkpoint::SourceView> both;
+
+  const TensorSource& tensors() const { return both ? *both : training.tensors; }
+};
+
+std::shared_ptr<const Stored> open_stored(const checkpoint::TrainingOptions& from) {
+  auto stored = std::make_shared<Stored>(checkpoint::open_training(from));
+  const auto base = checkpoint::base_weights_of(stored->training.about.state);
+  if (!base) return stored;
+  checkpoint::check_base_weights(*base, from.source.string());
+  stored->base = checkpoint::open_training({.source = base->path, .with_optimizer = false});
+  stored->both.emplace(from.source);
+  const auto &own = stored->training.tensors, &of_base = stored->base->tensors;
+  for (const auto* source : {&own, &of_base}) {
+    for (const auto& [name, info] : source->tensors()) {
+      if (!stored->both->contains(name)) stored->both->add(name, *source, name);
+    }
+  }
+  return stored;
+}
 
 void fill_model(models::LanguageModel& model, const Fill& fill, const parallel::TensorParts& parts,
                 torch::Device device) {
@@ -57,29 +85,36 @@ void fill_model(models::LanguageModel& model, const Fill& fill, const parallel::
 StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
                        const mesh::DeviceMesh& mesh, WeightFormat weights) {
   from.with_optimizer = false;
-  const auto training =
-      std::make_shared<checkpoint::TrainingSource>(checkpoint::open_training(from));
-  const auto shape = stored_shape(*training, mesh.shape().tp);
+  const auto opened = open_stored(from);
+  const auto& training = opened->training;
+  const auto shape = stored_shape(training, mesh.shape().tp);
   const auto type =
-      dtype ? train::torch_dtype(*dtype) : most_stored(training->tensors, mesh.device());
-  auto model = models::make_language_model(shape, torch::dtype(type).device(torch::kMeta));
-  const std::shared_ptr<const TensorSource> tensors(training, &training->tensors);
-  Fill fill = [stored = checkpoint::Pretrained(*model, tensors)](
+      dtype ? train::torch_dtype(*dtype) : most_stored(opened->tensors(), mesh.device());
+  std::optional<models::AdapterSpec> adapter;
+  if (const auto base = checkpoint::base_weights_of(training.about.state))
+    adapter = models::adapter_spec_of(base->adapter, from.source.string());
+  const auto options = torch::dtype(type).device(torch::kMeta);
+  // As it is stored, by which the tensors are checked.
+  auto model = models::make_language_model(shape, options);
+  if (adapter) models::adapt(*model, *adapter);
+  Fill fill = [stored = checkpoint::Pretrained(*model, {opened, &opened->tensors()})](
                   const std::string& name, int64_t begin, const torch::Tensor& part) {
     stored.copy_part(name, begin, part);
   };
   if (weights != WeightFormat::as_stored) {
+    model = models::make_language_model(shape, options);
     const auto layers =
         nn::quantise_linear_layers(*model, model->layout().layers, {.format = weights});
     fill = train::quantised(std::move(fill), layers);
+    if (adapter) models::adapt(*model, *adapter);
   }
   const auto parts =
       parallel::tensor_parallel(*model, model->tensor_plan(), mesh, {.sequence_parallel = false});
   fill_model(*model, fill, parts, mesh.device());
   model->eval();
   return {.model = std::move(model),
-          .assets = training->assets_folder,
-          .job = config::read_stored_job(training->about.config)};
+          .assets = training.assets_folder,
+          .job = config::read_stored_job(training.about.config)};
 }
 
 }  // namespace tessera::inference

@@ -22,10 +22,11 @@ struct StoredModel {
 };
 
 /// Reads what checkpoint::open_training opens, without an optimizer's state: a checkpoint of any layout,
-/// a Hugging Face folder, a GGUF file of a model that `from` says. Each rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
-/// UserError: no config.json, a family that is not here, parameters that are missing, heads that the
-/// ranks do not divide.
+/// a Hugging Face folder, a GGUF file of a model that `from` says. With a checkpoint of an adapter
+/// come the weights that it was trained beside, from where they lay. Each rank reads its part. `dtype`; none: as most of it is stored (float16 becomes float32 on a CPU).
 /// `weights`: how the linear layers of blocks are kept, quantised as they are read.
+/// UserError: no config.json, a family that is not here, parameters that are missing, other weights
+/// than an adapter's, heads that the ranks do not divide.
 StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType> dtype,
                        const mesh::DeviceMesh& mesh,
                        WeightFormat weights = WeightFormat::as_stored);

@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "tessera/kernels/activation.h"
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/cpu/quantised_kernel.h"
 #include "tessera/kernels/flat.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/low_rank_linear.h"
 #include "tessera/kernels/quantised_linear.h"
 #include "tessera/kernels/reference.h"
 #include "tessera/kernels/rms_norm.h"
@@ -128,6 +130,33 @@ void linear_cross_entropy_plain(benchmark::State& state) {
 void linear_ours(benchmark::State& state) { with_gradient_buffers(state, true, false); }
 void linear_plain(benchmark::State& state) { with_gradient_buffers(state, false, false); }
 
+/// An adapter of rank range(1) beside a frozen weight: one operator, or products and a sum of their own.
+void with_adapter(benchmark::State& state, bool ours) {
+  const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+  auto x = at::randn({kTokens, kWidth}, dtype).requires_grad_();
+  const auto weight = (at::randn({kInner, kWidth}) * 0.05).to(dtype);
+  auto a = at::randn({state.range(1), kWidth}, dtype).requires_grad_();
+  auto b = at::randn({kInner, state.range(1)}, dtype).requires_grad_();
+  for (auto* parameter : {&a, &b}) parameter->mutable_grad() = at::zeros(parameter->sizes());
+  const auto product = [](const at::Tensor& rows, const at::Tensor& right) {
+    auto y = at::empty({rows.size(0), right.size(1)}, rows.options());
+    multiply(y, rows, right, /*accumulate=*/false);
+    return y;
+  };
+  const FrozenMatrix base{.forward = [&](const auto& rows) { return product(rows, weight.t()); },
+                          .backward = [&](const auto& rows) { return product(rows, weight); },
+                          .squared_row_norms = {}};
+  const auto grad = at::ones({kTokens, kInner}, dtype);
+  for (auto _ : state) {
+    const auto y = ours ? low_rank_linear(x, base, {a, b, 2})
+                        : linear(x, weight) + linear(linear(x, a), b) * 2;
+    y.backward(grad);
+    x.mutable_grad().reset();
+  }
+}
+void low_rank_linear_ours(benchmark::State& state) { with_adapter(state, true); }
+void low_rank_linear_apart(benchmark::State& state) { with_adapter(state, false); }
+
 /// One update of 8 M elements: all float32; bfloat16 parameter and states; the same with stochastic
 /// rounding. LibTorch's fused kernel beside it.
 void adamw_ours(benchmark::State& state) {
@@ -236,6 +265,12 @@ BENCHMARK(gelu_tanh_ours)->Apply(both_dtypes);
 BENCHMARK(gelu_tanh_plain)->Apply(both_dtypes);
 BENCHMARK(linear_ours)->Apply(without_chunks);
 BENCHMARK(linear_plain)->Apply(without_chunks);
+void with_ranks(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16", "rank"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  bench->ArgsProduct({{0, 1}, {8, 64}});
+}
+BENCHMARK(low_rank_linear_ours)->Apply(with_ranks);
+BENCHMARK(low_rank_linear_apart)->Apply(with_ranks);
 BENCHMARK(linear_cross_entropy_ours)->Apply(with_chunks);
 BENCHMARK(linear_cross_entropy_plain)->Apply(without_chunks);
 BENCHMARK(adamw_ours)

@@ -37,13 +37,7 @@ at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& x, const at
   const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
   const auto& left = in_out ? rows : grad;
   const auto& right = in_out ? grad : rows;
-  if (sink.defined()) {
-    multiply(sink, left.t(), right, /*accumulate=*/true);
-    return {};
-  }
-  auto gradient = at::empty(weight.sizes(), weight.options());
-  multiply(gradient, left.t(), right, /*accumulate=*/false);
-  return gradient;
+  return multiply_into(sink, left.t(), right, weight.options());
 }
 
 struct Linear : torch::autograd::Function<Linear> {

@@ -37,6 +37,10 @@ torch::Tensor DropoutImpl::forward(const torch::Tensor& x) {
                           .layer = name_key(layer_),
                           .first_position = (context->first_row * parts_ + part_) * row_size};
   if (parts_ > 1) key.row = row_size, key.row_stride = row_size * parts_;
+  if (total_ > 0) {
+    key.row = x.size(-1), key.row_stride = total_;
+    key.first_position = context->first_row * (row_size / key.row * total_) + first_;
+  }
   return kernels::dropout(x, probability_, key);
 }
 

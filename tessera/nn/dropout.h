@@ -46,9 +46,12 @@ class DropoutImpl : public Hookable {
   /// From now on x is part `part` of `parts` equal ones of a sequence, cut along its second
   /// dimension.
   void divide_sequence(int64_t part, int64_t parts) { part_ = part, parts_ = parts; }
+  /// From now on x [.., n] is features first .. first + n of `total`.
+  void divide_features(int64_t first, int64_t total) { first_ = first, total_ = total; }
 
  private:
   int64_t part_ = 0, parts_ = 1;
+  int64_t first_ = 0, total_ = 0;  // 0: x has all features
   std::string layer_;
   double probability_;
 };

@@ -20,4 +20,8 @@ uint64_t name_key(std::string_view name);
 void fill_portable(torch::Tensor out, std::string_view name, int64_t seed, double std,
                    int64_t begin = 0);
 
+/// The same from a normal distribution (Box and Muller, 1958, of the 64 bits of each element).
+void fill_portable_normal(torch::Tensor out, std::string_view name, int64_t seed, double std,
+                          int64_t begin = 0);
+
 }  // namespace tessera::nn

@@ -55,7 +55,8 @@ EmbeddingImpl::EmbeddingImpl(int64_t num_embeddings, int64_t dim,
 }
 
 torch::Tensor EmbeddingImpl::forward(const torch::Tensor& ids) {
-  return EmbeddingFunction::apply(weight, ids, first_row.value_or(-1));
+  const auto rows = EmbeddingFunction::apply(weight, ids, first_row.value_or(-1));
+  return beside ? rows + beside(*this, ids).to(rows.scalar_type()) : rows;
 }
 
 RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options,

@@ -23,6 +23,8 @@ class EmbeddingImpl : public Hookable {
   torch::Tensor weight;
   /// Where weight is a part of the rows: the first one. Indices of other rows give zeros.
   std::optional<int64_t> first_row;
+  /// An adapter's [.., D] for ids [..], which is added (nn/low_rank.h).
+  std::function<torch::Tensor(const EmbeddingImpl& module, const torch::Tensor& ids)> beside;
 };
 using Embedding = Hooked<EmbeddingImpl>;
 

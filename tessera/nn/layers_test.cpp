@@ -29,6 +29,17 @@ TEST(Initialise, AnySliceAloneIsThatSliceOfTheWhole) {
   EXPECT_NEAR(whole.std().item<double>(), 0.5, 0.05);
 }
 
+TEST(Initialise, NormalNumbersAreNormal) {
+  const auto whole = torch::empty({100000}), slice = torch::empty({77});
+  fill_portable_normal(whole, "a.weight", 3, 0.5);
+  fill_portable_normal(slice, "a.weight", 3, 0.5, 901);
+  EXPECT_TRUE(torch::equal(slice, whole.narrow(0, 901, 77)));
+  EXPECT_NEAR(whole.mean().item<double>(), 0, 0.01);
+  EXPECT_NEAR(whole.std().item<double>(), 0.5, 0.005);
+  const auto within = whole.abs().le(0.5).to(torch::kFloat64).mean().item<double>();
+  EXPECT_NEAR(within, 0.6827, 0.01);
+}
+
 TEST(RMSNorm, AddsItsOffsetToTheWeight) {
   RMSNorm plain(5, 1e-6), around_one(5, 1e-6, torch::TensorOptions(), /*offset=*/1);
   const auto x = torch::randn({3, 5}), weight = torch::randn({5});

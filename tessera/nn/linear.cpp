@@ -1,6 +1,7 @@
 #include "tessera/nn/linear.h"
 
 #include "tessera/kernels/autocast.h"
+#include "tessera/kernels/cpu/matmul.h"
 
 namespace tessera::nn {
 namespace {
@@ -26,6 +27,29 @@ class DenseWeight : public LinearWeight {
     return {{"weight", layer.weight, out_first ? 0 : 1, out_first ? 1 : 0}};
   }
 
+  kernels::FrozenMatrix frozen(const LinearImpl& layer) const override {
+    // The cast of a forward under autocast serves its backward, which is outside of it.
+    const auto used = kernels::autocast_weight(layer.weight);
+    const auto out_in = [used, out_first = layout_ == WeightLayout::out_in](at::ScalarType type) {
+      const auto weight = used.to(type);
+      return out_first ? weight : weight.t();
+    };
+    const auto product = [](const torch::Tensor& rows, const torch::Tensor& right) {
+      auto result = torch::empty({rows.size(0), right.size(1)}, rows.options());
+      kernels::multiply(result, rows, right, /*accumulate=*/false);
+      return result;
+    };
+    return {
+        .forward = [=](const auto& rows) { return product(rows, out_in(rows.scalar_type()).t()); },
+        .backward = [=](const auto& rows) { return product(rows, out_in(rows.scalar_type())); },
+        .squared_row_norms =
+            [=] {
+              return at::linalg_vector_norm(out_in(used.scalar_type()), 2, 1, false,
+                                            torch::kFloat32)
+                  .square_();
+            }};
+  }
+
  private:
   WeightLayout layout_;
 };
@@ -46,7 +70,8 @@ torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return kept_->multip
 
 std::vector<LinearParameter> LinearImpl::linear_parameters() const {
   auto parameters = kept_->parameters(*this);
-  if (bias.defined()) parameters.push_back({.name = "bias", .values = bias, .out_dim = 0});
+  if (bias.defined())
+    parameters.push_back({.name = "bias", .values = bias, .out_dim = 0, .after_sum = true});
   return parameters;
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/base/stripe.h"
 #include "tessera/kernels/linear.h"
+#include "tessera/kernels/low_rank_linear.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::nn {
@@ -22,6 +23,9 @@ struct LinearParameter {
   int64_t in_features = 1;       ///< that an index along in_dim stands for
   std::string undividable;       ///< why tensor parallelism cannot divide it, if it cannot
   std::shared_ptr<Stripe> kept;  ///< if given, told what of it a rank keeps
+  /// Where input features are divided over ranks: it acts on the sum of their products, as a bias
+  /// does, and not in each summand.
+  bool after_sum = false;
 };
 
 class LinearImpl;
@@ -36,6 +40,8 @@ class LinearWeight {
   /// x [.., in] -> [.., out], with the layer's bias and over_ranks.
   virtual torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const = 0;
   virtual std::vector<LinearParameter> parameters(const LinearImpl& layer) const = 0;
+  /// The matrix alone, for this forward and its backward, where it is not trained.
+  virtual kernels::FrozenMatrix frozen(const LinearImpl& layer) const = 0;
 };
 using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 

@@ -19,6 +19,20 @@ class QuantisedWeight : public LinearWeight {
     return kernels::quantised_linear(x, of(layer), layer.bias, layer.over_ranks);
   }
 
+  kernels::FrozenMatrix frozen(const LinearImpl& layer) const override {
+    const auto weight = of(layer);
+    const auto product = [weight](bool transposed) {
+      return [=](const torch::Tensor& rows) {
+        return kernels::quantised_product(rows, weight, transposed);
+      };
+    };
+    return {.forward = product(/*transposed=*/false),
+            .backward = product(/*transposed=*/true),
+            .squared_row_norms = [weight] {
+              return kernels::dequantise(weight, torch::kFloat32).square_().sum(1);
+            }};
+  }
+
   std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {
     std::vector<LinearParameter> parameters;
     const auto registered = layer.named_parameters(/*recurse=*/false);

@@ -77,7 +77,8 @@ void Optimizer::step(double learning_rate, double gradient_scale) {
   const bool muon = options_.type == OptimizerType::muon;
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (muon && slices_[i].matrices) continue;
-    algorithm.update({slices_[i], state(i), options_, learning_rate, gradient_scale, step_});
+    algorithm.update(
+        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_});
   }
   if (muon) step_muon(learning_rate, gradient_scale);
 }
@@ -88,15 +89,16 @@ void Optimizer::step_muon(double learning_rate, double gradient_scale) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (!slices_[i].matrices) continue;
     indices.push_back(i);
-    directions.push_back(
-        muon_direction({slices_[i], state(i), options_, learning_rate, gradient_scale, step_}));
+    directions.push_back(muon_direction(
+        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_}));
   }
   TORCH_INTERNAL_ASSERT(options_.orthogonalise);
   const auto orthogonal = options_.orthogonalise(directions);
   for (size_t k = 0; k < indices.size(); ++k) {
     const auto i = indices[k];
-    apply_muon({slices_[i], state(i), options_, learning_rate, gradient_scale, step_},
-               orthogonal[k]);
+    apply_muon(
+        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_},
+        orthogonal[k]);
   }
 }
 

@@ -40,6 +40,7 @@ struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd
   bool matrices = false;    ///< parts of matrices that muon updates; others adamw does
+  double rate = 1;          ///< times the learning rate
   /// Position of the first element among all parameters of the run: stochastic rounding depends on
   /// it, so that the result is the same however parameters are divided among ranks.
   int64_t first_position = 0;

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/models/adapt.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/join_run.h"
@@ -36,8 +37,8 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
 }
 
 /// Writes first values of the whole model's parameters.
-parallel::FlatBuffer::Fill first_values(const models::LanguageModel& model,
-                                        const config::ModelSection& section) {
+models::FirstValues first_values(const models::LanguageModel& model,
+                                 const config::ModelSection& section) {
   if (section.init == models::Init::pretrained) {
     return [stored = checkpoint::Pretrained(model, section.path)](
                const std::string& name, int64_t begin, const torch::Tensor& part) {
@@ -60,8 +61,24 @@ std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
                                     {.format = section.weights, .block = section.weights_block});
 }
 
+/// Puts the job's adapters into the model; gives the first values of all its parameters.
+models::FirstValues add_adapters(models::LanguageModel& model, const config::RunConfig& config,
+                                 models::FirstValues base) {
+  if (config.adapter.type == models::AdapterType::none) return base;
+  const models::AdapterSpec& spec = config.adapter;
+  models::adapt(model, spec);
+  auto values = models::adapted_values(spec, model.shape(), config.model.seed, std::move(base));
+  for (const auto& item : model.named_parameters()) {
+    // Where rank 0's values count, it holds them whole.
+    const auto& parameter = item.value();
+    if (parameter.is_meta() || !parameter.requires_grad()) continue;
+    values(item.key(), 0, parameter.detach().view({-1}));
+  }
+  return values;
+}
+
 /// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
-parallel::FlatBuffer::Fill fill_parts(parallel::FlatBuffer::Fill fill,
+parallel::FlatBuffer::Fill fill_parts(models::FirstValues fill,
                                       const parallel::TensorParts& parts) {
   if (parts.empty()) return fill;
   return [fill = std::move(fill), parts](const std::string& name, int64_t begin,
@@ -160,7 +177,7 @@ parallel::Replication replication_of(const std::string& name,
 parallel::DataParallel make_data_parallel(
     models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
-    const StageReplication& stage_replication, const parallel::FlatBuffer::Fill& fill) {
+    const StageReplication& stage_replication, const models::FirstValues& fill) {
   auto options = data_parallel_options(config);
   std::set<std::string> matrices;
   for (const auto& parameter : parameters) {
@@ -170,6 +187,12 @@ parallel::DataParallel make_data_parallel(
                                                       const torch::Tensor&) {
     return matrices.contains(name);
   };
+  if (config.adapter.lr_ratio != 1) {
+    // LoRA+ (Hayou et al., ICML 2024), and what PEFT takes with B.
+    options.apart = [](const std::string& name, const torch::Tensor& parameter) {
+      return parameter.requires_grad() && (name.ends_with("_B") || parameter.dim() == 1);
+    };
+  }
   options.replication = [&](const std::string& name) {
     return replication_of(name, tensor_parts, stage_replication);
   };
@@ -208,6 +231,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .gradient = slice.gradient,
                       .weight_decay = slice.decayed ? section.weight_decay : 0,
                       .matrices = slice.matrices,
+                      .rate = slice.apart ? config.adapter.lr_ratio : 1,
                       .first_position = slice.begin});
   }
   return {std::move(slices), std::move(options)};
@@ -296,7 +320,8 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   auto fill = first_values(*model, config.model);
-  fill = quantised(std::move(fill), quantise(*model, config.model));
+  const auto quantised_layers = quantise(*model, config.model);
+  fill = quantised(add_adapters(*model, config, std::move(fill)), quantised_layers);
   auto parameters = parameters_of(*model, config.optimizer);
   if (sizes.pp > 1)
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -121,8 +122,8 @@ std::string agreed_run_id(const config::RunConfig& config, const Resumed& resume
 checkpoint::Expected expected_tensors(Run& run) {
   checkpoint::Expected all;
   for (const auto& [name, shape, trained, matrix] : run.parameters) {
-    all.emplace_back(name, shape);
     if (!trained) continue;
+    all.emplace_back(name, shape);
     for (const auto& state : run.optimizer.state_names(matrix)) {
       all.emplace_back(state_name(state, name), shape);
     }
@@ -169,7 +170,13 @@ std::vector<checkpoint::HeldExtent> held_state(Run& run) {
     }
     return found;
   };
-  return held_parts(run.parallel, states, std::identity{}, run.tensor_parts);
+  auto held = held_parts(run.parallel, states, std::identity{}, run.tensor_parts);
+  std::set<std::string> frozen;
+  for (const auto& parameter : run.parameters) {
+    if (!parameter.trained) frozen.insert(parameter.name);
+  }
+  std::erase_if(held, [&](const auto& part) { return frozen.contains(part.extent.name); });
+  return held;
 }
 
 Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
@@ -177,6 +184,7 @@ Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
   if (!run.config.checkpoint.saves()) return;
   saver_ = std::make_unique<checkpoint::Saver>(run.save_axis, held_state(run), saver_options(run));
   data_ = data_of(run);
+  base_ = base_of(run);
   run_id_ = checkpoint::run_on_all(run.world, [&]() -> std::string {
     if (run.world.rank() != 0) return "";
     make_room(run.config, resumed);
@@ -202,6 +210,7 @@ std::vector<std::string> Checkpointing::after_step(const Counts& counts,
     auto state = state_of(run_, counts);
     state["run_id"] = run_id_;
     state["data"] = data_;
+    if (base_) checkpoint::put_base_weights(*base_, state);
     saver_->save(
         {.step = counts.step, .state = std::move(state), .validation_loss = validation_loss});
     last_save_ = std::chrono::steady_clock::now();

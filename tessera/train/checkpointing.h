@@ -26,9 +26,11 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
                                                const PartStates& states,
                                                const std::function<std::string(std::string)>& named,
                                                const parallel::TensorParts& divided = {});
+/// Of a run: what is trained, and its optimizer's states.
 std::vector<checkpoint::HeldExtent> held_state(Run& run);
 
-/// Every tensor of a run, in the order of the model.
+/// Every tensor of a run that its checkpoints hold, in the order of the model: of an adapter's run
+/// what is trained alone.
 checkpoint::Expected expected_tensors(Run& run);
 
 /// Saves a run as its configuration says. Collective throughout. With nothing to save ever: does
@@ -59,8 +61,9 @@ class Checkpointing {
   std::chrono::steady_clock::time_point last_save_;
   std::string last_error_;
   std::string run_id_;
-  nlohmann::json data_;      ///< as data_of() tells
-  int64_t last_saved_ = -1;  ///< step
+  nlohmann::json data_;                          ///< as data_of() tells
+  std::optional<checkpoint::BaseWeights> base_;  ///< as base_of() tells
+  int64_t last_saved_ = -1;                      ///< step
 };
 
 }  // namespace tessera::train

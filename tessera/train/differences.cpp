@@ -114,6 +114,29 @@ std::vector<std::string> check_same_function(const Run& run, const checkpoint::C
   return notes;
 }
 
+void check_same_base(const std::optional<checkpoint::BaseWeights>& base,
+                     const checkpoint::Checkpoint& found) {
+  const auto before = checkpoint::base_weights_of(found.index().state);
+  const auto where = found.path().string();
+  if (!base && !before) return;
+  if (!before) {
+    user_error(
+        "checkpoint.resume: {}: of a whole model, not of an adapter; set adapter.type to none",
+        where);
+  }
+  if (!base) {
+    user_error("checkpoint.resume: {}: of an adapter alone; set adapter.type and its keys as there",
+               where);
+  }
+  if (base->sample != before->sample) {
+    user_error(
+        "checkpoint.resume: {}: of an adapter beside other weights than model.path's {}; set it to "
+        "those that it was trained beside, {}",
+        where, base->path.empty() ? "(drawn from a seed)" : base->path,
+        before->path.empty() ? "drawn from a seed" : before->path);
+  }
+}
+
 std::vector<std::string> differences(const Run& run, const checkpoint::Checkpoint& found) {
   std::vector<std::string> notes;
   const auto& state = found.index().state;

@@ -16,8 +16,8 @@
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/formats/base_weights.h"
 #include "tessera/checkpoint/run_on_all.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/train/forward_backward.h"
 #include "tessera/train/preference.h"
@@ -30,23 +30,6 @@ namespace {
 using nlohmann::json;
 using Values = std::vector<double>;
 using Tell = std::function<void(const std::string&)>;
-
-/// Names, shapes and three stretches of each tensor: another model's most likely differ.
-std::string sample_of_weights(const fs::path& path) {
-  const checkpoint::Safetensors stored(path);
-  constexpr int64_t kStretch = 1024;  // elements
-  std::string sampled;
-  for (const auto& [name, info] : stored.tensors()) {
-    sampled += fmt::format("{} {} {};", name, static_cast<int>(info.dtype), info.num_elements());
-    const auto count = std::min(kStretch, info.num_elements());
-    for (const int64_t half : {0, 1, 2}) {
-      std::vector<std::byte> bytes(static_cast<size_t>(count * dtype_bytes(info.dtype)));
-      stored.read(name, (info.num_elements() - count) * half / 2, bytes);
-      sampled += sha256(bytes);
-    }
-  }
-  return sha256(sampled);
-}
 
 /// A digest of everything that the values depend on.
 std::string digest_of(const Run& run) {
@@ -61,7 +44,7 @@ std::string digest_of(const Run& run) {
           {"model", models::to_hf_config(run.model->shape())}};
   if (run.validation_loader) of["validation"] = rows(run.validation_loader->data());
   if (config.model.init == models::Init::pretrained) {
-    of["weights"] = sample_of_weights(config.model.path);
+    of["weights"] = checkpoint::sample_of_weights(config.model.path);
   } else {
     of["weights"] = {config.model.seed, config.model.init_std};
   }

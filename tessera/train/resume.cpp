@@ -8,12 +8,14 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/strict_json.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/open_source.h"
 #include "tessera/checkpoint/run_on_all.h"
+#include "tessera/models/adapter_json.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/differences.h"
@@ -102,6 +104,7 @@ void check_own(const fs::path& directory, const checkpoint::Checkpoint& found) {
 void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Resumed& resumed) {
   std::optional<checkpoint::Checkpoint> opened;
   checkpoint::run_on_all(run.world, [&] { return opened.emplace(folder), ""; });
+  const auto base = base_of(run);
   std::vector<std::string> notes;
   const auto add = [&](std::vector<std::string> more) {
     notes.insert(notes.end(), std::move_iterator(more.begin()), std::move_iterator(more.end()));
@@ -109,6 +112,7 @@ void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Res
   checkpoint::run_on_all(run.world, [&] {
     checkpoint::check_name(folder, opened->index().step);
     if (run.config.checkpoint.resume == "auto") check_own(directory, *opened);
+    check_same_base(base, *opened);
     add(checkpoint::check_expected(*opened, expected_tensors(run), run.config.checkpoint.strict));
     add(check_same_function(run, *opened));
     return "";
@@ -169,6 +173,21 @@ json model_config(const Run& run) {
 json data_of(const Run& run) {
   const auto& rows = run.train_loader.data();
   return {{"tokens", rows.num_tokens()}, {"sample", rows.digest()}};
+}
+
+std::optional<checkpoint::BaseWeights> base_of(const Run& run) {
+  if (run.config.adapter.type == models::AdapterType::none) return {};
+  const auto& section = run.config.model;
+  const bool is_stored = section.init == models::Init::pretrained;
+  auto sample = checkpoint::run_on_all(run.world, [&]() -> std::string {
+    if (run.world.rank() != 0) return "";
+    if (is_stored) return checkpoint::sample_of_weights(section.path);
+    return sha256(json{section.seed, section.init_std}.dump());
+  })[0];
+  return checkpoint::BaseWeights{
+      .path = is_stored ? fs::absolute(section.path).lexically_normal().string() : "",
+      .sample = std::move(sample),
+      .adapter = models::to_json(run.config.adapter)};
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

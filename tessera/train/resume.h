@@ -3,9 +3,11 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/formats/base_weights.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/best_validation.h"
 
@@ -15,6 +17,7 @@ namespace tessera::train {
 ///   {"step": 100, "num_steps": 1000, "samples_seen": 1600, "tokens_seen": 409600,
 ///    "seeds": {"model": 1234, "data": 0},
 ///    "run_id": "0f3a..", "data": {"tokens": 1000000, "sample": "<64 hex digits>"},
+///    "base": {"path": "/models/base", "sample": "<64 hex digits>"}, "adapter": {"type": "lora", "rank": 8, ..},
 ///    "optimizer": {"type": "adamw", "step": 100},
 ///    "best_validation": {"loss": 2.5, "step": 80, "since": 1, "reached": 2.5},
 ///    "loss_scaler": {"scale": 65536.0, "growth_tracker": 100, "skipped_steps": 0}}
@@ -42,7 +45,7 @@ struct Resumed {
 
 /// Reads the newest checkpoint that is whole, or the one that is named. Damaged ones (and no
 /// others) are passed over. Collective. UserError: there are some, but none is usable; another
-/// model's, whose configuration differs in what the model computes; another run's in this run's
+/// model's, whose configuration differs in what the model computes; one of an adapter beside other weights; another run's in this run's
 /// folder; a folder named for another step.
 Resumed resume(Run& run);
 
@@ -65,5 +68,8 @@ nlohmann::json model_config(const Run& run);
 
 /// The training data as a checkpoint tells it: {"tokens": .., "sample": a few of them, summed up}.
 nlohmann::json data_of(const Run& run);
+
+/// The weights beside which the run trains an adapter; none: it trains its model. Collective.
+std::optional<checkpoint::BaseWeights> base_of(const Run& run);
 
 }  // namespace tessera::train

@@ -151,4 +151,15 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
       target.data_ptr<float>(), static_cast<int>(out.size(1)));
 }
 
+at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
+                         const at::TensorOptions& options) {
+  if (sink.defined()) {
+    multiply(sink, a, b, /*accumulate=*/true);
+    return {};
+  }
+  auto product = at::empty({a.size(0), b.size(1)}, options.requires_grad(false));
+  multiply(product, a, b, /*accumulate=*/false);
+  return product;
+}
+
 }  // namespace tessera::kernels

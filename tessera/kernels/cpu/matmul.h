@@ -17,4 +17,8 @@ inline constexpr int64_t kWidenedBlock = 1024;
 /// between where MKL's gemm_bf16bf16f32 is there, else rounds the product to bfloat16 first.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 
+/// a b, added to `sink` if that is defined, else as a new tensor with `options`.
+at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
+                         const at::TensorOptions& options);
+
 }  // namespace tessera::kernels

@@ -162,7 +162,7 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
 }
 
 void DataParallel::values_changed() {
-  for (auto& unit : engine().units) unit.parameters_changed();
+  for (auto& unit : engine().units) unit.parameters_changed(/*frozen_ones=*/true);
 }
 
 void DataParallel::fill(const FlatBuffer::Fill& set) {

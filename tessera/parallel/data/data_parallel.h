@@ -105,7 +105,7 @@ class DataParallel {
   /// fused optimizers: who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
-    bool decayed = true, matrices = false;
+    bool decayed = true, matrices = false, apart = false;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };
   const std::vector<Slice>& slices() const;

@@ -353,7 +353,7 @@ void DataParallel::Engine::finish_step() {
   forwarded.clear();
   for (size_t i = 0; i < units.size(); ++i) {
     units[i].forget_gradients();
-    units[i].parameters_changed();
+    units[i].parameters_changed(/*frozen_ones=*/false);
     note_memory(i);
   }
   synchronise(module_buffers, options.buffers, axes.all);

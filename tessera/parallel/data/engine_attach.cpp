@@ -50,6 +50,7 @@ void DataParallel::Engine::list_slices() {
                           .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
                           .decayed = decayed,
                           .matrices = matrices,
+                          .apart = buffer.options().apart,
                           .begin = begin + from});
       };
       add(0, buffer.matrices(), /*decayed=*/true, /*matrices=*/true);

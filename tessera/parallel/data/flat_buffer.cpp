@@ -216,6 +216,7 @@ bool FlatBuffer::slice_is_ahead() const {
 
 void FlatBuffer::slice_changed() {
   note_slice();
+  whole_is_current_ = false;
   unfilled_.reset();
 }
 
@@ -318,6 +319,7 @@ const torch::Tensor& FlatBuffer::receive_whole() {
 }
 
 void FlatBuffer::whole_arrived() {
+  whole_is_current_ = true;
   if (!arriving_.defined()) return;
   whole.take(arriving_);
   arriving_.reset();

@@ -40,6 +40,7 @@ struct FlatOptions {
   bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
   Replication replication;        ///< of all its parameters
+  bool apart = false;             ///< DataParallelOptions::apart says so of them
   std::function<bool(const std::string&name, const torch::Tensor&parameter)> decays, matrices;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
@@ -138,6 +139,8 @@ class FlatBuffer {
   /// them, unless they are kept.
   const torch::Tensor& receive_whole();
   void whole_arrived();
+  /// Is it kept, and has no slice changed since it arrived? So it is of a frozen buffer at each step.
+  bool whole_is_current() const { return plan_.keeps_whole && whole_is_current_; }
   void free_whole();  ///< unless it is kept; using a parameter is an error then
   /// The values change: views of the whole that are still held become unreadable for good.
   void leave_views();
@@ -178,6 +181,7 @@ class FlatBuffer {
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;
+  bool whole_is_current_ = false;
   torch::Tensor sample_;           // of the slice
   std::vector<int64_t> versions_;  // of the entries
   struct Arrival {

@@ -70,6 +70,9 @@ struct DataParallelOptions {
   /// Which parameters an optimizer updates as whole matrices (Muon): they are a range of their own in
   /// each buffer, and decay. By default none.
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> matrices;
+  /// Which parameters an optimizer updates by settings of its own: they have a buffer of their own in
+  /// each unit. By default none.
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> apart;
   /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
   std::function<Replication(const std::string& name)> replication;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums

@@ -9,10 +9,11 @@
 namespace tessera::parallel {
 namespace {
 
-/// Parameters of one dtype, trained or frozen, shared alike.
+/// Parameters of one dtype, trained or frozen, shared and updated alike.
 struct Kind {
   std::vector<Unit::Named> parameters;
   Replication replication;
+  bool apart = false;
 };
 
 /// The kinds of `parameters`, in the order of each kind's first one.
@@ -21,15 +22,16 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
   std::vector<Kind> kinds;
   for (const auto& named : parameters) {
     const auto replication = options.replication ? options.replication(named.first) : Replication{};
+    const bool apart = options.apart && options.apart(named.first, named.second);
     const auto same = [&](const Kind& kind) {
       const auto& other = kind.parameters.front().second;
       return other.scalar_type() == named.second.scalar_type() &&
              other.requires_grad() == named.second.requires_grad() &&
-             kind.replication.like(replication);
+             kind.replication.like(replication) && kind.apart == apart;
     };
     const auto found = std::ranges::find_if(kinds, same);
     if (found == kinds.end()) {
-      kinds.push_back({{named}, replication});
+      kinds.push_back({{named}, replication, apart});
     } else {
       found->parameters.push_back(named);
     }
@@ -87,11 +89,12 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
            const DataParallelOptions& all, const DataAxes& axes)
     : name_(std::move(name)), options_(options), axes_(axes) {
-  for (const auto& [kind, replication] : by_kind(parameters, all)) {
+  for (const auto& [kind, replication, apart] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
     const auto device = first.is_meta() ? axes.device : first.device();
     auto flat = flat_options(options_, all, axes_, first, device);
     flat.replication = replication;
+    flat.apart = apart;
     num_slices_ = flat.num_slices;
     buffers_.emplace_back(kind, std::move(flat));
   }
@@ -135,6 +138,7 @@ void Unit::start_gather() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
+    if (buffer.whole_is_current()) continue;
     const auto& whole = buffer.receive_whole();
     const bool inner = !inner_parts_.empty();
     const auto& axis = inner ? axes_.inner : axes_.gather;
@@ -184,8 +188,10 @@ void Unit::reshard_after_forward() {
   inner_parts_ = std::move(parts);
 }
 
-void Unit::parameters_changed() {
-  for (auto& buffer : buffers_) buffer.slice_changed();
+void Unit::parameters_changed(bool frozen_ones) {
+  for (auto& buffer : buffers_) {
+    if (buffer.trained() || frozen_ones) buffer.slice_changed();
+  }
   if (!gathers()) return;
   if (state_ == State::gathering) finish_gather();
   reshard();

@@ -59,8 +59,10 @@ class Unit {
   void finish_gather();          ///< starts and waits as needed
   void reshard();                ///< full_shard: frees the whole parameters; others: nothing
   void reshard_after_forward();  ///< as the option says
-  void parameters_changed();     ///< the slices did: what was gathered is out of date
-  void keep_written();           ///< the whole parameters did, between unshard and reshard
+  /// The slices did (those of frozen parameters: only if told so): what was gathered of them is out
+  /// of date.
+  void parameters_changed(bool frozen_ones);
+  void keep_written();  ///< the whole parameters did, between unshard and reshard
   /// ValueError, naming the parameter: what a user did since the sharding that would be lost.
   /// Cheap.
   void check_parameters() const;

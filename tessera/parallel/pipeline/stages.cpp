@@ -50,7 +50,9 @@ void leave_parameters(Module& model, const std::string& path, const std::set<con
   nn::remove_module(model, path);
   auto rest = std::make_shared<Module>();
   for (const auto& item : module->named_parameters(/*recurse=*/false)) {
-    if (stay.contains(key_of(item.value()))) rest->register_parameter(item.key(), item.value());
+    const auto& parameter = item.value();
+    if (!stay.contains(key_of(parameter))) continue;
+    rest->register_parameter(item.key(), parameter, parameter.requires_grad());
   }
   if (rest->parameters().empty()) return;
   const auto dot = path.rfind('.');

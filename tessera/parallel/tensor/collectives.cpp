@@ -206,6 +206,9 @@ kernels::ProductOverRanksPtr leave_product(const Activations& activations) {
   over_ranks->gradient = [activations](const Tensor& gradient) {
     return activations.sequence ? gather_positions(gradient, activations.axis) : gradient;
   };
+  over_ranks->add_up = [axis = activations.axis](const Tensor& numbers) {
+    axis.all_reduce(numbers).wait();
+  };
   return over_ranks;
 }
 

@@ -170,8 +170,9 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
   for (const auto& parameter : module.linear_parameters()) {
     const auto name = joined(path, parameter.name);
     check_dividable(path, parameter);
-    if (parameter.in_dim < 0) {  // a bias, added to the sum
-      keep_whole(name, parameter.values, /*summands=*/activations_.sequence);
+    if (parameter.in_dim < 0) {
+      keep_whole(name, parameter.values,
+                 /*summands=*/!parameter.after_sum || activations_.sequence);
       continue;
     }
     Replication replication;
@@ -189,6 +190,13 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
     keep_part(name, parameter.values, parameter.in_dim,
               cut_of(parameter.values, parameter.in_dim, 1, range), replication);
     if (parameter.kept) *parameter.kept = parts_.at(name).stripe;
+  }
+  for (const auto& child : module.children()) {
+    Replication replication;
+    if (auto* dropout = dynamic_cast<nn::DropoutImpl*>(child.get())) {
+      dropout->divide_features(divide_features(path, rule, module.in_features, replication).begin,
+                               module.in_features);
+    }
   }
   module.over_ranks = leave_product(activations_);
 }
@@ -218,7 +226,16 @@ Range Division::divide_vocabulary(const std::string& path, const Tensor& weight)
 
 void Division::embedding(const std::string& path, torch::nn::Module& given) {
   auto& module = as<nn::EmbeddingImpl>(given, path, "an Embedding");
-  module.first_row = divide_vocabulary(path, module.weight).begin;
+  const auto range = divide_vocabulary(path, module.weight);
+  module.first_row = range.begin;
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    if (item.key() == "lora_embedding_A") {
+      keep_part(joined(path, item.key()), item.value(), 1, cut_of(item.value(), 1, 1, range),
+                Replication());
+    } else if (item.key() == "lora_embedding_B") {
+      keep_whole(joined(path, item.key()), item.value(), /*summands=*/true);
+    }
+  }
   module.add_hooks(
       {.replace_output = [to = activations_](Tensor& output) { output = leave(output, to); }});
 }
