@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_export(app, exit_code);
   tessera::cli::add_finetune(app, exit_code);
   tessera::cli::add_push(app, exit_code);
+  tessera::cli::add_merge_adapter(app, exit_code);
   tessera::cli::add_merge_weights(app, exit_code);
   tessera::cli::add_to_fsdp2(app, exit_code);
   tessera::cli::add_config(app, exit_code);

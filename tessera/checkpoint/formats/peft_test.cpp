@@ -24,7 +24,7 @@ models::ModelShape llama_micro() {
   return models::read_model_shape("tests/fixtures/llama_micro/config.json");
 }
 
-models::ModelShape phi3() {
+models::ModelShape phi3_shape() {
   const auto counts = nlohmann::json::parse(std::ifstream("tests/fixtures/adapters/counts.json"));
   return models::model_shape_of(counts["models"]["phi3"], "phi3");
 }
@@ -117,7 +117,7 @@ TEST_F(PeftTest, EverySettingComesBack) {
 
 /// Files of Phi-3 have one qkv_proj: the written adapter is one of the sum of ranks, and B A is the same.
 TEST_F(PeftTest, PartsOfFusedModulesBecomeOneAdapter) {
-  const auto shape = phi3();
+  const auto shape = phi3_shape();
   AdapterSpec spec{.type = AdapterType::lora,
                    .rank = 2,
                    .alpha = 4,
@@ -167,8 +167,8 @@ TEST_F(PeftTest, PartsOfFusedModulesBecomeOneAdapter) {
 
 TEST_F(PeftTest, DoraOnAPartOfAFusedModuleIsRefused) {
   const AdapterSpec spec{.type = AdapterType::dora, .rank = 2, .targets = {"k_proj"}};
-  const auto trained = counting(spec, phi3());
-  EXPECT_THROW(write_peft(trained, phi3(), folder_, {.config = {.spec = spec}}), UserError);
+  const auto trained = counting(spec, phi3_shape());
+  EXPECT_THROW(write_peft(trained, phi3_shape(), folder_, {.config = {.spec = spec}}), UserError);
   EXPECT_FALSE(fs::exists(folder_));
 }
 

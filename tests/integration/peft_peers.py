@@ -1,0 +1,117 @@
+"""Adapters that PEFT makes, merged by `tessera merge-adapter` beside PEFT's own merge_and_unload, in float32, and back by --unmerge; and how
+many parameters `tessera estimate-memory` says a job with the same settings trains.
+
+usage: peft_peers.py TESSERA   (the command; needs torch, transformers, peft)
+Prints what differs, and ends with 1 if anything does, with 77 where PEFT is not installed."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    import peft
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+
+tessera = sys.argv[1]
+SIZES = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2)
+MODELS = {
+    "llama": (transformers.LlamaConfig(**SIZES), transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config(**SIZES), transformers.Qwen2ForCausalLM),
+    "phi3": (transformers.Phi3Config(**SIZES, pad_token_id=0), transformers.Phi3ForCausalLM),
+    "gpt2": (transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2),
+             transformers.GPT2LMHeadModel),
+}
+# What PEFT is told, and the same as keys of a job file where `estimate-memory` is asked, too.
+CASES = [
+    ("llama", dict(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]),
+     {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]}),
+    ("llama", dict(r=4, target_modules="all-linear", use_rslora=True), {"rank": 4, "targets": ["all-linear"], "rslora": True}),
+    ("llama", dict(r=4, target_modules="all-linear", use_dora=True), {"type": "dora", "rank": 4, "targets": ["all-linear"]}),
+    ("llama", dict(r=4, target_modules=r".*layers\.[02]\..*(q|down)_proj"),
+     {"rank": 4, "targets": [r".*layers\.[02]\..*(q|down)_proj"]}),
+    ("llama", dict(r=4, target_modules=["k_proj", "up_proj"], rank_pattern={"layers.1.*": 2, "up_proj": 6}, alpha_pattern={"k_proj": 3}),
+     {"rank": 4, "targets": ["k_proj", "up_proj"], "rank_pattern": {"layers.1.*": 2, "up_proj": 6}, "alpha_pattern": {"k_proj": 3}}),
+    ("llama", dict(r=4, target_modules=["embed_tokens", "q_proj"]), {"rank": 4, "targets": ["embed_tokens", "q_proj"]}),
+    ("llama", dict(r=4, target_modules=["embed_tokens", "lm_head"], use_dora=True),
+     {"type": "dora", "rank": 4, "targets": ["embed_tokens", "lm_head"]}),
+    ("llama", dict(r=4, target_modules=["o_proj"], modules_to_save=["lm_head", "norm"]),
+     {"rank": 4, "targets": ["o_proj"], "modules_to_save": ["lm_head", "norm"]}),
+    ("qwen2", dict(r=4, target_modules=["q_proj"], bias="all"), {"rank": 4, "targets": ["q_proj"], "bias": "all"}),
+    ("qwen2", dict(r=4, target_modules=["q_proj", "o_proj"], bias="lora_only", layers_to_transform=[1]),
+     {"rank": 4, "targets": ["q_proj", "o_proj"], "bias": "lora_only", "layers": [1]}),
+    ("phi3", dict(r=4, target_modules=["qkv_proj", "down_proj"]), None),
+    ("phi3", dict(r=4, target_modules="all-linear", use_dora=True), None),
+    ("gpt2", dict(r=4, target_modules=["c_attn", "mlp.c_proj"]), {"rank": 4, "targets": ["c_attn", "mlp.c_proj"]}),
+    ("gpt2", dict(r=4, target_modules="all-linear", use_dora=True, use_rslora=True),
+     {"type": "dora", "rank": 4, "targets": ["all-linear"], "rslora": True}),
+]
+
+
+def run(*arguments):
+    return subprocess.run([tessera, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+def worst(ours, theirs):
+    """Largest difference of two folders' tensors; theirs may have more (tied heads)."""
+    ours, theirs = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    missing = [name for name in theirs if name not in ours]
+    assert not missing and ours, missing
+    return max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+
+
+def trained_by_job(base, settings, folder):
+    job = {"model": {"path": str(base)}, "adapter": {"type": "lora", **settings}, "data": {"train": ["any"], "seq_len": 32}}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    return json.loads(run("estimate-memory", "--job", folder / "job.yaml", "--json"))["rank"]["trained_parameters"]
+
+
+def check(number, name, settings, keys, folder):
+    torch.manual_seed(number)
+    config, kind = MODELS[name]
+    base = folder / "base"
+    model = kind(config)
+    for parameter in model.parameters():  # norms and biases, too
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    trained, _ = adapted.get_nb_trainable_parameters()
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    adapted.save_pretrained(folder / "adapter")
+    adapted.merge_and_unload().save_pretrained(folder / "theirs")
+    run("merge-adapter", folder / "adapter", "-o", folder / "ours")
+    found = {"merged": worst(folder / "ours", folder / "theirs")}
+    plain_lora = not settings.get("use_dora") and "modules_to_save" not in settings and settings.get("bias", "none") == "none"
+    if plain_lora:
+        run("merge-adapter", folder / "adapter", "--base", folder / "ours", "--unmerge", "-o", folder / "back")
+        found["unmerged"] = worst(folder / "back", base)
+    ok = all(value < 1e-6 for value in found.values())
+    if keys is not None:
+        count = trained_by_job(base, keys, folder)
+        found["trained"] = f"{count} of {trained}"
+        ok = ok and count == trained
+    transformers.AutoModelForCausalLM.from_pretrained(folder / "ours")
+    print("ok  " if ok else "FAIL", name, settings, found)
+    return ok
+
+
+def main():
+    torch.set_num_threads(1)
+    good = True
+    for number, (name, settings, keys) in enumerate(CASES):
+        with tempfile.TemporaryDirectory() as folder:
+            good = check(number, name, settings, keys, pathlib.Path(folder)) and good
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
