@@ -169,6 +169,17 @@ fs::path begin_checkpoint(const fs::path& directory, int64_t step) {
 
 void discard_checkpoint(const fs::path& partial) { remove_folder(partial); }
 
+std::vector<CompleteCheckpoint> complete_checkpoints(const fs::path& directory) {
+  std::vector<CompleteCheckpoint> found;
+  for (const auto& [step, path] : step_folders(directory)) {
+    try {
+      found.push_back({.path = path, .marker = read_marker(path)});
+    } catch (const UserError&) {  // not a complete one
+    }
+  }
+  return found;
+}
+
 void complete(const fs::path& folder, const Index& index, std::optional<double> validation_loss) {
   const auto text = format_index(index);
   parse_index(folder / kIndexFile, text);

@@ -74,6 +74,14 @@ void complete(const std::filesystem::path& folder, const Index& index,
 std::filesystem::path finish_checkpoint(const std::filesystem::path& partial, const Index& index,
                                         std::optional<double> validation_loss);
 
+struct CompleteCheckpoint {
+  std::filesystem::path path;
+  Marker marker;
+};
+
+/// Those in a folder whose marker can be read.
+std::vector<CompleteCheckpoint> complete_checkpoints(const std::filesystem::path& directory);
+
 /// Removes it in two steps, so that a half-removed one is never taken for a checkpoint. Of a link
 /// the link alone.
 void remove_checkpoint(const std::filesystem::path& checkpoint);

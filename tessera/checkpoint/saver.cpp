@@ -227,12 +227,10 @@ Index Saver::index_of(const Snapshot& snapshot, std::vector<IndexedFile> files) 
 void Saver::remove_superseded(SaveReport& report) const {
   std::vector<Marker> markers;
   std::map<int64_t, fs::path> paths;
-  for (const auto& [step, path] : step_folders(options_.directory)) {
-    try {
-      markers.push_back(read_marker(path));
-      paths[markers.back().step] = path;
-    } catch (const UserError&) {  // not a complete one: not ours to remove
-    }
+  for (const auto& [path, marker] :
+       complete_checkpoints(options_.directory)) {  // others are not ours to remove
+    markers.push_back(marker);
+    paths[marker.step] = path;
   }
   try {
     for (const int64_t step : superseded(markers, options_.retention)) {

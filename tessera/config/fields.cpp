@@ -485,7 +485,8 @@ Section checkpoint_section() {
            "besides, those of steps that this number divides; 0: none", {kKeepsLast},
            {.range = at_least(0)})
       .add("keep_best", &S::keep_best,
-           "besides, as many with the lowest validation loss (of steps that were validated)",
+           "besides, as many with the lowest validation loss; a step that is among them is saved "
+           "whatever every says",
            {kKeepsLast, kValidates}, {.range = at_least(0)})
       .add("resume", &S::resume,
            "none; auto: the newest checkpoint in dir that is complete and undamaged, or from the "

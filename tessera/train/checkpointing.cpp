@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <utility>
@@ -105,6 +106,15 @@ void make_room(const config::RunConfig& config, const Resumed& resumed) {
   }
 }
 
+/// The validation losses of the checkpoints that are in the folder.
+std::vector<double> stored_losses(const config::RunConfig& config) {
+  std::vector<double> losses;
+  for (const auto& [path, marker] : checkpoint::complete_checkpoints(checkpoint_folder(config))) {
+    if (marker.validation_loss) losses.push_back(*marker.validation_loss);
+  }
+  return losses;
+}
+
 /// The run's id, kept beside its checkpoints: the folder's own where the run goes on there.
 std::string agreed_run_id(const config::RunConfig& config, const Resumed& resumed) {
   const auto directory = checkpoint_folder(config);
@@ -190,6 +200,19 @@ Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
     make_room(run.config, resumed);
     return agreed_run_id(run.config, resumed);
   })[0];
+  const auto losses = checkpoint::run_on_all(run.world, [&]() -> std::string {
+    return run.world.rank() == 0 ? json(stored_losses(run.config)).dump() : "";
+  })[0];
+  for (const double loss : json::parse(losses).get<std::vector<double>>()) is_among_best(loss);
+}
+
+bool Checkpointing::is_among_best(std::optional<double> validation_loss) {
+  const auto most = static_cast<size_t>(run_.config.checkpoint.keep_best);
+  if (!validation_loss || !std::isfinite(*validation_loss)) return false;
+  if (best_.size() >= most && (most == 0 || *validation_loss >= best_.back())) return false;
+  best_.insert(std::ranges::upper_bound(best_, *validation_loss), *validation_loss);
+  if (best_.size() > most) best_.pop_back();
+  return true;
 }
 
 bool Checkpointing::wanted() const {
@@ -206,7 +229,8 @@ std::vector<std::string> Checkpointing::after_step(const Counts& counts,
   const auto& section = run_.config.checkpoint;
   const bool last = is_done(run_, counts) && section.at_end;
   const bool regular = section.every > 0 && counts.step % section.every == 0;
-  if ((last || regular || requests.save || requests.stop) && counts.step != last_saved_) {
+  const bool best = is_among_best(validation_loss);
+  if ((last || regular || best || requests.save || requests.stop) && counts.step != last_saved_) {
     auto state = state_of(run_, counts);
     state["run_id"] = run_id_;
     state["data"] = data_;

@@ -45,8 +45,8 @@ class Checkpointing {
   /// Is a save due, by the clock of rank 0?
   bool wanted() const;
 
-  /// Call after each step. `stop`: the run ends here for now. A step is saved once. Lines for people: saves that failed,
-  /// waits.
+  /// Call after each step. `stop`: the run ends here for now. A step is saved once, and in any case if its validation is
+  /// among the checkpoint.keep_best lowest. Lines for people: saves that failed, waits.
   std::vector<std::string> after_step(const Counts& counts, std::optional<double> validation_loss,
                                       const StepRequests& requests);
 
@@ -55,6 +55,7 @@ class Checkpointing {
 
  private:
   std::vector<std::string> take_messages();
+  bool is_among_best(std::optional<double> validation_loss);
 
   Run& run_;
   std::unique_ptr<checkpoint::Saver> saver_;
@@ -64,6 +65,8 @@ class Checkpointing {
   nlohmann::json data_;                          ///< as data_of() tells
   std::optional<checkpoint::BaseWeights> base_;  ///< as base_of() tells
   int64_t last_saved_ = -1;                      ///< step
+  std::vector<double>
+      best_;  ///< the lowest validation losses of checkpoints, ascending; keep_best at most
 };
 
 }  // namespace tessera::train

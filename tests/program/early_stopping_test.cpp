@@ -1,7 +1,9 @@
 // A run that ends because it no longer gets better, as a user sees it.
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,41 @@ TEST_F(EarlyStoppingTest, AResumedRunGoesOnCounting) {
   const auto end = train("cut", {"--checkpoint.resume=auto"});
   EXPECT_EQ(end.exit_code, 0) << end.error;
   EXPECT_THAT(end.out, HasSubstr("ended at step 4 of 20"));
+}
+
+/// Of a rate that grows without end the losses fall first and then rise: the best is somewhere along the way.
+TEST_F(EarlyStoppingTest, TheBestIsKeptWhereverItIs) {
+  const auto steps_kept = [&](const std::string& run) {
+    std::set<std::string> names;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(folder_.path() / run / "checkpoints"))
+      if (entry.is_directory()) names.insert(entry.path().filename().string());
+    return names;
+  };
+  const auto step_name = [](int64_t step) {
+    auto name = std::to_string(step);
+    return "step_" + std::string(8 - name.size(), '0') + name;
+  };
+  const std::vector<std::string> options{"--train.early_stopping_patience=0",
+                                         "--train.early_stopping_threshold=0",
+                                         "--checkpoint.every=0",
+                                         "--checkpoint.keep_last=1",
+                                         "--checkpoint.keep_best=1",
+                                         "--optimizer.learning_rate=0.3",
+                                         "--schedule.type=constant",
+                                         "--schedule.warmup_steps=8"};
+  const auto end = train("best", options);
+  ASSERT_EQ(end.exit_code, 0) << end.error;
+  const int64_t best = summary("best")["best_validation"]["step"];
+  ASSERT_LT(best, 20);
+  EXPECT_EQ(steps_kept("best"), (std::set<std::string>{step_name(best), step_name(20)}));
+  // What an earlier part of the run did best stays the best.
+  auto more = options;
+  more.insert(more.end(), {"--train.steps=24", "--checkpoint.resume=auto"});
+  const auto resumed = train("best", more);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
+  ASSERT_EQ(summary("best")["best_validation"]["step"], best);
+  EXPECT_EQ(steps_kept("best"), (std::set<std::string>{step_name(best), step_name(24)}));
 }
 
 TEST_F(EarlyStoppingTest, Mistakes) {
