@@ -11,6 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/texts.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output_file.h"
+#include "tessera/cli/ranges.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/inference/request.h"
@@ -67,8 +69,11 @@ int ask(AskArguments& arguments) {
     request.shape = value_named<data::RowShape>(arguments.shape).value();
     request.learn = value_named<data::Learn>(arguments.learn).value();
     for (const auto& file : request.files) {
+      if (std::filesystem::is_directory(file))
+        user_error("{}: expected a file, got a folder; name its files", file);
       if (!std::filesystem::is_regular_file(file)) user_error("{}: no such file", file);
     }
+    if (!request.output.empty()) check_output(request.output, "set --output");
   }
   request.interactive = request.task != Task::evaluate && ::isatty(STDIN_FILENO) == 1;
   if (request.task == Task::generate && request.prompt.empty() && request.interactive)
@@ -83,28 +88,6 @@ int ask(AskArguments& arguments) {
       start.num_processes);
   if (request.interactive) read_terminal_for_ranks();
   return launch::launch(start);
-}
-
-/// A number in a range, told in few words.
-template <typename Number>
-CLI::Validator between(Number least, Number most, const std::string& expected) {
-  return CLI::Validator(
-      [=](const std::string& text) {
-        Number value = 0;
-        const bool is_in =
-            CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-        return is_in ? "" : fmt::format("expected {}, got {}", expected, text);
-      },
-      "");
-}
-
-CLI::Validator number(double least, double most, const std::string& expected) {
-  return between(least, most, expected);
-}
-
-/// Every value that it allows is a double.
-CLI::Validator whole_number(int64_t least, const std::string& expected) {
-  return between(least, int64_t{1} << 53, expected);
 }
 
 void add_sampling_options(CLI::App& command, Request& request) {
@@ -131,6 +114,9 @@ void add_sampling_options(CLI::App& command, Request& request) {
       .add_option_function<std::string>(
           "--stop", [&](const std::string& word) { request.stop.push_back(word); },
           "A word that ends a text; may be repeated")
+      ->check(CLI::Validator(
+          [](const std::string& word) { return word.empty() ? "expected a word, got none" : ""; },
+          ""))
       ->trigger_on_parse();
 }
 
@@ -158,7 +144,10 @@ void add_evaluation_options(CLI::App& command, AskArguments& arguments) {
       ->check(whole_number(1, "at least 1"));
   command.add_option("--max-rows", request.max_rows, "The first so many rows of each file")
       ->check(whole_number(1, "at least 1"));
+  command.add_flag("--skip-bad-lines", request.skip_bad_lines,
+                   "Count broken rows instead of stopping at one");
   command.add_flag("--json", request.json, "One JSON object instead of lines");
+  command.add_option("--output", request.output, "Write that object into this file, too");
 }
 
 void add(CLI::App& app, Task task, const char* name, const char* what, const char* example,

@@ -20,7 +20,8 @@
 #include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/cli/checkpoint_text.h"
 #include "tessera/cli/commands.h"
-#include "tessera/report/byte_progress.h"
+#include "tessera/cli/ranges.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -55,7 +56,7 @@ Value one_of(const char* option, const std::string& word,
 /// Calls action(progress); what that is told stands on the terminal as `what` meanwhile.
 template <typename Action>
 auto with_progress(const std::string& what, const Action& action) {
-  report::ByteProgress line(what);
+  report::AmountProgress line(what);
   return action(SourceView::Progress([&](int64_t done, int64_t total) { line.show(done, total); }));
 }
 
@@ -257,7 +258,7 @@ void add_convert(CLI::App& app, int& exit_code) {
                       "bf16, fp16 or fp32 for the parameters; as they are unless given");
   command->add_option("--max-shard-size", options.max_file_bytes, "Of one file; 5GB unless given")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, "at least 1"));
   command->add_option("--config", options.from.config,
                       "config.json of the model, or its folder; unless it lies in SOURCE");
   command->add_option("--optimizer", options.from.optimizer,
@@ -266,7 +267,7 @@ void add_convert(CLI::App& app, int& exit_code) {
   arguments->step =
       command->add_option("--step", arguments->step_value,
                           "Optimizer steps taken; what the optimizer's state says unless given");
-  arguments->step->check(CLI::NonNegativeNumber);
+  arguments->step->check(whole_number(0, "0 or more"));
   command->callback([arguments, &exit_code] {
     run_convert(*arguments);
     exit_code = 0;

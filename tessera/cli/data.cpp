@@ -15,7 +15,9 @@
 #include "tessera/base/text.h"
 #include "tessera/base/texts.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/option_words.h"
 #include "tessera/cli/output_file.h"
+#include "tessera/cli/ranges.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/documents/documents.h"
 #include "tessera/records/reader.h"
@@ -182,14 +184,14 @@ void add_data(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->check(CLI::IsMember(texts_of<data::Learn>()));
   command->add_option("--seq-len", arguments->seq_len, "Mark what is cut off behind so many tokens")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, "at least 1"));
   command->add_option("--rows", arguments->num_shown, "How many are shown")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, "0 or more"));
   command
       ->add_option("--max-documents", arguments->documents.max_documents,
                    "Read the first so many rows")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, "at least 1"));
   command->add_flag("--tokens", arguments->tokens, "Mark where tokens end, by |");
   command->add_flag("--skip-bad-lines", arguments->documents.skip_bad_lines,
                     "Count broken rows instead of stopping at one");
@@ -199,7 +201,11 @@ void add_data(CLI::App& app, int& exit_code) {
   data->footer(example);
   command->footer(example);
   command->callback([arguments, &exit_code] {
-    show(*arguments);
+    try {
+      show(*arguments);
+    } catch (const UserError& error) {
+      throw UserError(with_command_options(error.what()));
+    }
     exit_code = 0;
   });
 }

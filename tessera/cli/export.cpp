@@ -18,6 +18,7 @@
 #include "tessera/checkpoint/pending_folder.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/model_card.h"
+#include "tessera/cli/ranges.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/stored_job.h"
@@ -167,7 +168,7 @@ void add_export(CLI::App& app, int& exit_code) {
       command->add_option("--type", arguments->type, "Of a GGUF's matrices; f16 unless given")
           ->check(CLI::IsMember(gguf_types()));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, "0 or more"));
   command->add_flag("--no-compare", arguments->no_compare,
                     "Do not compute prompts with the source and with what was written");
   command->footer("Example:\n  tessera export runs/x x.gguf --to gguf --type q4_k_m");

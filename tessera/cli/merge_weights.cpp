@@ -12,7 +12,7 @@
 #include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/output_file.h"
-#include "tessera/report/byte_progress.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -55,7 +55,7 @@ void run_merge_weights(const MergeArguments& arguments) {
   if (file.extension() != ".safetensors") file /= "model.safetensors";
   if (arguments.remove) check_removable(arguments.checkpoint, file);
   check_output(file, "choose another OUT");
-  report::ByteProgress line("merge-weights");
+  report::AmountProgress line("merge-weights");
   checkpoint::reshard({.source = arguments.checkpoint,
                        .destination = file,
                        .parameters_only = true,

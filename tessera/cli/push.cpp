@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/cli/commands.h"
-#include "tessera/report/byte_progress.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -33,7 +33,7 @@ void run_push(const PushArguments& arguments) {
     user_error("push: --revision: expected a branch, got '{}'", arguments.revision);
   hub::Pushed pushed;
   {
-    report::ByteProgress progress(arguments.name);
+    report::AmountProgress progress(arguments.name);
     pushed = hub::push(
         {.folder = arguments.folder,
          .name = *name,

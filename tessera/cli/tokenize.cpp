@@ -11,7 +11,7 @@
 #include "tessera/base/machine.h"
 #include "tessera/base/units.h"
 #include "tessera/cli/commands.h"
-#include "tessera/report/byte_progress.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -31,7 +31,7 @@ void tokenize(TokenizeArguments& arguments) {
   if (arguments.header == "megatron") options.header = data::TokenHeader::megatron;
   if (!arguments.end_of_text.empty()) options.end_of_text = arguments.end_of_text;
   if (options.num_threads == 0) options.num_threads = static_cast<int>(this_machine().num_cores);
-  std::optional<report::ByteProgress> line;
+  std::optional<report::AmountProgress> line;
   options.on_progress = [&](int64_t earlier, int64_t done, int64_t all) {
     if (!line) line.emplace("tokenize", earlier);
     line->show(done, all);

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_files.h"
 #include "tessera/base/text.h"
+#include "tessera/cli/option_words.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/config/job_keys.h"
 #include "tessera/config/run_config.h"
@@ -61,7 +62,7 @@ int main(int argc, char** argv) {
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   const bool has_job = std::string_view(argv[1]) != cli::kAnswer;
   const auto in_users_words = [&](const std::string& message) {
-    return has_job ? config::with_job_keys(message) : message;
+    return has_job ? config::with_job_keys(message) : cli::with_command_options(message);
   };
   try {
     quieten_libtorch();

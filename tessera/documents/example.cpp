@@ -99,6 +99,16 @@ std::optional<bool> mark_of(const Json& message, size_t index) {
 
 bool is_of(const Json& message, std::string_view role) { return message.at("role") == role; }
 
+/// An answer that says nothing, in its content, its reasoning or a call, would teach to say nothing.
+bool is_empty_answer(const Json& message) {
+  if (!is_of(message, "assistant")) return false;
+  for (const auto& [key, value] : message.items()) {
+    const bool is_about_it = key == "role" || key == "name";
+    if (!is_about_it && !value.is_null() && !value.empty() && value != "") return false;
+  }
+  return true;
+}
+
 /// Messages from `answers_from` on are what is learned, as far as `learn` lets.
 Conversation conversation_of(const Json& messages, Json tools, Learn learn,
                              size_t answers_from = 0) {
@@ -121,6 +131,11 @@ Conversation conversation_of(const Json& messages, Json tools, Learn learn,
   }
   if (learn == Learn::last) {
     for (size_t i = 0; i < last_answer; ++i) conversation.learned[i] = false;
+  }
+  for (size_t i = 0; i < checked.size(); ++i) {
+    if (conversation.learned[i] && is_empty_answer(checked[i])) {
+      user_error("message {}: the assistant's answer is empty", i + 1);
+    }
   }
   return conversation;
 }
@@ -218,7 +233,9 @@ Conversation from_alpaca(const Json& row, Learn learn) {
 
 Example from_prompt(const Json& row, Learn learn) {
   if (!is_conversation(row, RowShape::prompt_completion)) {
-    return Text{.prompt = text_at(row, "prompt"), .completion = text_at(row, "completion")};
+    auto completion = text_at(row, "completion");
+    if (completion.empty()) user_error("completion: expected a text, got an empty one");
+    return Text{.prompt = text_at(row, "prompt"), .completion = std::move(completion)};
   }
   const auto& prompt = row.at("prompt");
   Json messages = prompt;

@@ -75,7 +75,7 @@ TEST(Example, EveryShapeBecomesMessages) {
 TEST(Example, PartsOfTextAreOneText) {
   const auto parts = conversation(
       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-          {"role": "assistant", "content": null, "tool_calls": []}]})");
+          {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}]})");
   EXPECT_EQ(parts.inputs.messages[0]["content"], "ab");
   EXPECT_EQ(parts.inputs.messages[1]["content"], "");
 }
@@ -94,6 +94,33 @@ TEST(Example, WhatIsLearnedCanBeChosen) {
   EXPECT_EQ(of_assistant(Learn::marked), (std::vector<bool>{true, false, false}));
   const auto message = conversation(row).inputs.messages[1];
   EXPECT_FALSE(message.contains("weight"));  // templates do not see it
+}
+
+TEST(Example, RefusesAnEmptyAnswerThatWouldBeLearned) {
+  const auto empty = HasSubstr("message 2: the assistant's answer is empty");
+  EXPECT_THAT(
+      refusal(
+          R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": ""}]})"),
+      empty);
+  EXPECT_THAT(
+      refusal(
+          R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": []}]})"),
+      empty);
+  EXPECT_THAT(refusal(R"({"instruction": "u", "output": ""})"), empty);
+  EXPECT_THAT(refusal(R"({"conversations": [{"from": "human", "value": "u"}, {"from": "gpt"}]})"),
+              empty);
+  EXPECT_THAT(refusal(R"({"prompt": "p", "completion": ""})"),
+              HasSubstr("completion: expected a text"));
+  // Said by thoughts alone, or not learned.
+  EXPECT_EQ(
+      refusal(
+          R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "reasoning_content": "r"}]})"),
+      "(accepted)");
+  EXPECT_EQ(
+      refusal(
+          R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "train": false},
+                                     {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})"),
+      "(accepted)");
 }
 
 TEST(Example, RefusesWhatIsNoConversation) {

@@ -57,17 +57,23 @@ std::optional<size_t> number_in(const std::string& text) {
   return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
 }
 
-/// A label, a letter, a number or a choice itself, in this order.
+/// A label; without labels a letter, a number or a choice itself, where no two of them say different things.
 std::optional<size_t> named_place(const std::string& name, const std::vector<std::string>& labels,
                                   const std::vector<std::string>& choices) {
   if (const auto place = place_of(labels, name)) return place;
-  if (labels.empty() && name.size() == 1 && name[0] >= 'A' && name[0] <= 'Z') {
-    return static_cast<size_t>(name[0] - 'A');
+  const auto as_text = place_of(choices, name);
+  if (!labels.empty()) return as_text;
+  const bool is_letter = name.size() == 1 && name[0] >= 'A' && name[0] <= 'Z';
+  const auto as_place = is_letter ? static_cast<size_t>(name[0] - 'A') : number_in(name);
+  const bool is_place = as_place && *as_place < choices.size();
+  if (as_text && is_place && *as_text != *as_place) {
+    user_error(
+        "the answer: {} is the text of choice {} and the name of choice {}; give its place, a "
+        "number "
+        "from 0 without quotes",
+        quoted(name), *as_text, *as_place);
   }
-  if (labels.empty()) {
-    if (const auto place = number_in(name)) return place;
-  }
-  return place_of(choices, name);
+  return as_text ? as_text : as_place;
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "tessera/inference/scores.h"
 #include "tessera/inference/session.h"
 #include "tessera/records/reader.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::inference {
 namespace {
@@ -60,6 +61,13 @@ void check_tokens(const std::string& file, std::span<const int64_t> tokens, cons
              largest, limits.vocab_size);
 }
 
+std::vector<Score> scored(Session& session, const std::string& file,
+                          const std::vector<Passage>& passages) {
+  report::AmountProgress progress(file, 0, report::Amount::tokens);
+  return scores_of(session.model(), passages,
+                   [&](int64_t done, int64_t total) { progress.show(done, total); });
+}
+
 Score sum_of(const std::vector<Score>& scores) {
   Score sum;
   for (const auto& score : scores) {
@@ -87,6 +95,18 @@ Evaluated told(const std::string& file, const Score& score, const std::string& w
   return result;
 }
 
+/// Broken rows that were left out.
+struct Skipped {
+  int64_t rows = 0;
+  std::string first;  ///< why
+};
+
+void tell_skipped(Evaluated& evaluated, const Skipped& skipped) {
+  if (skipped.rows == 0) return;
+  evaluated.figures["skipped"] = skipped.rows;
+  evaluated.line += fmt::format("; {} rows skipped, the first: {}", skipped.rows, skipped.first);
+}
+
 /// Text, or a token file, from its beginning to its end.
 Evaluated evaluate_stream(Session& session, const std::string& file, const Limits& limits) {
   const auto extension = std::filesystem::path(file).extension();
@@ -105,7 +125,7 @@ Evaluated evaluate_stream(Session& session, const std::string& file, const Limit
   check_tokens(file, tokens, limits);
   const std::vector<bool> all(tokens.size(), true);
   const auto passages = windows(tokens, all, limits.seq_len, limits.stride);
-  return told(file, sum_of(scores_of(session.model(), passages)), num_bytes > 0 ? "text" : "tokens",
+  return told(file, sum_of(scored(session, file, passages)), num_bytes > 0 ? "text" : "tokens",
               num_bytes);
 }
 
@@ -114,6 +134,7 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
   const auto documents =
       documents::load_documents(session.encoder(), {.paths = {file},
                                                     .shape = request.shape,
+                                                    .skip_bad_lines = request.skip_bad_lines,
                                                     .max_documents = request.max_rows,
                                                     .num_threads = at::get_num_threads()});
   if (documents.counts().documents_per_row > 1) {
@@ -131,8 +152,11 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
     std::ranges::move(windows(tokens, learned, limits.seq_len, limits.stride),
                       std::back_inserter(passages));
   }
-  return told(file, sum_of(scores_of(session.model(), passages)),
-              fmt::format("{} documents", documents.size()), 0);
+  auto result = told(file, sum_of(scored(session, file, passages)),
+                     fmt::format("{} documents", documents.size()), 0);
+  const auto& counts = documents.counts();
+  tell_skipped(result, {.rows = counts.bad_rows, .first = counts.first_bad});
+  return result;
 }
 
 /// With what the tokenizer puts around a text, but a text that begins so already gets it once.
@@ -175,23 +199,36 @@ double standard_error(double share, size_t count) {
   return count < 2 ? 0 : std::sqrt(share * (1 - share) / static_cast<double>(count - 1));
 }
 
-std::vector<ChoiceRow> read_choices(const std::string& file, int64_t max_rows) {
-  records::RecordReader reader({.paths = {file}});
+struct ChoiceRows {
   std::vector<ChoiceRow> rows;
+  Skipped skipped;
+};
+
+ChoiceRows read_choices(const Request& request, const std::string& file) {
+  records::RecordReader reader({.paths = {file}, .skip_bad_lines = request.skip_bad_lines});
+  ChoiceRows found;
+  auto& [rows, skipped] = found;
   while (auto record = reader.next()) {
-    if (max_rows > 0 && std::ssize(rows) == max_rows) break;
+    if (request.max_rows > 0 && std::ssize(rows) == request.max_rows) break;
     try {
       rows.push_back(read_choice_row(record->value));
     } catch (const UserError& error) {  // where it stands
-      user_error("{}: {}", reader.place(*record), error.what());
+      const auto line = fmt::format("{}: {}", reader.place(*record), error.what());
+      if (!request.skip_bad_lines)
+        user_error("{}; set skip_bad_lines to leave such rows out", line);
+      if (skipped.rows++ == 0) skipped.first = line;
     }
   }
-  return rows;
+  skipped.rows += reader.num_skipped();
+  if (skipped.first.empty()) skipped.first = reader.first_skipped();
+  if (rows.empty())
+    user_error("{}: no question that can be answered; the first: {}", file, skipped.first);
+  return found;
 }
 
 Evaluated evaluate_choices(Session& session, const Request& request, const std::string& file,
                            const Limits& limits) {
-  const auto rows = read_choices(file, request.max_rows);
+  const auto [rows, skipped] = read_choices(request, file);
   std::vector<Passage> passages;
   for (const auto& row : rows) {
     for (auto& passage : passages_of(session, row, limits.seq_len)) {
@@ -199,7 +236,7 @@ Evaluated evaluate_choices(Session& session, const Request& request, const std::
       passages.push_back(std::move(passage));
     }
   }
-  const auto scores = scores_of(session.model(), passages);
+  const auto scores = scored(session, file, passages);
   size_t right = 0, right_by_length = 0, at = 0;
   for (const auto& row : rows) {
     std::vector<double> sums, by_length;
@@ -219,18 +256,21 @@ Evaluated evaluate_choices(Session& session, const Request& request, const std::
   const double acc = share(right), acc_norm = share(right_by_length);
   const double acc_error = standard_error(acc, rows.size());
   const double norm_error = standard_error(acc_norm, rows.size());
-  return {.file = file,
-          .figures = {{"rows", rows.size()},
-                      {"acc", acc},
-                      {"acc_stderr", acc_error},
-                      {"acc_norm", acc_norm},
-                      {"acc_norm_stderr", norm_error}},
-          .line = fmt::format("{} questions: acc {:.4f} +- {:.4f}, acc_norm {:.4f} +- {:.4f}",
-                              rows.size(), acc, acc_error, acc_norm, norm_error)};
+  Evaluated result{
+      .file = file,
+      .figures = {{"rows", rows.size()},
+                  {"acc", acc},
+                  {"acc_stderr", acc_error},
+                  {"acc_norm", acc_norm},
+                  {"acc_norm_stderr", norm_error}},
+      .line = fmt::format("{} questions: acc {:.4f} +- {:.4f}, acc_norm {:.4f} +- {:.4f}",
+                          rows.size(), acc, acc_error, acc_norm, norm_error)};
+  tell_skipped(result, skipped);
+  return result;
 }
 
-bool is_of_choices(const std::string& file) {
-  records::RecordReader reader({.paths = {file}});
+bool is_of_choices(const Request& request, const std::string& file) {
+  records::RecordReader reader({.paths = {file}, .skip_bad_lines = request.skip_bad_lines});
   const auto first = reader.next();
   return first && has_choices(first->value);
 }
@@ -245,7 +285,7 @@ void evaluate(const Request& request, const mesh::DeviceMesh& mesh) {
     Evaluated found;
     if (!documents::are_records({file})) {
       found = evaluate_stream(session, file, limits);
-    } else if (is_of_choices(file)) {
+    } else if (is_of_choices(request, file)) {
       found = evaluate_choices(session, request, file, limits);
     } else {
       found = evaluate_documents(session, request, file, limits);
@@ -253,7 +293,12 @@ void evaluate(const Request& request, const mesh::DeviceMesh& mesh) {
     all[found.file] = found.figures;
     if (!request.json) write_out(mesh, found.file + ": " + found.line + "\n");
   }
-  if (request.json) write_out(mesh, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  const auto object = all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  if (request.json) write_out(mesh, object);
+  if (request.output.empty() || mesh.rank() != 0) return;
+  const std::filesystem::path output(request.output);
+  if (output.has_parent_path()) make_folder(output.parent_path());
+  write_file(output, object);
 }
 
 }  // namespace tessera::inference

@@ -199,7 +199,12 @@ TEST(Choices, AnswersArePlacesLabelsLettersOrTexts) {
   const std::string arc =
       R"({"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": ")";
   EXPECT_EQ(answer(arc + "2\"}"), 1) << "a label, no place";
+  // A choice that looks like a place is a choice; where it names two, nobody knows.
+  EXPECT_EQ(answer(R"({"question": "q", "choices": ["3", "4", "5"], "answer": "4"})"), 1);
+  EXPECT_EQ(answer(R"({"question": "q", "choices": ["0", "1"], "answer": "1"})"), 1);
   for (const auto* row : {R"({"choices": ["a", "b"], "answer": 0})",
+                          R"({"question": "q", "choices": ["1", "2", "3"], "answer": "2"})",
+                          R"({"question": "q", "choices": ["B", "C"], "answer": "B"})",
                           R"({"question": 1, "choices": ["a", "b"], "answer": 0})",
                           R"({"question": "q", "choices": ["a"], "answer": 0})",
                           R"({"question": "q", "choices": ["a", ""], "answer": 0})",

@@ -39,7 +39,9 @@ void for_each_field(Given& request, const Visit& visit) {
   visit("seq_len", request.seq_len);
   visit("stride", request.stride);
   visit("max_rows", request.max_rows);
+  visit("skip_bad_lines", request.skip_bad_lines);
   visit("json", request.json);
+  visit("output", request.output);
 }
 
 /// Texts as bytes: a path or a prompt may be no UTF-8.

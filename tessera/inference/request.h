@@ -39,7 +39,9 @@ struct Request {
   data::Learn learn = data::Learn::assistant;
   int64_t seq_len = 0, stride = 0;  ///< of evaluate; 0: the model's positions, half of them
   int64_t max_rows = 0;             ///< of each file; 0: all
-  bool json = false;
+  bool skip_bad_lines = false;      ///< documents::DocumentsOptions, records::RecordOptions
+  bool json = false;                ///< one object on standard output instead of lines
+  std::string output;               ///< a file for that object; "": none
 
   bool operator==(const Request&) const = default;
 };

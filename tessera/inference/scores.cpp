@@ -54,17 +54,23 @@ void score_row(models::LanguageModel& model, std::span<const Passage> passages, 
 
 }  // namespace
 
-std::vector<Score> scores_of(models::LanguageModel& model, std::span<const Passage> passages) {
+std::vector<Score> scores_of(models::LanguageModel& model, std::span<const Passage> passages,
+                             const std::function<void(int64_t done, int64_t total)>& on_tokens) {
   const torch::NoGradGuard no_grad;
   const int64_t most = can_share_rows(model.shape()) ? kRowTokens : 0;
   std::vector<Score> scores(passages.size());
+  int64_t done = 0, total = 0;
+  for (const auto& passage : passages) total += inputs_of(passage);
   for (size_t begin = 0, end = 0; begin < passages.size(); begin = end) {
     int64_t tokens = inputs_of(passages[begin]);
     for (end = begin + 1; end < passages.size(); ++end) {
       tokens += inputs_of(passages[end]);
       if (tokens > most) break;
     }
-    score_row(model, passages.subspan(begin, end - begin), scores.data() + begin);
+    const auto row = passages.subspan(begin, end - begin);
+    score_row(model, row, scores.data() + begin);
+    for (const auto& passage : row) done += inputs_of(passage);
+    if (on_tokens) on_tokens(done, total);
   }
   return scores;
 }

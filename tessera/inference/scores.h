@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -21,8 +22,11 @@ struct Score {
 };
 
 /// Scores passages, several in a row (a forward of some 2,048 tokens) but as if each were alone. Logits never exist
-/// as a whole. Collective where ranks divide the model: the same on every rank.
-std::vector<Score> scores_of(models::LanguageModel& model, std::span<const Passage> passages);
+/// as a whole. Collective where ranks divide the model: the same on every rank. `on_tokens` hears how many of all tokens are
+/// done.
+std::vector<Score> scores_of(
+    models::LanguageModel& model, std::span<const Passage> passages,
+    const std::function<void(int64_t done, int64_t total)>& on_tokens = {});
 
 /// Passages of at most `seq_len` + 1 tokens that score each of `tokens` but the first (and but those that are not
 /// `scored`) once: a window moves on by `stride`, so each but those of the first has at least seq_len - stride tokens

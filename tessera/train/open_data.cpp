@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/data/dataset.h"
 #include "tessera/data/mixed_rows.h"
 #include "tessera/data/packed_rows.h"
+#include "tessera/data/token_source.h"
 #include "tessera/hub/resolve_data.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::train {
 namespace {
@@ -166,6 +169,33 @@ class RecordSources {
   int num_threads_;
 };
 
+/// Whoever names a tokenizer, or goes on with a model that has one, does not mean to learn bytes; and rows of data sets
+/// beside other files would be read as text, braces and all. Chosen by format, text is what was meant.
+void check_no_other_text(const config::RunConfig& config, const std::vector<std::string>& paths) {
+  const auto& section = config.data;
+  if (section.format != data::DataFormat::automatic) return;
+  const auto is_rows = [](const std::string& path) { return documents::are_records({path}); };
+  const auto rows = std::ranges::find_if(paths, is_rows);
+  if (rows != paths.end()) {
+    user_error(
+        "{}: rows of a data set beside {}, which is none; rename that one as what it holds, or set "
+        "format to text to read all as bytes",
+        *rows, *std::ranges::find_if_not(paths, is_rows));
+  }
+  const bool goes_on = config.model.init == models::Init::pretrained;
+  const bool named = !section.tokenizer.empty();
+  if (!named && !(goes_on && !text::tokenizer_files(config.model.path).empty())) return;
+  const auto text = std::ranges::find_if(paths, [](const std::string& path) {
+    return data::TokenSource::open({.paths = {path}}).is_text();
+  });
+  if (text == paths.end()) return;
+  user_error(
+      "{}: text would be read as bytes, not by the tokenizer of {}; make tokens of it with "
+      "`tessera "
+      "tokenize --tokenizer`, or rows (.jsonl) with a text each, or set format to text",
+      *text, named ? section.tokenizer : config.model.path);
+}
+
 /// What is read together: all of data.train, or each entry that has a weight of its own.
 std::vector<std::vector<std::string>> groups_of(const DataSection& section) {
   if (section.weights.empty()) return {paths_of(section.train)};
@@ -209,6 +239,7 @@ OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int nu
                         documents::are_records(paths_of(section.train)));
   std::vector<Source> sources;
   if (!records) {
+    check_no_other_text(config, paths_of(section.train));
     for (const auto& paths : groups) sources.push_back(open_tokens(section, paths, vocab_size));
     // Files of their own to validate with are the same beside each source.
     if (!section.validation.empty())

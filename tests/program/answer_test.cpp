@@ -180,6 +180,38 @@ TEST_F(AnswerTest, ATrainedModelIsExamined) {
   expect_mistake(tessera({"evaluate", run(), folder->write("empty.txt", "")}), "empty");
   expect_mistake(tessera({"evaluate", run(), text, "--stride=9", "--seq-len=8"}),
                  "--stride: expected at most the 8 tokens");
+  expect_mistake(tessera({"evaluate", run(), folder->path().string()}),
+                 "expected a file, got a folder");
+}
+
+TEST_F(AnswerTest, BrokenRowsAreNamedOrCountedAndFiguresGoToAFile) {
+  const std::string row =
+      R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})"
+      "\n";
+  const auto rows = folder->write("some_bad.jsonl", row + "{\"messages\": []}\n{\n" + row);
+  expect_mistake(tessera({"evaluate", run(), rows}),
+                 "some_bad.jsonl:2: expected at least one message, got none; set --skip-bad-lines");
+  const std::string question = R"({"question": "a", "choices": ["b", "c"], "answer": 1})"
+                               "\n";
+  const auto questions = folder->write(
+      "bad_questions.jsonl", question + R"({"question": "a", "choices": ["b", "c"], "answer": 2})");
+  expect_mistake(tessera({"evaluate", run(), questions}), "got 2; set --skip-bad-lines to leave");
+  const auto output = folder->path() / "new" / "figures.json";
+  const auto end = tessera(
+      {"evaluate", run(), rows, questions, "--skip-bad-lines", "--output", output.string()});
+  EXPECT_EQ(end.exit_code, 0) << end.error;
+  EXPECT_EQ(end.error, "");
+  EXPECT_THAT(end.out, HasSubstr("2 documents"));
+  EXPECT_THAT(end.out, HasSubstr("; 2 rows skipped, the first: "));
+  const auto figures = nlohmann::json::parse(read_file(output));
+  EXPECT_EQ(figures[rows]["skipped"], 2);
+  EXPECT_EQ(figures[rows]["tokens"], 2 * 5);
+  EXPECT_EQ(figures[questions]["rows"], 1);
+  EXPECT_EQ(figures[questions]["skipped"], 1);
+  expect_mistake(tessera({"evaluate", run(), rows, "--output", folder->path().string()}),
+                 "set --output");
+  expect_mistake(tessera({"generate", run(), "a", "--stop", ""}),
+                 "--stop: expected a word, got none");
 }
 
 TEST_F(AnswerTest, BadInput) {

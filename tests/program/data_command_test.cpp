@@ -104,7 +104,33 @@ TEST_F(DataCommandTest, BadInput) {
   expect_mistake(run_tessera({"data", "show", folder_.path() / "no.jsonl", kModel}), "no.jsonl");
   expect_mistake(run_tessera({"data", "show", rows_, kModel, "--shape=rows"}), "--shape");
   expect_mistake(run_tessera({"data", "show", rows_, kModel, "--chat-template=none"}),
-                 "chat_template: none");
+                 "--chat-template: none");
+  expect_mistake(run_tessera({"data", "show", rows_, kModel, "--rows=-1"}),
+                 "--rows: expected 0 or more, got -1");
+  const auto bad = folder_.write("bad.jsonl", std::string(kRow) + "{\"messages\": []}\n");
+  expect_mistake(run_tessera({"data", "show", bad, kModel}),
+                 "bad.jsonl:2: expected at least one message, got none; set --skip-bad-lines");
+  EXPECT_THAT(run_tessera({"data", "show", bad, kModel, "--skip-bad-lines"}).out,
+              HasSubstr("1 rows skipped"));
+  const auto other = folder_.write("other.jsonl", "{\"question\": 1}\n");
+  expect_mistake(run_tessera({"data", "show", other, kModel}), "got question; set --shape");
+}
+
+/// Text is read by bytes, which nobody means who names a tokenizer.
+TEST_F(DataCommandTest, TextBesideATokenizerIsRefused) {
+  const auto notes = folder_.write("notes.txt", std::string(500, 'a'));
+  const auto job = folder_.write("job.yaml",
+                                 "model: {preset: micro}\ndata: {seq_len: 16}\n"
+                                 "train: {steps: 1, global_batch: 2, sample_tokens: 0, run_dir: " +
+                                     (folder_.path() / "run").string() + "}\n");
+  const auto tokenizer = "--data.tokenizer=" + std::string(kModel).substr(8);
+  expect_mistake(run_tessera({"train", job, "--data.train=[" + notes + "]", tokenizer}),
+                 "notes.txt: text would be read as bytes, not by the tokenizer of ");
+  expect_mistake(run_tessera({"train", job, "--data.train=[" + notes + "," + rows_ + "]"}),
+                 "rows.jsonl: rows of a data set beside " + notes);
+  const auto asked = run_tessera(
+      {"train", job, "--data.train=[" + notes + "," + rows_ + "]", "--data.format=text"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.error;
 }
 
 }  // namespace
