@@ -18,7 +18,6 @@
 #include "tessera/cli/stored_model.h"
 #include "tessera/inference/stored_shape.h"
 #include "tessera/report/byte_progress.h"
-#include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
 namespace {
@@ -68,7 +67,8 @@ void run_merge_adapter(const MergeAdapterArguments& arguments) {
       merged, checkpoint::FamilyNames(base.about.model, base.tensors.path().string()));
   report::ByteProgress line("merge-adapter");
   stored.report_reads([&](int64_t done, int64_t total) { line.show(done, total); });
-  const bool brings_tokenizer = !text::tokenizer_files(adapter_folder).empty();
+  const bool brings_tokenizer = fs::exists(adapter_folder / "tokenizer.json") ||
+                                fs::exists(adapter_folder / "tokenizer.model");
   checkpoint::export_hf(stored, arguments.output,
                         {.config = base.about.model,
                          .carry_from = brings_tokenizer ? adapter_folder : base.assets_folder});
