@@ -42,8 +42,8 @@ void check_all_match(const std::string& member, const std::vector<Entry>& entrie
         parameters, [&](const Named& p) { return p.is_matrix() && entry.matches(p); });
     if (found) continue;
     const auto names = last_names(parameters);
-    user_error("adapter.{}: '{}' matches no matrix of the model{}; its modules are {}", member,
-               printable(entry.text()), did_you_mean(entry.text(), names), fmt::join(names, ", "));
+    user_error("adapter.{}: '{}' matches no matrix of the model, whose modules are {}{}", member,
+               printable(entry.text()), fmt::join(names, ", "), did_you_mean(entry.text(), names));
   }
 }
 

@@ -182,9 +182,11 @@ std::string error_of(const AdapterSpec& spec, const std::string& model = "llama"
 
 TEST(AdapterTest, SlipsAreNamed) {
   AdapterSpec spec{.type = AdapterType::lora, .rank = 4, .targets = {"q_proj", "v_prj"}};
-  EXPECT_THAT(error_of(spec),
-              HasSubstr("adapter.targets: 'v_prj' matches no matrix of the model; did you "
-                        "mean 'v_proj'?"));
+  EXPECT_EQ(
+      error_of(spec),
+      "adapter.targets: 'v_prj' matches no matrix of the model, whose modules are down_proj, "
+      "embed_tokens, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj; did you mean "
+      "'v_proj'?");
   spec.targets = {"(q_proj"};
   EXPECT_THAT(error_of(spec),
               HasSubstr("adapter.targets: expected a name of modules or a regular"));
