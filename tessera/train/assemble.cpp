@@ -14,6 +14,7 @@
 #include "tessera/models/adapt.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/job_adapter.h"
 #include "tessera/train/join_run.h"
 #include "tessera/train/layer_costs.h"
 #include "tessera/train/muon.h"
@@ -59,22 +60,6 @@ std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
   if (section.weights == WeightFormat::as_stored) return {};
   return nn::quantise_linear_layers(model, model.layout().layers,
                                     {.format = section.weights, .block = section.weights_block});
-}
-
-/// Puts the job's adapters into the model; gives the first values of all its parameters.
-models::FirstValues add_adapters(models::LanguageModel& model, const config::RunConfig& config,
-                                 models::FirstValues base) {
-  if (config.adapter.type == models::AdapterType::none) return base;
-  const models::AdapterSpec& spec = config.adapter;
-  models::adapt(model, spec);
-  auto values = models::adapted_values(spec, model.shape(), config.model.seed, std::move(base));
-  for (const auto& item : model.named_parameters()) {
-    // Where rank 0's values count, it holds them whole.
-    const auto& parameter = item.value();
-    if (parameter.is_meta() || !parameter.requires_grad()) continue;
-    values(item.key(), 0, parameter.detach().view({-1}));
-  }
-  return values;
 }
 
 /// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
@@ -315,13 +300,14 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
     planning.measured = measure_layer_costs(config, shape, mesh);
   }
-  auto plan = plan::make_plan(config, shape, sizes, planning);
+  const auto adapter = adapter_of(config, shape);
+  auto plan = plan::make_plan(with_adapter(config, adapter), shape, sizes, planning);
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   auto fill = first_values(*model, config.model);
   const auto quantised_layers = quantise(*model, config.model);
-  fill = quantised(add_adapters(*model, config, std::move(fill)), quantised_layers);
+  fill = quantised(add_adapter(*model, adapter, std::move(fill)), quantised_layers);
   auto parameters = parameters_of(*model, config.optimizer);
   if (sizes.pp > 1)
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
@@ -354,10 +340,9 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .parallel = std::move(parallel),
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
+          .adapter = adapter.spec,
           .optimizer = std::move(optimizer),
           .learning_rate = learning_rate_options(config),
-          .peak_activations = 0,
-          .peak_tensors = 0,
           .traffic = {},
           .autocast = std::nullopt,
           .loss_scaler = std::nullopt};

@@ -66,6 +66,7 @@ struct Run {
   parallel::DataParallel parallel;
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
   plan::RunPlan plan;
+  models::AdapterSpec adapter;  ///< the job's, or that of adapter.path
   optim::Optimizer optimizer;
   optim::LearningRateOptions learning_rate;
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).

@@ -176,7 +176,7 @@ json data_of(const Run& run) {
 }
 
 std::optional<checkpoint::BaseWeights> base_of(const Run& run) {
-  if (run.config.adapter.type == models::AdapterType::none) return {};
+  if (run.adapter.type == models::AdapterType::none) return {};
   const auto& section = run.config.model;
   const bool is_stored = section.init == models::Init::pretrained;
   auto sample = checkpoint::run_on_all(run.world, [&]() -> std::string {
@@ -187,7 +187,7 @@ std::optional<checkpoint::BaseWeights> base_of(const Run& run) {
   return checkpoint::BaseWeights{
       .path = is_stored ? fs::absolute(section.path).lexically_normal().string() : "",
       .sample = std::move(sample),
-      .adapter = models::to_json(run.config.adapter)};
+      .adapter = models::to_json(run.adapter)};
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

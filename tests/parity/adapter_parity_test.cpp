@@ -180,6 +180,20 @@ TEST_P(AdapterLayoutTest, LoraEqualsTheRecordedRun) {
 }
 INSTANTIATE_TEST_SUITE_P(All, AdapterLayoutTest, ::testing::ValuesIn(adapter_layouts_by_mesh()));
 
+TEST(Adapter, GoesOnFromPeftsFolder) {
+  auto job = adapter_job();
+  job.adapter = {};
+  job.adapter.type = models::AdapterType::lora;
+  job.adapter.path = std::string(kFixture) + "/init";
+  for (const auto& layout : {AdapterLayout{}, AdapterLayout{.tp = 2}}) {
+    on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+      auto run = train::assemble(with_layout(job, layout), mesh);
+      EXPECT_EQ(num_trained(run), kTrained);
+      expect_recorded(run, recorded_adapter());
+    });
+  }
+}
+
 struct AdapterKind {
   std::string name;
   std::function<void(config::RunConfig&)> set;
