@@ -148,8 +148,9 @@ void with_adapter(benchmark::State& state, bool ours) {
                           .squared_row_norms = {}};
   const auto grad = at::ones({kTokens, kInner}, dtype);
   for (auto _ : state) {
-    const auto y = ours ? low_rank_linear(x, base, {a, b, 2})
-                        : linear(x, weight) + linear(linear(x, a), b) * 2;
+    const auto y = ours
+                       ? low_rank_linear(x, base, {a, b, 2})
+                       : kernels::linear(x, weight) + kernels::linear(kernels::linear(x, a), b) * 2;
     y.backward(grad);
     x.mutable_grad().reset();
   }
