@@ -189,13 +189,14 @@ TEST_F(AnswerTest, BrokenRowsAreNamedOrCountedAndFiguresGoToAFile) {
       R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})"
       "\n";
   const auto rows = folder->write("some_bad.jsonl", row + "{\"messages\": []}\n{\n" + row);
-  expect_mistake(tessera({"evaluate", run(), rows}),
-                 "some_bad.jsonl:2: expected at least one message, got none; set --skip-bad-lines");
+  const auto empty = folder->write("empty.jsonl", row + "{\"messages\": []}\n");
+  expect_mistake(tessera({"evaluate", run(), empty}),
+                 "empty.jsonl:2: expected at least one message, got none; set --skip-bad-lines");
   const std::string question = R"({"question": "a", "choices": ["b", "c"], "answer": 1})"
                                "\n";
   const auto questions = folder->write(
       "bad_questions.jsonl", question + R"({"question": "a", "choices": ["b", "c"], "answer": 2})");
-  expect_mistake(tessera({"evaluate", run(), questions}), "got 2; set --skip-bad-lines to leave");
+  expect_mistake(tessera({"evaluate", run(), questions}), "got '2'; set --skip-bad-lines to leave");
   const auto output = folder->path() / "new" / "figures.json";
   const auto end = tessera(
       {"evaluate", run(), rows, questions, "--skip-bad-lines", "--output", output.string()});

@@ -158,10 +158,9 @@ void add_positions(const LlamaCppModel& model, const std::string& arch, GgufMeta
 }
 
 void add_gemma(const ModelShape& shape, const std::string& arch, GgufMetadata& result) {
-  constexpr double kLlamaCppsLocalTheta = 10000;
   const auto& facts = shape.own.as<models::gemma::Facts>();
   result.emplace_back(arch + ".attention.sliding_window", count(shape.sliding_window));
-  if (facts.local_theta != 0 && facts.local_theta != kLlamaCppsLocalTheta)
+  if (facts.local_theta != 0)
     result.emplace_back(arch + ".rope.freq_base_swa", gguf_f32(facts.local_theta));
   if (facts.attention_softcap != 0)
     result.emplace_back(arch + ".attn_logit_softcapping", gguf_f32(facts.attention_softcap));
