@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/bitsandbytes.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/deepspeed.h"
 #include "tessera/checkpoint/formats/gguf/file.h"
@@ -31,7 +32,7 @@ struct Kind {
 // What is known of each format, in the order of Format.
 constexpr std::array kKinds{
     Kind{Format::tessera, "Tessera checkpoint", is_checkpoint, open_as<Checkpoint>},
-    Kind{Format::safetensors, "safetensors", is_safetensors, open_as<Safetensors>},
+    Kind{Format::safetensors, "safetensors", is_safetensors, open_safetensors},
     Kind{Format::dcp, "torch.distributed.checkpoint", is_dcp, open_as<DcpSource>},
     Kind{Format::deepspeed, "DeepSpeed universal checkpoint", is_deepspeed_universal,
          open_as<DeepspeedUniversalSource>},

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/bitsandbytes.h"
 #include "tessera/checkpoint/formats/family_names.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/source_view.h"
 #include "tessera/checkpoint/tensors.h"
 
@@ -24,25 +24,26 @@ std::string stored_name(const TensorSource& stored, const std::string& name) {
 
 /// Stored tensors, and each of those that a family stores together by itself.
 struct TakenApart {
-  Safetensors stored;
+  std::unique_ptr<TensorSource> stored;
   SourceView apart;
 
-  explicit TakenApart(const std::filesystem::path& path) : stored(path), apart(path) {}
+  explicit TakenApart(const std::filesystem::path& path)
+      : stored(open_safetensors(path)), apart(path) {}
 };
 
 std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path) {
   auto both = std::make_shared<TakenApart>(path);
   const auto config = path / "config.json";
-  std::shared_ptr<const TensorSource> as_stored(both, &both->stored);
+  std::shared_ptr<const TensorSource> as_stored(both, both->stored.get());
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
   const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
   if (!family.any_together()) return as_stored;
-  for (const auto& [name, info] : both->stored.tensors()) {
+  for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {
       if (ours.rows == 0) {
-        both->apart.add(ours.name, both->stored, name);
+        both->apart.add(ours.name, *both->stored, name);
       } else {
-        both->apart.add_rows(ours.name, both->stored, name, {ours.first_row, ours.rows});
+        both->apart.add_rows(ours.name, *both->stored, name, {ours.first_row, ours.rows});
       }
     }
   }

@@ -1,0 +1,19 @@
+// Folders of Hugging Face whose linear layers bitsandbytes quantised, as their dequantised weights.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "tessera/checkpoint/tensor_source.h"
+
+namespace tessera::checkpoint {
+
+/// The tensors of a folder or file of safetensors. A weight that bitsandbytes stored in 4 bits
+/// (`X.weight` with .absmax, .quant_map, .quant_state.bitsandbytes__nf4 or __fp4, and nested ones) or
+/// in 8 (`X.weight` with X.SCB) is `X.weight` [out, in] of float32, dequantised as it is read, to the
+/// bit: quantised again with the same type and block it has the same codes (double quantisation:
+/// with plain nf4, since what it did to absmax is in them). What belongs to it is no tensor of its
+/// own. UserError: a type that is unknown, states that are missing, cut or of another size.
+std::unique_ptr<TensorSource> open_safetensors(const std::filesystem::path& path);
+
+}  // namespace tessera::checkpoint
