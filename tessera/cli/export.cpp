@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,9 @@
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/formats/convert.h"
 #include "tessera/checkpoint/formats/gguf/modelfile.h"
+#include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/pending_folder.h"
+#include "tessera/cli/adapter_run.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/model_card.h"
 #include "tessera/cli/ranges.h"
@@ -121,12 +124,27 @@ void write_modelfile(const std::filesystem::path& gguf, const std::filesystem::p
   fmt::print("wrote {}\n", printable(path.string()));
 }
 
+/// The adapter of a run alone, as PEFT keeps one.
+int export_peft(const ExportArguments& arguments) {
+  const auto& [from, destination] =
+      std::tie(arguments.options.from.source, arguments.options.destination);
+  const auto run = open_adapter_run(from, arguments.step);
+  checkpoint::write_peft(run.training.tensors, inference::stored_shape(run.training, 1),
+                         destination,
+                         {.config = {.spec = run.spec, .base = run.base.path}, .dtype = {}});
+  fmt::print("wrote {}: the adapter alone, to be used beside {}\n", printable(destination.string()),
+             run.base.path.empty() ? "its base" : printable(run.base.path));
+  return 0;
+}
+
 int run_export(ExportArguments& arguments, bool has_type) {
   auto& options = arguments.options;
+  if (has_type && arguments.to != "gguf")
+    user_error("export: --type takes effect with --to gguf alone");
+  checkpoint::refuse_existing(options.destination);  // before a long look at the source
+  if (arguments.to == "peft") return export_peft(arguments);
   options.from.source = chosen_checkpoint(options.from.source, arguments.step);
   options.to = arguments.to == "gguf" ? checkpoint::Target::gguf : checkpoint::Target::huggingface;
-  if (has_type && options.to != checkpoint::Target::gguf)
-    user_error("export: --type takes effect with --to gguf alone");
   options.type =
       std::ranges::find(gguf_types(), arguments.type, &std::pair<std::string, GgufFileType>::first)
           ->second;
@@ -138,9 +156,12 @@ int run_export(ExportArguments& arguments, bool has_type) {
                  done.num_fallbacks);
     }
   };
-  checkpoint::refuse_existing(options.destination);  // before a long look at the source
   const auto source =
       checkpoint::open_training({.source = options.from.source, .with_optimizer = false});
+  if (checkpoint::base_weights_of(source.about.state)) {
+    user_error("{}: an adapter alone; export it --to peft, or tessera merge-adapter it first",
+               options.from.source.string());
+  }
   const bool gguf = options.to == checkpoint::Target::gguf;
   const auto name = std::filesystem::path(options.destination).filename().string();
   if (!gguf && source.about.model.is_object()) options.model_card = model_card(source, name);
@@ -161,9 +182,11 @@ void add_export(CLI::App& app, int& exit_code) {
   command
       ->add_option("DESTINATION", arguments->options.destination, "What to write; must not exist")
       ->required();
-  command->add_option("--to", arguments->to, "huggingface (a folder) or gguf (a file)")
+  command
+      ->add_option("--to", arguments->to,
+                   "huggingface (a folder), gguf (a file), or peft (a run's adapter alone)")
       ->required()
-      ->check(CLI::IsMember({"huggingface", "gguf"}));
+      ->check(CLI::IsMember({"huggingface", "gguf", "peft"}));
   auto* type =
       command->add_option("--type", arguments->type, "Of a GGUF's matrices; f16 unless given")
           ->check(CLI::IsMember(gguf_types()));

@@ -111,9 +111,13 @@ void print_memory(const FinetuneJob& job, const FinetuneRequest& request) {
 
 void print_next(const FinetuneJob& job, const std::string& run_dir) {
   fmt::print("\nNow try:\n  tessera chat {}\n", run_dir);
-  if (job.method != Method::full)
-    fmt::print("  tessera merge-adapter {} -o {}/merged\n", run_dir, run_dir);
-  fmt::print("  tessera export {} {}.gguf --to gguf\n", run_dir, run_dir);
+  auto whole = run_dir;
+  if (job.method != Method::full) {
+    fmt::print("  tessera export {0} {0}-peft --to peft\n", run_dir);
+    whole += "-merged";
+    fmt::print("  tessera merge-adapter {} -o {}\n", run_dir, whole);
+  }
+  fmt::print("  tessera export {} {}.gguf --to gguf\n", whole, run_dir);
 }
 
 int finetune(const FinetuneArguments& arguments, std::vector<config::Override> overrides) {

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/base/error.h"
@@ -14,10 +15,11 @@
 #include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/pending_folder.h"
+#include "tessera/cli/adapter_run.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/inference/stored_shape.h"
-#include "tessera/report/byte_progress.h"
+#include "tessera/report/amount_progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -47,31 +49,41 @@ int64_t count_merged(const models::AdapterSpec& spec, const models::ModelShape& 
   return std::ssize(models::adapted_modules(spec, shape));
 }
 
+/// The weights beside which a run trained: still the same.
+std::string base_of(const AdapterRun& run, const std::string& where) {
+  if (run.base.path.empty())
+    user_error("{}: its base was drawn from a seed and is in no folder; give one with --base",
+               where);
+  checkpoint::check_base_weights(run.base, where);
+  return run.base.path;
+}
+
 void run_merge_adapter(const MergeAdapterArguments& arguments) {
   checkpoint::refuse_existing(arguments.output);  // before a long look at the weights
-  const auto adapter_folder = fs::path(model_folder(arguments.adapter, /*weights=*/true));
-  if (!checkpoint::is_peft(adapter_folder)) {
-    user_error("{}: no adapter; expected a folder with {} and {}", adapter_folder.string(),
-               checkpoint::kPeftConfig, checkpoint::kPeftWeights);
-  }
-  const auto named = arguments.base.empty() ? base_of(adapter_folder) : arguments.base;
+  const auto source = fs::path(model_folder(arguments.adapter, /*weights=*/true));
+  std::optional<AdapterRun> run;
+  if (!checkpoint::is_peft(source)) run.emplace(open_adapter_run(source, /*step=*/-1));
+  const auto named = !arguments.base.empty() ? arguments.base
+                     : run                   ? base_of(*run, arguments.adapter)
+                                             : base_of(source);
   const auto base = checkpoint::open_training(
       {.source = chosen_checkpoint(model_folder(named, /*weights=*/true), -1),
        .with_optimizer = false});
   const auto shape = inference::stored_shape(base, 1);
-  const checkpoint::PeftAdapter adapter(adapter_folder, shape);
-  const auto& spec = adapter.config().spec;
-  const checkpoint::MergedSource merged(base.tensors, adapter.tensors(), spec, shape,
-                                        arguments.unmerge);
+  std::optional<checkpoint::PeftAdapter> peft;
+  if (!run) peft.emplace(source, shape);
+  const auto& spec = run ? run->spec : peft->config().spec;
+  const checkpoint::TensorSource& trained = run ? run->training.tensors : peft->tensors();
+  const checkpoint::MergedSource merged(base.tensors, trained, spec, shape, arguments.unmerge);
   auto stored = checkpoint::as_stored(
       merged, checkpoint::FamilyNames(base.about.model, base.tensors.path().string()));
-  report::ByteProgress line("merge-adapter");
+  report::AmountProgress line("merge-adapter");
   stored.report_reads([&](int64_t done, int64_t total) { line.show(done, total); });
-  const bool brings_tokenizer = fs::exists(adapter_folder / "tokenizer.json") ||
-                                fs::exists(adapter_folder / "tokenizer.model");
-  checkpoint::export_hf(stored, arguments.output,
-                        {.config = base.about.model,
-                         .carry_from = brings_tokenizer ? adapter_folder : base.assets_folder});
+  const bool brings_tokenizer =
+      fs::exists(source / "tokenizer.json") || fs::exists(source / "tokenizer.model");
+  checkpoint::export_hf(
+      stored, arguments.output,
+      {.config = base.about.model, .carry_from = brings_tokenizer ? source : base.assets_folder});
   fmt::print("wrote {}: {} {} {} matrices of {}, in float32, stored as they were\n",
              printable(arguments.output.string()), printable(arguments.adapter),
              arguments.unmerge ? "subtracted from" : "added to", count_merged(spec, shape),
@@ -84,10 +96,12 @@ void add_merge_adapter(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<MergeAdapterArguments>();
   auto* command = app.add_subcommand("merge-adapter",
                                      "Add an adapter into the weights beside which it was trained");
-  command->footer("Example:\n  tessera merge-adapter org/adapter -o merged");
+  command->footer(
+      "Examples:\n  tessera merge-adapter runs/chat -o merged\n  tessera merge-adapter org/adapter "
+      "-o merged");
   command
       ->add_option("ADAPTER", arguments->adapter,
-                   "PEFT's folder of an adapter (LoRA, rsLoRA, DoRA), or its name on the Hub")
+                   "Run that trained an adapter, PEFT's folder of one, or its name on the Hub")
       ->required();
   command->add_option("--base", arguments->base,
                       "Model to add it to; unless given, the one that its settings name");

@@ -188,14 +188,8 @@ at::Tensor absmax_reference(const Quantised& weight) {
          floats_in(weight.nested_offset);
 }
 
-/// Absmax [begin, end) in float32.
-void read_absmax(const Quantised& weight, int64_t begin, int64_t end, float* out) {
-  const bool nested = weight.shape.format == WeightFormat::nf4_double;
-  if (!nested) {
-    const auto* stored = reinterpret_cast<const float*>(weight.absmax.const_data_ptr<uint8_t>());
-    std::copy(stored + begin, stored + end, out);
-    return;
-  }
+/// Nested absmax [begin, end) in float32.
+void undo_nested(const Quantised& weight, int64_t begin, int64_t end, float* out) {
   const auto* codes = weight.absmax.const_data_ptr<uint8_t>();
   const auto* absmax =
       reinterpret_cast<const float*>(weight.nested_absmax.const_data_ptr<uint8_t>());
@@ -283,20 +277,24 @@ const QuantisedTable& quantised_table() {
 ScaledCodes::ScaledCodes(const Quantised& weight, int64_t first, int64_t last)
     : four_bits_(weight.shape.format != WeightFormat::int8) {
   const auto* codes = weight.codes.const_data_ptr<uint8_t>();
+  const auto* absmax = reinterpret_cast<const float*>(weight.absmax.const_data_ptr<uint8_t>());
   const int64_t in = weight.shape.in, block = weight.shape.block;
-  const int64_t begin = four_bits_ ? first * in / block : first;
-  const int64_t end = four_bits_ ? (last * in + block - 1) / block : last;
-  scales_.resize(end - begin);
-  read_absmax(weight, begin, end, scales_.data());
+  int64_t begin = 0;
+  if (weight.shape.format == WeightFormat::nf4_double) {
+    begin = first * in / block;
+    const int64_t end = (last * in + block - 1) / block;
+    scales_.resize(end - begin);
+    undo_nested(weight, begin, end, scales_.data());
+    absmax = scales_.data();
+  }
   if (four_bits_) {
     four_ = {.codes = codes,
-             .absmax = scales_.data(),
+             .absmax = absmax,
              .values = values_of(weight.shape.format).data(),
              .first_block = begin,
              .block = block};
   } else {
-    eight_ = {
-        .codes = reinterpret_cast<const int8_t*>(codes), .absmax = scales_.data(), .first = first};
+    eight_ = {.codes = reinterpret_cast<const int8_t*>(codes), .absmax = absmax, .first = 0};
   }
 }
 

@@ -65,7 +65,9 @@ void multiply_own_panels(const at::Tensor& y, const at::Tensor& x, const Quantis
   const at::AutoDispatchBelowADInplaceOrView guard;
   const int64_t out = weight.shape.out, in = weight.shape.in;
   const int64_t depth = transposed ? out : in;
-  const int64_t fitting = kPanelBytes / (depth * x.element_size()) / kPanelStep * kPanelStep;
+  // Measured: with smaller panels the products of float32 are slow, with larger ones of bfloat16.
+  const int64_t bytes = x.scalar_type() == at::kBFloat16 ? kPanelBytes / 4 : kPanelBytes;
+  const int64_t fitting = bytes / (depth * x.element_size()) / kPanelStep * kPanelStep;
   const int64_t step = std::min(end - begin, std::max(kPanelStep, fitting));
   const auto space = at::empty({step * depth}, x.options());
   const ScaledCodes codes(weight, transposed ? 0 : begin, transposed ? out : end);

@@ -6,15 +6,15 @@
 
 namespace tessera::kernels {
 
-/// Bytes of a panel of a weight that is dequantised at once.
-inline constexpr int64_t kPanelBytes = 1 << 20;
+/// Bytes of a panel of a weight that is dequantised at once in float32; of bfloat16 a quarter.
+inline constexpr int64_t kPanelBytes = 4 << 20;
 
 /// As `linear` (kernels/linear.h) of the dequantised weight, which has no gradient: x [.., in] of
 /// float32, bfloat16 or float16, in which the product is taken; under autocast in its dtype.
 ///
 /// On a CPU no matrix is dequantised whole: up to four rows are multiplied by the codes where they
 /// lie, which reads 4 bits a weight; more rows by a panel at a time that stays in the cache, forward
-/// and for the gradient of x. Scratch: kPanelBytes, and absmax in float32.
+/// and for the gradient of x. Scratch: kPanelBytes a thread, and nested absmax in float32.
 at::Tensor quantised_linear(const at::Tensor& x, const Quantised& weight,
                             const at::Tensor& bias = {},
                             const ProductOverRanksPtr& over_ranks = {});
