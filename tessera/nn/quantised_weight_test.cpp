@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "tessera/kernels/quantised.h"
 #include "tessera/nn/layers.h"
 
@@ -66,7 +68,9 @@ TEST(QuantisedWeightTest, OnlyLinearLayersOfBlocksAreQuantised) {
     }
     std::shared_ptr<Block> block = std::make_shared<Block>();
     Linear head{8, 4};
-  } model;
+  };
+  const auto held = std::make_shared<Model>();  // modules list what shared pointers hold
+  auto& model = *held;
   const auto layers =
       quantise_linear_layers(model, {"block"}, {.format = WeightFormat::nf4_double});
   ASSERT_EQ(layers.size(), 1);
