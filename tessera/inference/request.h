@@ -20,7 +20,7 @@ struct Request {
   std::string other;          ///< of compare: an export of the model
   std::string tokenizer;      ///< a folder or a file; "": the model's
   std::string chat_template;  ///< a file, or the name of one of the tokenizer's; "": the model's
-  std::optional<FloatType> dtype;  ///< of the weights; none: as they are stored
+  std::optional<FloatType> dtype;                  ///< of the weights; none: as they are stored
   WeightFormat weights = WeightFormat::as_stored;  ///< of the linear layers in blocks
   comm::BackendChoice backend = comm::BackendChoice::automatic;
   std::string prompt;        ///< of generate; "": all of standard input
