@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Arguments = std::vector<std::string>;
 
-constexpr const char* kTemplate =
+constexpr const char* kChatTemplate =
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
@@ -41,7 +41,7 @@ train: {steps: 0, global_batch: 1, sample_tokens: 0}
     const auto exported =
         run_tessera({"export", path("base_run"), path("base"), "--to=huggingface", "--no-compare"});
     ASSERT_EQ(exported.exit_code, 0) << exported.error;
-    write_file(path("base/chat_template.jinja"), kTemplate);
+    write_file(path("base/chat_template.jinja"), kChatTemplate);
     std::string rows;
     for (int i = 0; i < 40; ++i) {
       rows += fmt::format(
