@@ -100,8 +100,7 @@ void take_from_job(const checkpoint::TrainingSource& source, checkpoint::Convert
   const auto job = config::read_stored_job(source.about.config);
   if (fs::is_regular_file(job.chat_template)) options.chat_template = read_file(job.chat_template);
   options.assets = source.assets_folder;
-  const bool has_own =
-      !source.assets_folder.empty() && !text::tokenizer_files(source.assets_folder).empty();
+  const bool has_own = !source.assets_folder.empty() && text::has_tokenizer(source.assets_folder);
   if (has_own || job.tokenizer.empty()) return;
   if (!fs::exists(job.tokenizer)) {
     fmt::print(stderr, "its job names the tokenizer {}, which is not there: the export has none\n",

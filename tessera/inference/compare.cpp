@@ -33,7 +33,7 @@ Prompt fixed_prompt(size_t which, int64_t vocab_size) {
 
 std::vector<Prompt> prompts_of(const StoredModel& stored, const std::filesystem::path& tokenizer) {
   const auto& shape = stored.model->shape();
-  const bool has_texts = !tokenizer.empty() && !text::tokenizer_files(tokenizer).empty();
+  const bool has_texts = !tokenizer.empty() && text::has_tokenizer(tokenizer);
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < kTexts.size(); ++i) {
     Prompt prompt;

@@ -38,7 +38,7 @@ std::string tokenizer_for(const Request& request, const StoredModel& stored) {
                request.model, of_job);
   }
   for (const auto& folder : {stored.assets, fs::path(stored.job.model)}) {
-    if (!folder.empty() && !text::tokenizer_files(folder).empty()) return folder.string();
+    if (!folder.empty() && text::has_tokenizer(folder)) return folder.string();
   }
   return "";
 }

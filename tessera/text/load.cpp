@@ -275,13 +275,22 @@ bool is_tiktoken(const fs::path& path) {
   return read_tiktoken_line(text.substr(0, std::min(text.find('\n'), text.size())), bytes, rank);
 }
 
+/// In a model's folder; of several the last counts.
+constexpr const char* kTokenizerNames[] = {"vocab.txt", "vocab.json", "tokenizer.model",
+                                           "tokenizer.json"};
+
 }  // namespace
+
+bool has_tokenizer(const fs::path& folder) {
+  return std::ranges::any_of(kTokenizerNames,
+                             [&](const char* name) { return fs::exists(folder / name); });
+}
 
 std::vector<fs::path> tokenizer_files(const fs::path& path) {
   if (!fs::exists(path)) user_error("{}: no such file or folder", path.string());
   auto file = path;
   if (fs::is_directory(path)) {
-    for (const auto* name : {"vocab.txt", "vocab.json", "tokenizer.model", "tokenizer.json"}) {
+    for (const auto* name : kTokenizerNames) {
       if (fs::exists(path / name)) file = path / name;
     }
     if (file == path)

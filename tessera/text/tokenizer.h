@@ -141,4 +141,7 @@ Tokenizer load_tokenizer(const std::filesystem::path& path);
 /// The files that load_tokenizer reads for `path`, and those that are beside them and say more.
 std::vector<std::filesystem::path> tokenizer_files(const std::filesystem::path& path);
 
+/// Has a model's folder a tokenizer?
+bool has_tokenizer(const std::filesystem::path& folder);
+
 }  // namespace tessera::text

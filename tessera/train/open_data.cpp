@@ -184,7 +184,7 @@ void check_no_other_text(const config::RunConfig& config, const std::vector<std:
   }
   const bool goes_on = config.model.init == models::Init::pretrained;
   const bool named = !section.tokenizer.empty();
-  if (!named && !(goes_on && !text::tokenizer_files(config.model.path).empty())) return;
+  if (!named && !(goes_on && text::has_tokenizer(config.model.path))) return;
   const auto text = std::ranges::find_if(paths, [](const std::string& path) {
     return data::TokenSource::open({.paths = {path}}).is_text();
   });

@@ -17,11 +17,12 @@ using ::testing::HasSubstr;
 TEST(AdapterRun, AnswersBesideItsBaseAndNoOther) {
   const testing::TemporaryFolder folder;
   const auto base = folder.path() / "base", run = folder.path() / "run";
+  const auto job = folder.write("job.yaml", "model: {init: pretrained}\n");
   fs::copy("tests/fixtures/llama_micro", base);
   const auto train = [&](std::vector<std::string> more) {
     std::vector<std::string> arguments{"train",
+                                       job,
                                        "--model.path=" + base.string(),
-                                       "--model.init=pretrained",
                                        "--data.train=[tests/fixtures/tokens_head.bin]",
                                        "--data.seq_len=64",
                                        "--data.validation_fraction=0",

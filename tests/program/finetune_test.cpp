@@ -30,7 +30,8 @@ class FinetuneTest : public ::testing::Test {
     folder = new testing::TemporaryFolder();
     const auto job = folder->write("base.yaml", R"(
 model: {preset: tiny, vocab_size: 5000, num_layers: 2, dim: 64, ffn_dim: 96, num_heads: 4, num_kv_heads: 2}
-train: {steps: 0, global_batch: 1, sample_tokens: 0}
+schedule: {warmup_steps: 0}
+train: {steps: 1, global_batch: 1, sample_tokens: 0}
 )");
     const auto text = folder->write("text.jsonl", "{\"text\": \"a text of some words\"}\n");
     const auto made =
