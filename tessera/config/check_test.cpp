@@ -399,7 +399,7 @@ std::string other_value(const Field& field) {
     if (choice != usual) return choice;
   }
   if (type_name(field) == "true/false") return usual == "true" ? "false" : "true";
-  for (const auto* number : {"2", "4", "0.5", "0.25"}) {
+  for (const auto* number : {"2", "4", "0.5", "0.25", "128"}) {
     const bool whole = type_name(field) != "number";
     if (whole && !parse_integer(number)) continue;
     if (number != usual && in_range(*parse_number(number), field.rule.range)) return number;

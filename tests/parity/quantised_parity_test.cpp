@@ -153,7 +153,7 @@ TEST(QuantisedParity, BlocksThatTensorParallelismWouldCutAreRefused) {
       EXPECT_EQ(std::string(error.what()),
                 "model.layers.0.mlp.down_proj: expected 2 ranks of tp to divide its 192 input "
                 "features into multiples of 64 (blocks of its quantised weight); set tp lower, or "
-                "model.weights int8");
+                "keep it in int8");
     }
   });
 }

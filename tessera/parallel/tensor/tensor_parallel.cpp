@@ -183,7 +183,7 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
       user_error(
           "{}: expected {} ranks of tp to divide its {} input features into multiples of {} "
           "(blocks "
-          "of its quantised weight); set tp lower, or model.weights int8",
+          "of its quantised weight); set tp lower, or keep it in int8",
           path, ranks(), features, together);
     }
     range = {range.begin / together, range.end / together};
