@@ -12,7 +12,7 @@
 namespace tessera::models {
 namespace {
 
-/// Of a parameter of a block, the module's name that files have.
+/// The name that files have for the module of a block's parameter.
 std::string stored_module(const FamilySpec& family, const std::string& parameter,
                           const std::string& module) {
   for (const auto& fused : family.fused) {

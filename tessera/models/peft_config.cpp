@@ -113,7 +113,7 @@ std::vector<int64_t> layers(const JsonKeys& keys) {
   const std::string key = "layers_to_transform";
   if (!keys.has(key)) return {};
   for (const auto& pattern : texts(keys, "layers_pattern")) {
-    // Of the lists of blocks that families have.
+    // These are the lists of blocks that families have.
     keys.refuse_unless(pattern == "layers" || pattern == "h", "layers_pattern", "layers or h");
   }
   const auto& value = keys.at(key);

@@ -24,7 +24,7 @@ models::ModelShape divided(models::ModelShape shape, int64_t tp) {
   return shape;
 }
 
-/// Of each adapter x A^T is kept, and with dropout the x that enters, for each token.
+/// Each adapter keeps x A^T, and with dropout the x that enters, for each token.
 std::vector<int64_t> adapter_numbers(const config::AdapterSection& adapter,
                                      const models::ModelShape& shape) {
   if (adapter.type == models::AdapterType::none) return {};

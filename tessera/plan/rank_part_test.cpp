@@ -197,7 +197,7 @@ TEST(Activations, OfADividedLlamaBlock) {
   EXPECT_DOUBLE_EQ(kept(false), 4 * d + inside + 2);
 }
 
-/// Of a block's 4 matrices of attention q_proj and v_proj have an adapter, in layer 1 of rank 2; the
+/// In a block's attention q_proj and v_proj have an adapter, in layer 1 of rank 2; the
 /// last norm and the head are trained whole.
 TEST(RankPartTest, AnAdapterFreezesTheRest) {
   const auto shape = models::model_preset("tiny");

@@ -26,7 +26,7 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
                                                const PartStates& states,
                                                const std::function<std::string(std::string)>& named,
                                                const parallel::TensorParts& divided = {});
-/// Of a run: what is trained, and its optimizer's states.
+/// What a run trains, and its optimizer's states.
 std::vector<checkpoint::HeldExtent> held_state(Run& run);
 
 /// Every tensor of a run that its checkpoints hold, in the order of the model: of an adapter's run

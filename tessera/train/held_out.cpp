@@ -43,7 +43,7 @@ HeldOut::HeldOut(const Run& run) {
       Document document{
           .prompt = {inputs.begin() + range.begin, inputs.begin() + (from - targets.begin()) + 1},
           .answer = {from, std::find_if_not(from, last, learned)}};
-      // Of the two answers of a pair the first is the better one.
+      // The first of a pair's two answers is the better one.
       if (!documents_.empty() && documents_.back().prompt == document.prompt) continue;
       documents_.push_back(std::move(document));
     }

@@ -117,7 +117,7 @@ std::shared_ptr<const MergedSource::Product> MergedSource::product_of(
   return last_;
 }
 
-/// Of DoRA's W + scale B A, by outputs.
+/// Takes the norms of DoRA's W + scale B A, by outputs.
 void MergedSource::take_norms(Product& product) const {
   const auto elements = base_.info(product.name).num_elements();
   const auto outputs = product.outputs_are_columns ? product.columns : elements / product.columns;

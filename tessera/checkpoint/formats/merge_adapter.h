@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 /// module's adapter, and a buffer. Cost: 2 rank operations for each element; DoRA reads weights twice.
 class MergedSource : public TensorSource {
  public:
-  /// Of sources that outlive it: `base` by our names, `trained` as models::trained_parameters names
+  /// The sources outlive it: `base` by our names, `trained` as models::trained_parameters names
   /// them. `subtracts`: the base is merged already, and what comes out is what it was (LoRA alone).
   /// UserError: a tensor that is missing or of another shape; an adapter of a table that is the head,
   /// too; what was trained whole, or DoRA, cannot be subtracted.
