@@ -56,8 +56,8 @@ class SectionKeys {
 };
 
 std::vector<Key> top_keys() {
-  return SectionKeys("", "", "")
-      .add("compute_environment", text, "LOCAL_MACHINE", "where the run takes place",
+  auto keys = SectionKeys("", "", "");
+  keys.add("compute_environment", text, "LOCAL_MACHINE", "where the run takes place",
            {.choices = {"LOCAL_MACHINE", "AMAZON_SAGEMAKER"}, .option = ""})
       .add("distributed_type", text, "", "how several processes work together",
            {.choices = {"NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM",
@@ -93,8 +93,12 @@ std::vector<Key> top_keys() {
       .add("tpu_vm", list, "", "hosts of a TPU pod", {.option = "--vm"})
       .add("tpu_env", list, "", "variables set on TPU hosts", {.option = "--env"})
       .add("commands", list, "", "commands run on TPU hosts before the start", {.option = ""})
-      .add("command_file", text, "", "script run on TPU hosts before the start", {.option = ""})
-      .build();
+      .add("command_file", text, "", "script run on TPU hosts before the start", {.option = ""});
+  // The keys of no section stand together: YAML has no way back out of one.
+  for (const auto* name : kSageMakerKeys) {
+    keys.add(name, text, "", "of Amazon SageMaker", {.option = ""});
+  }
+  return keys.build();
 }
 
 std::vector<Key> fsdp_keys() {
@@ -275,9 +279,6 @@ std::vector<Key> build() {
   for (auto* section : {top_keys, fsdp_keys, deepspeed_keys, parallelism_keys, megatron_lm_keys,
                         fp8_keys, dynamo_keys, mpirun_keys}) {
     std::ranges::move(section(), std::back_inserter(all));
-  }
-  for (const auto* name : kSageMakerKeys) {
-    all.push_back({"", name, text, "", {}, "of Amazon SageMaker", "", ""});
   }
   return all;
 }

@@ -194,7 +194,7 @@ TEST_F(SettingsTest, WrittenFilesReadBackTheSame) {
       "distributed_type: NO\nmixed_precision: 'no'\nmain_process_ip: null\nmain_process_port: 0\n"
       "gpu_ids: '0,1'\nnum_processes: 1\ntpu_env: [A=1, B]\ndowncast_bf16: 'no'\n"
       "commands: ['echo {a', \"it's, [b]\", '', 'null', 'a: b']\ntpu_vm: [\"-\", 'x # y']\n"
-      "command_file: \"it's: #1\"\n"
+      "command_file: \"it's: #1\"\nregion: eu-west-1\n"
       "fsdp_config: {fsdp_min_num_params: 5, offload_params: true, ignored_modules: 'a.*'}\n"
       "deepspeed_config: {gradient_clipping: 0.5}\n");
   const auto text = to_yaml(settings);
