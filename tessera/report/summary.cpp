@@ -57,7 +57,7 @@ std::string bytes_line(const PredictedBytes& part) {
 std::string unit_waits_line(std::vector<UnitWait> waits) {
   std::ranges::stable_sort(waits, std::greater(), &UnitWait::seconds);
   std::string line;
-  for (size_t i = 0; i < std::min<size_t>(3, waits.size()) && waits[i].seconds > 0; ++i) {
+  for (size_t i = 0; i < std::min<size_t>(3, waits.size()) && waits[i].seconds >= 1e-6; ++i) {
     line +=
         fmt::format("{}{} {}", i == 0 ? "" : ", ", waits[i].unit, format_seconds(waits[i].seconds));
   }

@@ -27,4 +27,12 @@ if [ "$before" -ne 0 ] || [ "$((after * 5))" -lt "$((all * 4))" ] || [ "$exporte
   echo "fine_tuning.sh: expected none before, four in five after, and as many exported" >&2
   exit 1
 fi
+for model in runs/lora runs/qlora merged; do
+  after=$(right "$model")
+  echo "fine_tuning.sh: right of $model: $after"
+  if [ "$((after * 5))" -lt "$((all * 4))" ]; then
+    echo "fine_tuning.sh: expected four in five of $model" >&2
+    exit 1
+  fi
+done
 echo "fine_tuning.sh: passed"
