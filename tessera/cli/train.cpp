@@ -141,7 +141,7 @@ void check_plan(const config::RunConfig& config) {
 
 /// Names of data sets get the commit that is downloaded here, so that every rank reads the same.
 void pin_data(config::DataSection& data) {
-  for (auto* entries : {&data.train, &data.validation}) {
+  for (auto* entries : {&data.train, &data.validation, &data.choices}) {
     for (auto& entry : *entries) entry = data_files(entry).pinned;
   }
 }

@@ -185,6 +185,9 @@ Section data_section() {
            "over it",
            {kNoValidationFiles},
            {.range = below(0, 1), .aliases = {"val_fraction", "validation_split"}})
+      .add("choices", &S::choices,
+           "questions with a choice of answers, which each validation asks: acc, acc_norm",
+           {kValidates}, {.aliases = {"multiple_choice"}})
       .add("format", &S::format,
            "tokens: .bin of nanoGPT or llm.c; megatron: .bin and .idx; text: bytes; records: JSON "
            "lines, JSON, CSV, TSV; auto: by name and header",
@@ -196,8 +199,8 @@ Section data_section() {
            "of the files taken from folders as text, such as [.h, .cpp]; empty: all files",
            {kTextFiles})
       .add("tokenizer", &S::tokenizer,
-           "of records: a model's folder, or a tokenizer's file; empty: model.path", {kRecords},
-           {.aliases = {"tokenizer_path", "tokenizer_name"}})
+           "of records and choices: a model's folder, or a tokenizer's file; empty: model.path",
+           {kRecordsOrChoices}, {.aliases = {"tokenizer_path", "tokenizer_name"}})
       .add("chat_template", &S::chat_template,
            "of records: a file with one, or the name of one of the model's; empty: its default",
            {kRecords}, {.aliases = {"template", "chat_template_path", "chat_template_jinja"}})

@@ -64,6 +64,9 @@ constexpr Need kRecords{"data.format records", [](const RunConfig& c) {
                           return c.data.format == data::DataFormat::records ||
                                  c.data.format == data::DataFormat::automatic;
                         }};
+constexpr Need kRecordsOrChoices{"data.format records, or data.choices", [](const RunConfig& c) {
+                                   return kRecords.met(c) || !c.data.choices.empty();
+                                 }};
 constexpr Need kNoRecords{"data.format other than records", [](const RunConfig& c) {
                             return c.data.format != data::DataFormat::records;
                           }};

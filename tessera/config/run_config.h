@@ -41,6 +41,7 @@ struct DataSection {
   std::vector<std::string> train;       ///< files or folders
   std::vector<double> weights;          ///< of the entries of train: shares of rows; empty: joined
   std::vector<std::string> validation;  ///< files or folders; empty: `validation_fraction` of train
+  std::vector<std::string> choices;     ///< questions with choices that each validation asks
   double validation_fraction = 0.01;    ///< share of train that is held out, in stretches
   data::DataFormat format = data::DataFormat::automatic;
   data::TokenDtype token_dtype = data::TokenDtype::automatic;

@@ -129,6 +129,14 @@ Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions&
   return documents;
 }
 
+Documents make_documents(std::span<const std::vector<MarkedToken>> documents) {
+  Documents made;
+  for (const auto& tokens : documents) made.append(tokens);
+  made.counts_.rows = std::ssize(documents);
+  made.digest_ = sha256(std::as_bytes(std::span(made.tokens_)));
+  return made;
+}
+
 std::vector<int64_t> inputs_within(int64_t seq_len,
                                    std::span<const std::span<const MarkedToken>> documents) {
   std::vector<int64_t> inputs;

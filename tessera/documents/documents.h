@@ -46,6 +46,7 @@ class Documents {
 
  private:
   friend Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions& options);
+  friend Documents make_documents(std::span<const std::vector<MarkedToken>> documents);
   void append(const std::vector<MarkedToken>& tokens);
 
   std::vector<MarkedToken> tokens_;
@@ -59,6 +60,9 @@ class Documents {
 /// UserError with file and line for a row that is refused, if it is not to be skipped; if nothing is left; if
 /// nothing can be learned from.
 Documents load_documents(const DocumentEncoder& encoder, const DocumentsOptions& options);
+
+/// Documents of tokens that are there already, each a row of its own.
+Documents make_documents(std::span<const std::vector<MarkedToken>> documents);
 
 /// Do the names say that these paths are rows of data sets: files of known type, patterns, folders of nothing else?
 bool are_records(const std::vector<std::string>& paths);

@@ -11,10 +11,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/utf8.h"
 #include "tessera/data/token_source.h"
+#include "tessera/documents/choices.h"
 #include "tessera/documents/documents.h"
-#include "tessera/inference/choices.h"
 #include "tessera/inference/console.h"
 #include "tessera/inference/scores.h"
 #include "tessera/inference/session.h"
@@ -95,16 +94,20 @@ Evaluated told(const std::string& file, const Score& score, const std::string& w
   return result;
 }
 
-/// Broken rows that were left out.
-struct Skipped {
-  int64_t rows = 0;
-  std::string first;  ///< why
-};
+/// Broken rows that were left out, and why the first was.
+void tell_skipped(Evaluated& evaluated, int64_t rows, const std::string& first) {
+  if (rows == 0) return;
+  evaluated.figures["skipped"] = rows;
+  evaluated.line += fmt::format("; {} rows skipped, the first: {}", rows, first);
+}
 
-void tell_skipped(Evaluated& evaluated, const Skipped& skipped) {
-  if (skipped.rows == 0) return;
-  evaluated.figures["skipped"] = skipped.rows;
-  evaluated.line += fmt::format("; {} rows skipped, the first: {}", skipped.rows, skipped.first);
+Passage passage_of(std::span<const documents::MarkedToken> document) {
+  Passage passage;
+  for (const auto token : document) {
+    passage.tokens.push_back(documents::id_of(token));
+    passage.scored.push_back(documents::is_learned(token));
+  }
+  return passage;
 }
 
 /// Text, or a token file, from its beginning to its end.
@@ -142,12 +145,7 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
   }
   std::vector<Passage> passages;
   for (size_t i = 0; i < documents.size(); ++i) {
-    std::vector<int64_t> tokens;
-    std::vector<bool> learned;
-    for (const auto token : documents[i]) {
-      tokens.push_back(documents::id_of(token));
-      learned.push_back(documents::is_learned(token));
-    }
+    const auto [tokens, learned] = passage_of(documents[i]);
     check_tokens(file, tokens, limits);
     std::ranges::move(windows(tokens, learned, limits.seq_len, limits.stride),
                       std::back_inserter(passages));
@@ -155,124 +153,46 @@ Evaluated evaluate_documents(Session& session, const Request& request, const std
   auto result = told(file, sum_of(scored(session, file, passages)),
                      fmt::format("{} documents", documents.size()), 0);
   const auto& counts = documents.counts();
-  tell_skipped(result, {.rows = counts.bad_rows, .first = counts.first_bad});
+  tell_skipped(result, counts.bad_rows, counts.first_bad);
   return result;
-}
-
-/// With what the tokenizer puts around a text, but a text that begins so already gets it once.
-std::vector<int64_t> begun_once(const Session& session, const std::string& text) {
-  auto tokens = session.tokens_of(text);
-  if (tokens.size() < 2 || tokens[0] != tokens[1]) return tokens;
-  auto plain = session.plain_tokens_of(text);
-  return plain.size() < tokens.size() ? plain : tokens;
-}
-
-/// A row's choices, each behind the question.
-std::vector<Passage> passages_of(const Session& session, const ChoiceRow& row, int64_t seq_len) {
-  auto context = row.context;
-  const auto last = context.find_last_not_of(" \t\n\r");
-  context.resize(last == std::string::npos ? 0 : last + 1);
-  const auto blanks =
-      context.size() < row.context.size() ? row.context.substr(context.size()) : " ";
-  const auto beginning =
-      context.empty() ? session.tokens_of(context) : begun_once(session, context);
-  std::vector<Passage> passages;
-  for (const auto& choice : row.choices) {
-    std::vector<int64_t> tokens;
-    if (context.empty()) {
-      const auto plain = session.plain_tokens_of(blanks + choice);
-      tokens = beginning;
-      tokens.insert(tokens.end(), plain.begin(), plain.end());
-    } else {
-      tokens = begun_once(session, context + blanks + choice);
-    }
-    const auto before = std::min(std::ssize(beginning), std::ssize(tokens) - 1);
-    const auto cut = std::max<int64_t>(0, std::ssize(tokens) - (seq_len + 1));
-    Passage& passage = passages.emplace_back();
-    passage.tokens.assign(tokens.begin() + cut, tokens.end());
-    for (auto i = cut; i < std::ssize(tokens); ++i) passage.scored.push_back(i >= before);
-  }
-  return passages;
-}
-
-double standard_error(double share, size_t count) {
-  return count < 2 ? 0 : std::sqrt(share * (1 - share) / static_cast<double>(count - 1));
-}
-
-struct ChoiceRows {
-  std::vector<ChoiceRow> rows;
-  Skipped skipped;
-};
-
-ChoiceRows read_choices(const Request& request, const std::string& file) {
-  records::RecordReader reader({.paths = {file}, .skip_bad_lines = request.skip_bad_lines});
-  ChoiceRows found;
-  auto& [rows, skipped] = found;
-  while (auto record = reader.next()) {
-    if (request.max_rows > 0 && std::ssize(rows) == request.max_rows) break;
-    try {
-      rows.push_back(read_choice_row(record->value));
-    } catch (const UserError& error) {  // where it stands
-      const auto line = fmt::format("{}: {}", reader.place(*record), error.what());
-      if (!request.skip_bad_lines)
-        user_error("{}; set skip_bad_lines to leave such rows out", line);
-      if (skipped.rows++ == 0) skipped.first = line;
-    }
-  }
-  skipped.rows += reader.num_skipped();
-  if (skipped.first.empty()) skipped.first = reader.first_skipped();
-  if (rows.empty())
-    user_error("{}: no question that can be answered; the first: {}", file, skipped.first);
-  return found;
 }
 
 Evaluated evaluate_choices(Session& session, const Request& request, const std::string& file,
                            const Limits& limits) {
-  const auto [rows, skipped] = read_choices(request, file);
+  const auto found = documents::load_choices(
+      {.paths = {file}, .skip_bad_lines = request.skip_bad_lines, .max_rows = request.max_rows});
+  const documents::TextEncoding encoding{
+      .whole = [&](const std::string& text) { return session.tokens_of(text); },
+      .plain = [&](const std::string& text) { return session.plain_tokens_of(text); }};
   std::vector<Passage> passages;
-  for (const auto& row : rows) {
-    for (auto& passage : passages_of(session, row, limits.seq_len)) {
-      check_tokens(file, passage.tokens, limits);
-      passages.push_back(std::move(passage));
+  for (const auto& row : found.rows) {
+    for (const auto& choice : documents::encode_choices(row, encoding, limits.seq_len)) {
+      passages.push_back(passage_of(choice));
+      check_tokens(file, passages.back().tokens, limits);
     }
   }
-  const auto scores = scored(session, file, passages);
-  size_t right = 0, right_by_length = 0, at = 0;
-  for (const auto& row : rows) {
-    std::vector<double> sums, by_length;
-    for (const auto& choice : row.choices) {
-      sums.push_back(scores[at++].log_probability);
-      by_length.push_back(sums.back() / static_cast<double>(num_characters(choice)));
-    }
-    const auto best = [](const std::vector<double>& values) {
-      return static_cast<size_t>(std::ranges::max_element(values) - values.begin());
-    };
-    right += best(sums) == row.answer ? 1 : 0;
-    right_by_length += best(by_length) == row.answer ? 1 : 0;
-  }
-  const auto share = [&](size_t count) {
-    return static_cast<double>(count) / static_cast<double>(rows.size());
-  };
-  const double acc = share(right), acc_norm = share(right_by_length);
-  const double acc_error = standard_error(acc, rows.size());
-  const double norm_error = standard_error(acc_norm, rows.size());
+  std::vector<double> log_probabilities;
+  for (const auto& score : scored(session, file, passages))
+    log_probabilities.push_back(score.log_probability);
+  const auto figures = documents::choice_figures(found.rows, log_probabilities);
   Evaluated result{
       .file = file,
-      .figures = {{"rows", rows.size()},
-                  {"acc", acc},
-                  {"acc_stderr", acc_error},
-                  {"acc_norm", acc_norm},
-                  {"acc_norm_stderr", norm_error}},
+      .figures = {{"rows", found.rows.size()},
+                  {"acc", figures.acc},
+                  {"acc_stderr", figures.acc_stderr},
+                  {"acc_norm", figures.acc_norm},
+                  {"acc_norm_stderr", figures.acc_norm_stderr}},
       .line = fmt::format("{} questions: acc {:.4f} +- {:.4f}, acc_norm {:.4f} +- {:.4f}",
-                          rows.size(), acc, acc_error, acc_norm, norm_error)};
-  tell_skipped(result, skipped);
+                          found.rows.size(), figures.acc, figures.acc_stderr, figures.acc_norm,
+                          figures.acc_norm_stderr)};
+  tell_skipped(result, found.skipped, found.first_skipped);
   return result;
 }
 
 bool is_of_choices(const Request& request, const std::string& file) {
   records::RecordReader reader({.paths = {file}, .skip_bad_lines = request.skip_bad_lines});
   const auto first = reader.next();
-  return first && has_choices(first->value);
+  return first && documents::has_choices(first->value);
 }
 
 }  // namespace

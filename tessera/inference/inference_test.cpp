@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/inference/choices.h"
 #include "tessera/inference/scores.h"
 #include "tessera/inference/session.h"
 #include "tests/support/ranks.h"
@@ -186,34 +185,6 @@ TEST(Windows, ScoreEachTokenOnceBehindAsManyAsFit) {
     }
   }
   EXPECT_TRUE(windows(std::vector<int64_t>{1}, {true}, 4, 2).empty());
-}
-
-TEST(Choices, AnswersArePlacesLabelsLettersOrTexts) {
-  const auto answer = [](const std::string& row) {
-    return read_choice_row(records::Json::parse(row)).answer;
-  };
-  EXPECT_EQ(answer(R"({"question": "q", "choices": ["a", "b"], "answer": 1})"), 1);
-  EXPECT_EQ(answer(R"({"context": "q", "endings": ["a", "b"], "label": "1"})"), 1);
-  EXPECT_EQ(answer(R"({"query": "q", "options": ["x", "y"], "gold": "B"})"), 1);
-  EXPECT_EQ(answer(R"({"query": "q", "options": ["x", "y"], "gold": "y"})"), 1);
-  const std::string arc =
-      R"({"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": ")";
-  EXPECT_EQ(answer(arc + "2\"}"), 1) << "a label, no place";
-  // A choice that looks like a place is a choice; where it names two, nobody knows.
-  EXPECT_EQ(answer(R"({"question": "q", "choices": ["3", "4", "5"], "answer": "4"})"), 1);
-  EXPECT_EQ(answer(R"({"question": "q", "choices": ["0", "1"], "answer": "1"})"), 1);
-  for (const auto* row : {R"({"choices": ["a", "b"], "answer": 0})",
-                          R"({"question": "q", "choices": ["1", "2", "3"], "answer": "2"})",
-                          R"({"question": "q", "choices": ["B", "C"], "answer": "B"})",
-                          R"({"question": 1, "choices": ["a", "b"], "answer": 0})",
-                          R"({"question": "q", "choices": ["a"], "answer": 0})",
-                          R"({"question": "q", "choices": ["a", ""], "answer": 0})",
-                          R"({"question": "q", "choices": ["a", "b"]})",
-                          R"({"question": "q", "choices": ["a", "b"], "answer": -1})",
-                          R"({"question": "q", "choices": ["a", "b"], "answer": "C"})",
-                          R"({"question": "q", "choices": "ab", "answer": 0})"}) {
-    EXPECT_THROW(answer(row), UserError) << row;
-  }
 }
 
 }  // namespace

@@ -67,13 +67,15 @@ std::string unit_waits_line(std::vector<UnitWait> waits) {
 std::string loss_line(const RunSummary& summary) {
   std::string line = fmt::format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss);
   if (summary.validation_loss) {
-    const auto& figures = summary.validation_figures;
+    auto figures = shown_figures(summary.validation_figures);
+    if (summary.loss_is_by_token) {
+      figures.insert(figures.begin(),
+                     fmt::format("perplexity {:.4g}", std::exp(*summary.validation_loss)));
+    }
     const auto& start = summary.validation_loss_on_start;
-    line += fmt::format(", validation {}{:.4f} ({})",
-                        start ? fmt::format("{:.4f} -> ", *start) : "", *summary.validation_loss,
-                        figures.empty()
-                            ? fmt::format("perplexity {:.4g}", std::exp(*summary.validation_loss))
-                            : fmt::format("{}", fmt::join(shown_figures(figures), ", ")));
+    line +=
+        fmt::format(", validation {}{:.4f} ({})", start ? fmt::format("{:.4f} -> ", *start) : "",
+                    *summary.validation_loss, fmt::join(figures, ", "));
   }
   const auto& best = summary.best_validation;
   if (best && (!summary.validation_loss || best->second < *summary.validation_loss)) {

@@ -52,7 +52,11 @@ TEST(FormatSummary, IsAnAlignedBlock) {
 TEST(FormatSummary, ALossOverPairsHasNoPerplexity) {
   auto summary = example();
   summary.validation_figures = {{"rewards/chosen", 1, ""}, {"rewards/margins", 0.5, "margin"}};
+  summary.loss_is_by_token = false;
   EXPECT_NE(format_summary(summary).find(", validation 2.2500 (margin 0.5)\n"), std::string::npos);
+  summary.loss_is_by_token = true;
+  EXPECT_NE(format_summary(summary).find(", validation 2.2500 (perplexity 9.488, margin 0.5)\n"),
+            std::string::npos);
 }
 
 TEST(FormatSummary, BytesStandBesideWhatWasPredicted) {

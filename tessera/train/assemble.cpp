@@ -248,6 +248,7 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
 struct Loaders {
   data::Loader train;
   std::optional<data::Loader> validation;
+  std::optional<Questions> questions;
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::vector<std::string> notes;
 };
@@ -263,6 +264,7 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
                               .shuffle = config.data.shuffle};
   Loaders loaders{.train = data::Loader(std::move(opened.train), loading),
                   .validation = std::nullopt,
+                  .questions = std::nullopt,
                   .tokenizer = std::move(opened.tokenizer),
                   .notes = std::move(opened.notes)};
   if (opened.validation) {
@@ -272,6 +274,8 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
     loading.past_end = data::PastEnd::ignore;
     loaders.validation.emplace(std::move(opened.validation), loading);
   }
+  loading.past_end = data::PastEnd::ignore;
+  loaders.questions = open_questions(config, loaders.tokenizer, shape.vocab_size, loading);
   return loaders;
 }
 
@@ -332,6 +336,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .train_loader = std::move(loaders.train),
           .validation_loader = std::move(loaders.validation),
           .tokenizer = std::move(loaders.tokenizer),
+          .questions = std::move(loaders.questions),
           .reference = {},
           .data_notes = std::move(loaders.notes),
           .model = std::move(model),

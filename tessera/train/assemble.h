@@ -20,6 +20,7 @@
 #include "tessera/precision/loss_scaler.h"
 #include "tessera/predict/communication.h"
 #include "tessera/text/tokenizer.h"
+#include "tessera/train/questions.h"
 
 namespace tessera::train {
 
@@ -57,6 +58,7 @@ struct Run {
   data::Loader train_loader;
   std::optional<data::Loader> validation_loader;
   std::shared_ptr<const text::Tokenizer> tokenizer;  ///< of the data; nullptr: bytes, or unknown
+  std::optional<Questions> questions;                ///< of data.choices
   Reference reference;                               ///< of preference.loss sigmoid and ipo
   std::vector<std::string> data_notes;               ///< what was read of the data (open_data.h)
   int64_t num_steps = 0;                             ///< of the whole run: set_length

@@ -82,7 +82,9 @@ void HeldOut::before(Run& run, report::RunSummary& summary, const Say& say) cons
   if (run.config.train.validate_on_start) {
     if (const auto found = validate(run)) {
       summary.validation_loss_on_start = found->loss;
-      say({fmt::format("before the first step: validation loss {:.4f}", found->loss)});
+      auto line = fmt::format("before the first step: validation loss {:.4f}", found->loss);
+      for (const auto& figure : report::shown_figures(found->figures)) line += ", " + figure;
+      say({line});
     }
   }
   if (documents_.empty()) return;

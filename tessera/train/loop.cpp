@@ -213,7 +213,8 @@ report::RunSummary new_summary(const Run& run, int world_size) {
   return {.run_dir = run.config.train.run_dir,
           .world_size = world_size,
           .parameters = models::num_parameters(run.model->shape()),
-          .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute))};
+          .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute)),
+          .loss_is_by_token = run.config.preference.loss == PreferenceLoss::none};
 }
 
 void add_totals(report::RunSummary& summary, const Run& run, const Counts& counts) {

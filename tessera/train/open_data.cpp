@@ -18,20 +18,6 @@ namespace {
 
 using config::DataSection;
 
-/// The paths for which entries stand. Data sets of the Hub are in the cache: `tessera train` has seen to it.
-std::vector<std::string> paths_of(const std::vector<std::string>& entries) {
-  std::vector<std::string> paths;
-  for (const auto& entry : entries) {
-    auto found = hub::resolve_data(entry, [] {
-      hub::ResolveOptions options;
-      options.settings.offline = true;
-      return options;
-    });
-    paths.insert(paths.end(), found.paths.begin(), found.paths.end());
-  }
-  return paths;
-}
-
 /// Rows of one source, or of all that are joined.
 struct Source {
   std::shared_ptr<const data::Rows> train, validation;  ///< no validation: nullptr
@@ -44,7 +30,7 @@ Source open_tokens(const DataSection& section, const std::vector<std::string>& p
                                                .format = section.format,
                                                .token_dtype = section.token_dtype,
                                                .extensions = section.extensions},
-                                     .validation_paths = paths_of(section.validation),
+                                     .validation_paths = data_paths(section.validation),
                                      .validation_fraction = section.validation_fraction,
                                      .seq_len = section.seq_len,
                                      .vocab_size = vocab_size,
@@ -142,7 +128,7 @@ class RecordSources {
   /// The rows of data.validation.
   std::shared_ptr<const data::Rows> open_validation() const {
     const auto others =
-        load(*encoder_, config_, paths_of(section_.validation), vocab_size_, num_threads_);
+        load(*encoder_, config_, data_paths(section_.validation), vocab_size_, num_threads_);
     return rows_of(others, data::divide_rows(others->num_rows(), 0).train, "validation");
   }
 
@@ -198,9 +184,9 @@ void check_no_other_text(const config::RunConfig& config, const std::vector<std:
 
 /// What is read together: all of data.train, or each entry that has a weight of its own.
 std::vector<std::vector<std::string>> groups_of(const DataSection& section) {
-  if (section.weights.empty()) return {paths_of(section.train)};
+  if (section.weights.empty()) return {data_paths(section.train)};
   std::vector<std::vector<std::string>> groups;
-  for (const auto& entry : section.train) groups.push_back(paths_of({entry}));
+  for (const auto& entry : section.train) groups.push_back(data_paths({entry}));
   return groups;
 }
 
@@ -231,15 +217,28 @@ OpenedData join(std::vector<Source> sources, const DataSection& section) {
 
 }  // namespace
 
+std::vector<std::string> data_paths(const std::vector<std::string>& entries) {
+  std::vector<std::string> paths;
+  for (const auto& entry : entries) {
+    auto found = hub::resolve_data(entry, [] {
+      hub::ResolveOptions options;
+      options.settings.offline = true;
+      return options;
+    });
+    paths.insert(paths.end(), found.paths.begin(), found.paths.end());
+  }
+  return paths;
+}
+
 OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int num_threads) {
   const auto& section = config.data;
   const auto groups = groups_of(section);
   const bool records = section.format == data::DataFormat::records ||
                        (section.format == data::DataFormat::automatic &&
-                        documents::are_records(paths_of(section.train)));
+                        documents::are_records(data_paths(section.train)));
   std::vector<Source> sources;
   if (!records) {
-    check_no_other_text(config, paths_of(section.train));
+    check_no_other_text(config, data_paths(section.train));
     for (const auto& paths : groups) sources.push_back(open_tokens(section, paths, vocab_size));
     // Files of their own to validate with are the same beside each source.
     if (!section.validation.empty())

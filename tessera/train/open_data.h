@@ -20,6 +20,9 @@ struct OpenedData {
   std::vector<std::string> notes;
 };
 
+/// The paths for which entries of the section stand. Data sets of the Hub are in the cache: `tessera train` has seen to it.
+std::vector<std::string> data_paths(const std::vector<std::string>& entries);
+
 /// Opens token files and text, or reads records (data.format) on `num_threads`. UserError, also at
 /// tokens beyond `vocab_size`.
 OpenedData open_data(const config::RunConfig& config, int64_t vocab_size, int num_threads);

@@ -19,9 +19,8 @@
 #include "tessera/checkpoint/formats/base_weights.h"
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/models/hf_config.h"
-#include "tessera/train/forward_backward.h"
+#include "tessera/train/document_scores.h"
 #include "tessera/train/preference.h"
-#include "tessera/train/step.h"
 
 namespace tessera::train {
 namespace fs = std::filesystem;
@@ -57,37 +56,16 @@ void broadcast_from_first(const mesh::Axis& axis, Values& values) {
   axis.broadcast(tensor, 0).wait();
 }
 
-void sum_over(const mesh::Axis& axis, Values& values) {
-  auto tensor = torch::from_blob(values.data(), {std::ssize(values)}, torch::kFloat64);
-  axis.all_reduce(tensor, comm::ReduceOp::sum).wait();
-}
-
 Values computed(Run& run, const data::Loader& loader, const std::string& what, const Tell& say) {
-  const auto all = loader.in_order();
-  Values values(static_cast<size_t>(all.data().num_documents()));
-  const bool counts = run.tensor_axis.rank() == 0;  // others of it have the same
-  const BatchLoss take = [&](const data::Batch& batch) {
-    return kernels::TokenLoss([&](const torch::Tensor& losses) {
-      const auto found = log_probabilities(batch, losses);
-      for (size_t i = 0; counts && i < found.size(); ++i) {
-        values[static_cast<size_t>(batch.contents[i].index)] = found[i];
-      }
-      return kernels::Objective();
-    });
-  };
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kBetween(5);
   auto said = Clock::now();
-  const int64_t num_batches = all.num_batches();
-  for (int64_t step = 0; step < num_batches; ++step) {
-    loss_sum(run, micro_batches(run, all, step), take);
-    if (Clock::now() - said < kBetween) continue;
+  return document_scores(run, loader, [&](int64_t done, int64_t total) {
+    if (Clock::now() - said < kBetween) return;
     said = Clock::now();
-    say(fmt::format("reference log-probabilities: {} of {} batches of {} pairs", step + 1,
-                    num_batches, what));
-  }
-  sum_over(run.world, values);
-  return values;
+    say(fmt::format("reference log-probabilities: {} of {} batches of {} pairs", done, total,
+                    what));
+  });
 }
 
 /// What stands in the run folder with this digest. UserError: see prepare_reference.

@@ -157,9 +157,13 @@ std::optional<ValidationResult> validate(Run& run) {
   }
   const auto sums = summed(run.world, {local_loss, local_tokens});
   if (sums[1] == 0) return std::nullopt;
-  if (preference == PreferenceLoss::none) return ValidationResult{.loss = sums[0] / sums[1]};
-  const auto all = over_ranks(run, of_pairs);
-  return ValidationResult{.loss = loss_of(all, preference), .figures = figures_of(all, preference)};
+  ValidationResult result{.loss = sums[0] / sums[1], .figures = {}};
+  if (preference != PreferenceLoss::none) {
+    const auto all = over_ranks(run, of_pairs);
+    result = {.loss = loss_of(all, preference), .figures = figures_of(all, preference)};
+  }
+  std::ranges::move(answer_questions(run), std::back_inserter(result.figures));
+  return result;
 }
 
 }  // namespace tessera::train

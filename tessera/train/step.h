@@ -43,7 +43,7 @@ struct ValidationResult {
 };
 
 /// Mean loss per token, or per pair, over the first train.validation_batches batches of the held-out
-/// data; none without such data. Collective.
+/// data, and what is told of pairs and of data.choices; none without such data. Collective.
 std::optional<ValidationResult> validate(Run& run);
 
 }  // namespace tessera::train

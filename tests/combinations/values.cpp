@@ -66,6 +66,7 @@ const std::map<std::string, Tried>& tried() {
       {"data.train", drawn(Role::function)},
       {"data.weights", function({"[2, 1]", "[0.2, 0.8]"})},
       {"data.validation", fixed("part of the training data is held out")},
+      {"data.choices", fixed("what is asked changes nothing that is learned")},
       {"data.validation_fraction", function({"0.02", "0.1"})},
       {"data.format", function({"auto", "records"})},
       {"data.token_dtype", function({"uint16"})},
