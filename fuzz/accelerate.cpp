@@ -1,12 +1,10 @@
 // Configurations of Accelerate and DeepSpeed: read, decided about, shown. An input is one file of
 // either kind; behind a NUL follows the DeepSpeed file that it names, by whatever name.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "fuzz/memory_file.h"
 #include "fuzz/target.h"
 #include "tessera/config/accelerate/ledger.h"
 #include "tessera/config/accelerate/settings.h"
@@ -17,21 +15,7 @@
 namespace {
 
 namespace accelerate = tessera::config::accelerate;
-
-/// A file in memory, filled anew each time: the readers want a path.
-class MemoryFile {
- public:
-  explicit MemoryFile(const char* name) : file_(memfd_create(name, 0)) {}
-  std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
-  void fill(std::string_view text) const {
-    const auto size = static_cast<ssize_t>(text.size());
-    if (ftruncate(file_, 0) != 0 || pwrite(file_, text.data(), text.size(), 0) != size)
-      std::abort();
-  }
-
- private:
-  int file_;
-};
+using tessera::fuzz::MemoryFile;
 
 [[noreturn]] void finding(const char* what) {
   std::fprintf(stderr, "%s\n", what);

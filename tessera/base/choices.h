@@ -36,10 +36,13 @@ enum class AdapterType {
 /// Which biases of the model are trained beside an adapter: none, all, or those of adapted modules.
 enum class AdapterBias { none, all, lora_only };
 
-/// First values of an adapter's A, its B being zero (of an embedding: A zero, B drawn).
+/// First values of an adapter. But for pissa, B A is zero at first, and so is B but for orthogonal; an
+/// embedding's A is zero and its B normal, whatever this says.
 enum class AdapterInit {
-  kaiming,  ///< uniform within 1 / sqrt(inputs); embeddings: normal
-  gaussian  ///< normal, of deviation 1 / rank
+  kaiming,     ///< A uniform within 1 / sqrt(inputs)
+  gaussian,    ///< A normal, of deviation 1 / rank
+  orthogonal,  ///< A and B of random rows that are orthogonal to each other, so that B A is zero
+  pissa  ///< the largest singular values of the matrix, whose rest is the base (train/pissa.h)
 };
 
 }  // namespace tessera::models
@@ -55,7 +58,7 @@ inline constexpr auto tessera::kTexts<tessera::models::AdapterBias> =
     std::to_array<std::string_view>({"none", "all", "lora_only"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::models::AdapterInit> =
-    std::to_array<std::string_view>({"kaiming", "gaussian"});
+    std::to_array<std::string_view>({"kaiming", "gaussian", "orthogonal", "pissa"});
 
 namespace tessera::data {
 

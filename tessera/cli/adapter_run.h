@@ -3,21 +3,28 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
 
-#include "tessera/checkpoint/formats/base_weights.h"
+#include "tessera/checkpoint/formats/stored_adapter.h"
 #include "tessera/checkpoint/formats/training_source.h"
-#include "tessera/models/adapter.h"
 
 namespace tessera::cli {
 
 struct AdapterRun {
   checkpoint::TrainingSource training;  ///< tensors by the names of models::trained_parameters
-  checkpoint::BaseWeights base;
-  models::AdapterSpec spec;
+  checkpoint::StoredAdapter adapter;
 };
 
 /// Opens a run, its folder of checkpoints or one of them; `step` as chosen_checkpoint has it. UserError: it trained a whole
 /// model.
 AdapterRun open_adapter_run(const std::filesystem::path& source, int64_t step);
+
+/// What the run trained itself; the run outlives it.
+checkpoint::AdapterPart own_part(const AdapterRun& run);
+/// As checkpoint::parts_of_base; `own_only` (the user's --own-only): without those of adapter.base. UserError: it has none.
+std::vector<checkpoint::AdapterPart> parts_below(const AdapterRun& run, bool own_only,
+                                                 const models::ModelShape& shape);
+[[noreturn]] void refuse_own_only(const std::string& source);
 
 }  // namespace tessera::cli

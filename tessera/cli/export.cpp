@@ -45,9 +45,10 @@ const std::vector<std::pair<std::string, GgufFileType>>& gguf_types() {
 
 struct ExportArguments {
   checkpoint::ConvertOptions options;
-  std::string to, type = "f16";
-  int64_t step = -1;  // not given
-  bool no_compare = false;
+  std::string to, type = "f16", weights = "as_stored";
+  std::filesystem::path chat_template;  ///< the file that options.chat_template is read from
+  int64_t step = -1;                    // not given
+  bool no_compare = false, own_only = false;
 };
 
 /// float32 where the model fits so, else bfloat16; none: neither fits.
@@ -60,45 +61,54 @@ std::optional<FloatType> comparing_dtype(int64_t num_parameters) {
   return std::nullopt;
 }
 
+/// Asks tessera-worker. What was written stays, whatever comes of it. Returns the exit code.
+int ask_worker(const inference::Request& request) {
+  launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
+  start.command = {worker_path(), kAnswer, file_for_ranks(inference::to_bytes(request))};
+  start.num_processes = 1;
+  std::fflush(stdout);
+  return launch::launch(start);
+}
+
 /// What asks tessera-worker to compute prompts with the source and with what was written. UserError: why
 /// it cannot.
-std::vector<std::string> comparing_command(const checkpoint::ConvertOptions& options,
-                                           const checkpoint::TrainingSource& source) {
+inference::Request comparing_request(const checkpoint::ConvertOptions& options,
+                                     const checkpoint::TrainingSource& source) {
   const int64_t parameters = models::num_parameters(inference::stored_shape(source, 1));
   const auto dtype = comparing_dtype(parameters);
   if (!dtype) {
     user_error("{} of memory are free, and its {} parameters take more",
                format_bytes(this_machine().available_bytes), parameters);
   }
-  const inference::Request request{.task = inference::Task::compare,
-                                   .model = options.from.source.string(),
-                                   .other = options.destination.string(),
-                                   .tokenizer = options.assets.string(),
-                                   .dtype = dtype,
-                                   .backend = comm::BackendChoice::gloo};
-  return {worker_path(), kAnswer, file_for_ranks(inference::to_bytes(request))};
+  return {.task = inference::Task::compare,
+          .model = options.from.source.string(),
+          .other = options.destination.string(),
+          .tokenizer = options.assets.string(),
+          .dtype = dtype,
+          .backend = comm::BackendChoice::gloo};
 }
 
-/// What was written stays, whatever comes of it. Returns the exit code.
 int compare(const checkpoint::ConvertOptions& options, const checkpoint::TrainingSource& source) {
-  launch::LaunchOptions start{.output = launch::OutputMode::plain, .pass_listen_socket = true};
+  inference::Request request;
   try {
-    start.command = comparing_command(options, source);
+    request = comparing_request(options, source);
   } catch (const UserError& error) {
     fmt::print("not compared with the source: {}\n", printable(error.what()));
     return 0;
   }
-  start.num_processes = 1;
-  std::fflush(stdout);
-  return launch::launch(start);
+  return ask_worker(request);
 }
 
 /// Tokenizer and template of the job, where the model has none of its own: a model that was trained from
 /// scratch, or on another template.
-void take_from_job(const checkpoint::TrainingSource& source, checkpoint::ConvertOptions& options) {
+void take_from_job(const checkpoint::TrainingSource& source, ExportArguments& arguments) {
   namespace fs = std::filesystem;
+  auto& options = arguments.options;
   const auto job = config::read_stored_job(source.about.config);
-  if (fs::is_regular_file(job.chat_template)) options.chat_template = read_file(job.chat_template);
+  if (fs::is_regular_file(job.chat_template)) {
+    arguments.chat_template = job.chat_template;
+    options.chat_template = read_file(job.chat_template);
+  }
   options.assets = source.assets_folder;
   const bool has_own = !source.assets_folder.empty() && text::has_tokenizer(source.assets_folder);
   if (has_own || job.tokenizer.empty()) return;
@@ -109,6 +119,18 @@ void take_from_job(const checkpoint::TrainingSource& source, checkpoint::Convert
   }
   const fs::path path(job.tokenizer);
   options.assets = fs::is_directory(path) ? path : path.parent_path();
+}
+
+inference::Request quantising_request(const ExportArguments& arguments, WeightFormat weights) {
+  const auto& options = arguments.options;
+  return {.task = inference::Task::quantise,
+          .model = options.from.source.string(),
+          .other = options.destination.string(),
+          .tokenizer = options.assets.string(),
+          .chat_template = arguments.chat_template.string(),
+          .weights = weights,
+          .backend = comm::BackendChoice::gloo,
+          .model_card = options.model_card};
 }
 
 /// Beside the GGUF file; one that is there is left alone.
@@ -123,16 +145,24 @@ void write_modelfile(const std::filesystem::path& gguf, const std::filesystem::p
   fmt::print("wrote {}\n", printable(path.string()));
 }
 
-/// The adapter of a run alone, as PEFT keeps one.
+/// The adapter of a run, as PEFT keeps one: with those of adapter.base, and less what PiSSA began with, so that it belongs to the
+/// model as it is stored.
 int export_peft(const ExportArguments& arguments) {
   const auto& [from, destination] =
       std::tie(arguments.options.from.source, arguments.options.destination);
   const auto run = open_adapter_run(from, arguments.step);
-  checkpoint::write_peft(run.training.tensors, inference::stored_shape(run.training, 1),
-                         destination,
-                         {.config = {.spec = run.spec, .base = run.base.path}, .dtype = {}});
-  fmt::print("wrote {}: the adapter alone, to be used beside {}\n", printable(destination.string()),
-             run.base.path.empty() ? "its base" : printable(run.base.path));
+  const auto shape = inference::stored_shape(run.training, 1);
+  const auto below = parts_below(run, arguments.own_only, shape);
+  auto part = own_part(run);
+  if (!below.empty()) part = checkpoint::sum_of_adapters(below, part, shape);
+  const auto& base = run.adapter.base;
+  checkpoint::write_peft(*part.tensors, shape, destination,
+                         {.config = {.spec = part.spec, .base = base.path}, .dtype = {}});
+  fmt::print("wrote {}: the adapter alone{}, to be used beside {}{}\n",
+             printable(destination.string()),
+             below.empty() ? "" : fmt::format(", of rank {}", part.spec.rank),
+             base.path.empty() ? "its base" : printable(base.path),
+             arguments.own_only ? " with the adapters of adapter.base" : "");
   return 0;
 }
 
@@ -140,6 +170,10 @@ int run_export(ExportArguments& arguments, bool has_type) {
   auto& options = arguments.options;
   if (has_type && arguments.to != "gguf")
     user_error("export: --type takes effect with --to gguf alone");
+  if (arguments.weights != "as_stored" && arguments.to != "huggingface")
+    user_error("export: --weights takes effect with --to huggingface alone");
+  if (arguments.own_only && arguments.to != "peft")
+    user_error("export: --own-only takes effect with --to peft alone");
   checkpoint::refuse_existing(options.destination);  // before a long look at the source
   if (arguments.to == "peft") return export_peft(arguments);
   options.from.source = chosen_checkpoint(options.from.source, arguments.step);
@@ -164,8 +198,13 @@ int run_export(ExportArguments& arguments, bool has_type) {
   const bool gguf = options.to == checkpoint::Target::gguf;
   const auto name = std::filesystem::path(options.destination).filename().string();
   if (!gguf && source.about.model.is_object()) options.model_card = model_card(source, name);
-  take_from_job(source, options);
-  convert(options);
+  take_from_job(source, arguments);
+  const auto weights = value_named<WeightFormat>(arguments.weights).value();
+  if (weights == WeightFormat::as_stored) {
+    convert(options);
+  } else if (const int code = ask_worker(quantising_request(arguments, weights)); code != 0) {
+    return code;
+  }
   fmt::print("wrote {}\n", printable(options.destination.string()));
   if (gguf) write_modelfile(options.destination, options.assets);
   return arguments.no_compare ? 0 : compare(options, source);
@@ -189,10 +228,18 @@ void add_export(CLI::App& app, int& exit_code) {
   auto* type =
       command->add_option("--type", arguments->type, "Of a GGUF's matrices; f16 unless given")
           ->check(CLI::IsMember(gguf_types()));
+  command
+      ->add_option(
+          "--weights", arguments->weights,
+          "Linear layers of blocks in 4 or 8 bits, as transformers with bitsandbytes loads "
+          "them (--to huggingface)")
+      ->check(CLI::IsMember(texts_of<WeightFormat>()));
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
       ->check(whole_number(0, "0 or more"));
   command->add_flag("--no-compare", arguments->no_compare,
                     "Do not compute prompts with the source and with what was written");
+  command->add_flag("--own-only", arguments->own_only,
+                    "Of a run with adapter.base, --to peft: leave those adapters out");
   command->footer("Example:\n  tessera export runs/x x.gguf --to gguf --type q4_k_m");
   command->callback(
       [arguments, type, &exit_code] { exit_code = run_export(*arguments, type->count() > 0); });

@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/checkpoint/formats/hf_export.h"
 #include "tessera/checkpoint/formats/peft.h"
+#include "tessera/checkpoint/formats/stored_adapter.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/pending_folder.h"
 #include "tessera/cli/adapter_run.h"
@@ -29,7 +31,7 @@ namespace fs = std::filesystem;
 struct MergeAdapterArguments {
   std::string adapter, base;
   fs::path output;
-  bool unmerge = false;
+  bool unmerge = false, own_only = false;
 };
 
 /// The model that an adapter's settings name: a path from here or from the adapter's folder, or a name
@@ -51,11 +53,31 @@ int64_t count_merged(const models::AdapterSpec& spec, const models::ModelShape& 
 
 /// The weights beside which a run trained: still the same.
 std::string base_of(const AdapterRun& run, const std::string& where) {
-  if (run.base.path.empty())
+  const auto& base = run.adapter.base;
+  if (base.path.empty())
     user_error("{}: its base was drawn from a seed and is in no folder; give one with --base",
                where);
-  checkpoint::check_base_weights(run.base, where);
-  return run.base.path;
+  checkpoint::check_base_weights(base, where);
+  return base.path;
+}
+
+/// What is added to the base, one after the other. `source` is the run's, or PEFT's folder.
+std::vector<checkpoint::AdapterPart> parts_of(const fs::path& source,
+                                              const std::optional<AdapterRun>& run,
+                                              const MergeAdapterArguments& arguments,
+                                              const models::ModelShape& shape) {
+  std::vector<checkpoint::AdapterPart> parts;
+  if (run) {
+    parts = parts_below(*run, arguments.own_only, shape);
+    parts.push_back(own_part(*run));
+  } else {
+    if (arguments.own_only) refuse_own_only(arguments.adapter);
+    const auto peft = std::make_shared<const checkpoint::PeftAdapter>(source, shape);
+    checkpoint::refuse_changed_base(*peft);
+    parts.push_back({.spec = peft->config().spec, .tensors = {peft, &peft->tensors()}});
+  }
+  for (auto& part : parts) part.subtracts = part.subtracts != arguments.unmerge;
+  return parts;
 }
 
 void run_merge_adapter(const MergeAdapterArguments& arguments) {
@@ -70,11 +92,10 @@ void run_merge_adapter(const MergeAdapterArguments& arguments) {
       {.source = chosen_checkpoint(model_folder(named, /*weights=*/true), -1),
        .with_optimizer = false});
   const auto shape = inference::stored_shape(base, 1);
-  std::optional<checkpoint::PeftAdapter> peft;
-  if (!run) peft.emplace(source, shape);
-  const auto& spec = run ? run->spec : peft->config().spec;
-  const checkpoint::TensorSource& trained = run ? run->training.tensors : peft->tensors();
-  const checkpoint::MergedSource merged(base.tensors, trained, spec, shape, arguments.unmerge);
+  const auto parts = parts_of(source, run, arguments, shape);
+  const auto sum = checkpoint::with_parts({std::shared_ptr<void>(), &base.tensors}, parts, shape);
+  checkpoint::SourceView merged(base.tensors.path());
+  for (const auto& [name, info] : base.tensors.tensors()) merged.add(name, *sum, name, info.dtype);
   auto stored = checkpoint::as_stored(
       merged, checkpoint::FamilyNames(base.about.model, base.tensors.path().string()));
   report::AmountProgress line("merge-adapter");
@@ -86,8 +107,8 @@ void run_merge_adapter(const MergeAdapterArguments& arguments) {
       {.config = base.about.model, .carry_from = brings_tokenizer ? source : base.assets_folder});
   fmt::print("wrote {}: {} {} {} matrices of {}, in float32, stored as they were\n",
              printable(arguments.output.string()), printable(arguments.adapter),
-             arguments.unmerge ? "subtracted from" : "added to", count_merged(spec, shape),
-             printable(named));
+             arguments.unmerge ? "subtracted from" : "added to",
+             count_merged(parts.back().spec, shape), printable(named));
 }
 
 }  // namespace
@@ -110,6 +131,8 @@ void add_merge_adapter(CLI::App& app, int& exit_code) {
       ->required();
   command->add_flag("--unmerge", arguments->unmerge,
                     "Subtract it from a model that has it (LoRA alone), up to rounding");
+  command->add_flag("--own-only", arguments->own_only,
+                    "Of a run with adapter.base: leave those adapters out");
   command->callback([arguments, &exit_code] {
     run_merge_adapter(*arguments);
     exit_code = 0;

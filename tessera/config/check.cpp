@@ -83,11 +83,6 @@ void check_quantised(const RunConfig& config, const Place& place) {
                 "matrices beside them, or model.weights as_stored",
                 text_of(model.weights));
   }
-  if (config.adapter.type == models::AdapterType::dora) {
-    place.error("adapter.type",
-                "dora begins with norms of the weights as they are stored, not of their codes; set "
-                "it to lora, or model.weights to as_stored");
-  }
   if (!std::has_single_bit(static_cast<uint64_t>(model.weights_block))) {
     place.error("model.weights_block", "expected a power of two, got {}", model.weights_block);
   }

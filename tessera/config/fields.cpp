@@ -123,8 +123,13 @@ Section adapter_section() {
            "none: the model is trained; lora: Hu et al. 2022; dora: Liu et al. 2024", kAlways,
            {.aliases = {"adapter", "finetuning_type", "peft_type", "use_dora", "peft_use_dora"}})
       .add("path", &S::path,
-           "folder of an adapter (PEFT's, or a run's) to go on from; its settings are kept",
+           "folder of an adapter as PEFT has it (tessera export RUN --to peft) to go on from; its "
+           "settings are kept",
            {kAdapter}, {.aliases = {"lora_model_dir", "adapter_name_or_path", "adapter_path"}})
+      .add("base", &S::base,
+           "folders of adapters as PEFT has them that stay as they are, added into the base one "
+           "after the other: a new one is trained upon them",
+           {kAdapter})
       .add("rank", &S::rank, "rows of A, columns of B", {kNewAdapter},
            {.range = at_least(1), .aliases = {"r", "lora_r", "lora_rank"}})
       .add("alpha", &S::alpha, "the adapter's part is scaled by alpha / rank", {kNewAdapter},
@@ -157,9 +162,18 @@ Section adapter_section() {
       .add("bias", &S::bias, "biases that are trained, too; lora_only: of modules with an adapter",
            {kNewAdapter}, {.aliases = {"lora_bias"}})
       .add("init", &S::init,
-           "first values of A: kaiming: uniform within inputs^-0.5; gaussian: of deviation 1 / "
-           "rank; B is zero, so that a run starts with the model as it is",
+           "first values; a run starts with the model as it is. Of A, B being zero: kaiming: "
+           "uniform "
+           "within inputs^-0.5; gaussian: of deviation 1 / rank. Of both: orthogonal: with a "
+           "product "
+           "of zero; pissa: the matrix's largest singular values, whose rest is the base (Meng et "
+           "al. "
+           "2024)",
            {kNewAdapter}, {.aliases = {"init_lora_weights", "peft_init_lora_weights"}})
+      .add("pissa_iterations", &S::pissa_iterations,
+           "subspace iterations in place of all singular values, which take long (PEFT's "
+           "pissa_niter_16: 16); 0: all",
+           {kPissa}, {.range = at_least(0)})
       .add("lr_ratio", &S::lr_ratio,
            "learning rate of B divided by that of A (LoRA+, Hayou et al. 2024: 16)", {kAdapter},
            {.range = above(0), .aliases = {"loraplus_lr_ratio"}})

@@ -46,6 +46,10 @@ constexpr Need kAdapter{"adapter.type lora or dora", has_adapter};
 constexpr Need kNewAdapter{
     "adapter.type lora or dora, and no adapter.path",
     [](const RunConfig& c) { return has_adapter(c) && c.adapter.path.empty(); }};
+constexpr Need kPissa{"adapter.init pissa, and no adapter.path", [](const RunConfig& c) {
+                        return has_adapter(c) && c.adapter.path.empty() &&
+                               c.adapter.init == models::AdapterInit::pissa;
+                      }};
 constexpr Need kFourBitWeights{"model.weights nf4, nf4_double or fp4", [](const RunConfig& c) {
                                  return c.model.weights != WeightFormat::as_stored &&
                                         c.model.weights != WeightFormat::int8;

@@ -64,7 +64,8 @@ struct DataSection {
 };
 
 struct AdapterSection : models::AdapterSpec {
-  std::string path;     ///< a stored adapter from which training goes on; its settings are the spec
+  std::string path;  ///< a stored adapter from which training goes on; its settings are the spec
+  std::vector<std::string> base;  ///< stored adapters that are a frozen part of the base
   double lr_ratio = 1;  ///< learning rate of B / that of A (LoRA+; Hayou et al., ICML 2024)
 
   bool operator==(const AdapterSection&) const = default;

@@ -6,6 +6,7 @@
 #include "tessera/inference/compare.h"
 #include "tessera/inference/console.h"
 #include "tessera/inference/evaluate.h"
+#include "tessera/inference/export_quantised.h"
 #include "tessera/inference/session.h"
 #include "tessera/train/join_run.h"
 
@@ -32,6 +33,10 @@ int answer(const Request& request, const launch::RankEnvironment& environment) {
   const auto mesh = train::make_mesh(parallel, environment);
   if (request.task == Task::compare) {
     compare(request, mesh);
+    return 0;
+  }
+  if (request.task == Task::quantise) {
+    export_quantised(request);
     return 0;
   }
   if (request.task == Task::evaluate) {

@@ -4,12 +4,11 @@
 #include <map>
 #include <utility>
 
-#include "tessera/checkpoint/formats/base_weights.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/checkpoint/formats/stored_adapter.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/inference/stored_shape.h"
 #include "tessera/models/adapt.h"
-#include "tessera/models/adapter_json.h"
 #include "tessera/nn/replace_values.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/train/engine_options.h"
@@ -37,7 +36,9 @@ using Fill = parallel::FlatBuffer::Fill;
 /// A stored model, or a stored adapter and the model beside which it was trained.
 struct Stored {
   checkpoint::TrainingSource training;
+  std::optional<checkpoint::StoredAdapter> adapter;
   std::optional<checkpoint::TrainingSource> base;
+  std::shared_ptr<const TensorSource> changed_base;
   std::optional<checkpoint::SourceView> both;
 
   const TensorSource& tensors() const { return both ? *both : training.tensors; }
@@ -45,13 +46,18 @@ struct Stored {
 
 std::shared_ptr<const Stored> open_stored(const checkpoint::TrainingOptions& from) {
   auto stored = std::make_shared<Stored>(checkpoint::open_training(from));
-  const auto base = checkpoint::base_weights_of(stored->training.about.state);
-  if (!base) return stored;
-  checkpoint::check_base_weights(*base, from.source.string());
-  stored->base = checkpoint::open_training({.source = base->path, .with_optimizer = false});
+  stored->adapter = checkpoint::stored_adapter(stored->training, from.source);
+  if (!stored->adapter) return stored;
+  checkpoint::check_base_weights(stored->adapter->base, from.source.string());
+  stored->base =
+      checkpoint::open_training({.source = stored->adapter->base.path, .with_optimizer = false});
+  const auto shape = stored_shape(stored->training, 1);
+  stored->changed_base = checkpoint::with_parts(
+      {std::shared_ptr<void>(), &stored->base->tensors},  // which this struct keeps
+      checkpoint::parts_of_base(*stored->adapter, shape), shape);
   stored->both.emplace(from.source);
-  const auto &own = stored->training.tensors, &of_base = stored->base->tensors;
-  for (const auto* source : {&own, &of_base}) {
+  for (const auto* source :
+       {static_cast<const TensorSource*>(&stored->training.tensors), stored->changed_base.get()}) {
     for (const auto& [name, info] : source->tensors()) {
       if (!stored->both->contains(name)) stored->both->add(name, *source, name);
     }
@@ -90,13 +96,11 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
   const auto shape = stored_shape(training, mesh.shape().tp);
   const auto type =
       dtype ? train::torch_dtype(*dtype) : most_stored(opened->tensors(), mesh.device());
-  std::optional<models::AdapterSpec> adapter;
-  if (const auto base = checkpoint::base_weights_of(training.about.state))
-    adapter = models::adapter_spec_of(base->adapter, from.source.string());
+  const auto& adapter = opened->adapter;
   const auto options = torch::dtype(type).device(torch::kMeta);
   // As it is stored, by which the tensors are checked.
   auto model = models::make_language_model(shape, options);
-  if (adapter) models::adapt(*model, *adapter);
+  if (adapter) models::adapt(*model, adapter->spec);
   Fill fill = [stored = checkpoint::Pretrained(*model, {opened, &opened->tensors()})](
                   const std::string& name, int64_t begin, const torch::Tensor& part) {
     stored.copy_part(name, begin, part);
@@ -106,7 +110,7 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
     const auto layers =
         nn::quantise_linear_layers(*model, model->layout().layers, {.format = weights});
     fill = train::quantised(std::move(fill), layers);
-    if (adapter) models::adapt(*model, *adapter);
+    if (adapter) models::adapt(*model, adapter->spec);
   }
   const auto parts =
       parallel::tensor_parallel(*model, model->tensor_plan(), mesh, {.sequence_parallel = false});

@@ -42,6 +42,7 @@ void for_each_field(Given& request, const Visit& visit) {
   visit("skip_bad_lines", request.skip_bad_lines);
   visit("json", request.json);
   visit("output", request.output);
+  visit("model_card", request.model_card);
 }
 
 /// Texts as bytes: a path or a prompt may be no UTF-8.

@@ -12,12 +12,12 @@
 
 namespace tessera::inference {
 
-enum class Task { generate, chat, compare, evaluate };
+enum class Task { generate, chat, compare, evaluate, quantise };
 
 struct Request {
   Task task = Task::generate;
   std::string model;          ///< what checkpoint::open_training opens
-  std::string other;          ///< of compare: an export of the model
+  std::string other;          ///< of compare: an export of the model; of quantise: what to write
   std::string tokenizer;      ///< a folder or a file; "": the model's
   std::string chat_template;  ///< a file, or the name of one of the tokenizer's; "": the model's
   std::optional<FloatType> dtype;                  ///< of the weights; none: as they are stored
@@ -42,6 +42,7 @@ struct Request {
   bool skip_bad_lines = false;      ///< documents::DocumentsOptions, records::RecordOptions
   bool json = false;                ///< one object on standard output instead of lines
   std::string output;               ///< a file for that object; "": none
+  std::string model_card;           ///< of quantise: README.md; "": none
 
   bool operator==(const Request&) const = default;
 };

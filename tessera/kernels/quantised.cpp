@@ -225,14 +225,15 @@ Quantised quantise(const at::Tensor& weight, WeightFormat format, int64_t block)
                   });
 }
 
-at::Tensor dequantise(const Quantised& weight, at::ScalarType dtype) {
-  if (!weight.codes.device().is_cpu()) return dequantise_reference(weight, dtype);
-  const int64_t out = weight.shape.out, in = weight.shape.in;
-  const bool bfloat16 = dtype == at::kBFloat16;
-  auto result = at::empty({out, in}, bfloat16 ? dtype : at::kFloat);
+namespace {
+
+/// Rows begin .. end on the host, in bfloat16 or float32.
+at::Tensor rows_of(const Quantised& weight, int64_t begin, int64_t end, bool bfloat16) {
+  const int64_t in = weight.shape.in;
+  auto result = at::empty({end - begin, in}, bfloat16 ? at::kBFloat16 : at::kFloat);
   auto* place = static_cast<char*>(result.mutable_data_ptr());
   const int64_t row_bytes = in * result.element_size();
-  at::parallel_for(0, out, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, in)),
+  at::parallel_for(begin, end, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, in)),
                    [&](int64_t first, int64_t last) {
                      ScaledCodes(weight, first, last)
                          .dequantise({.depth = in,
@@ -240,10 +241,40 @@ at::Tensor dequantise(const Quantised& weight, at::ScalarType dtype) {
                                       .last = last,
                                       .begin = 0,
                                       .count = in,
-                                      .out = place + first * row_bytes},
+                                      .out = place + (first - begin) * row_bytes},
                                      bfloat16);
                    });
-  return result.to(dtype);
+  return result;
+}
+
+}  // namespace
+
+at::Tensor dequantise(const Quantised& weight, at::ScalarType dtype) {
+  if (!weight.codes.device().is_cpu()) return dequantise_reference(weight, dtype);
+  return rows_of(weight, 0, weight.shape.out, dtype == at::kBFloat16).to(dtype);
+}
+
+at::Tensor dequantise_rows(const Quantised& weight, int64_t first, int64_t last) {
+  if (!weight.codes.device().is_cpu()) {
+    return dequantise_reference(weight, at::kFloat).slice(0, first, last);
+  }
+  return rows_of(weight, first, last, /*bfloat16=*/false);
+}
+
+at::Tensor squared_row_norms(const Quantised& weight) {
+  if (!weight.codes.device().is_cpu()) {
+    return dequantise_reference(weight, at::kFloat).square_().sum(1);
+  }
+  const int64_t out = weight.shape.out;
+  const int64_t at_once =
+      std::max<int64_t>(1, kReadAtOnce * at::get_num_threads() / weight.shape.in);
+  auto sums = at::empty({out});
+  for (int64_t first = 0; first < out; first += at_once) {
+    const int64_t last = std::min(out, first + at_once);
+    auto part = sums.slice(0, first, last);
+    at::sum_out(part, dequantise_rows(weight, first, last).square_(), 1);
+  }
+  return sums;
 }
 
 at::Tensor dequantise_reference(const Quantised& weight, at::ScalarType dtype) {
@@ -256,11 +287,15 @@ at::Tensor dequantise_reference(const Quantised& weight, at::ScalarType dtype) {
   const int64_t elements = shape.out * shape.in;
   const auto codes = weight.codes.flatten();
   const auto both = at::stack({codes.bitwise_right_shift(4), codes.bitwise_and(15)}, 1);
-  const auto& table = values_of(shape.format);
-  const auto values = at::tensor(at::ArrayRef<float>(table.data(), table.size())).to(device);
+  const auto values = values_of_codes(shape.format).to(device);
   const auto of_codes = values.index_select(0, both.flatten().to(at::kInt)).narrow(0, 0, elements);
   const auto scales = absmax_reference(weight).repeat_interleave(shape.block);
   return (of_codes * scales.narrow(0, 0, elements)).view({shape.out, shape.in}).to(dtype);
+}
+
+at::Tensor values_of_codes(WeightFormat format) {
+  const auto& values = values_of(format);
+  return at::tensor(at::ArrayRef<float>(values.data(), values.size()));
 }
 
 const QuantisedTable& quantised_table() {

@@ -36,8 +36,15 @@ Quantised quantise(const QuantisedShape& shape, const ReadPart& read);
 
 /// [out, in] in `dtype`, rounded once from float32, on the device of the parts.
 at::Tensor dequantise(const Quantised& weight, at::ScalarType dtype);
+/// Rows first .. last of it in float32, and the sum of each row's squares [out], which never has the
+/// matrix whole.
+at::Tensor dequantise_rows(const Quantised& weight, int64_t first, int64_t last);
+at::Tensor squared_row_norms(const Quantised& weight);
 /// The same by LibTorch's operators: what the tests compare with, and what other devices run.
 at::Tensor dequantise_reference(const Quantised& weight, at::ScalarType dtype);
+
+/// [16] What each code of a format of 4 bits stands for, as a part of its block's absmax.
+at::Tensor values_of_codes(WeightFormat format);
 
 /// [256] ascending: bitsandbytes' dynamic map of 8 bits. The signed one undoes nested absmax and the
 /// first moments of `adamw8bit`, the other one its second moments.

@@ -18,10 +18,18 @@ void adapt(LanguageModel& model, const AdapterSpec& spec);
 using FirstValues =
     std::function<void(const std::string& name, int64_t begin, const torch::Tensor& part)>;
 
-/// First values of an adapted model; `base`: of what it was before. B is zero (of an embedding: A),
-/// so that the model computes what it did; the other is drawn from (seed, name, position); a
-/// magnitude is the norm of what its row of the base's weight is, read for it.
+/// What stands beside an adapter.
+struct BaseValues {
+  FirstValues values;  ///< of the model's own parameters
+  /// Of the weights that modules begin with: `values` as they are kept, and with what an adapter adds
+  /// at first (PiSSA); read for the norms that DoRA's magnitudes are.
+  FirstValues begun_with;
+};
+
+/// First values of an adapted model. B is zero (of an embedding: A), so that the model computes what it
+/// did; the other is drawn from (seed, name, position). orthogonal: both are drawn, as PEFT does it. Of
+/// pissa the values are elsewhere (train/pissa.h).
 FirstValues adapted_values(const AdapterSpec& spec, const ModelShape& shape, int64_t seed,
-                           FirstValues base);
+                           BaseValues base);
 
 }  // namespace tessera::models

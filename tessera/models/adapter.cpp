@@ -207,6 +207,10 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
       user_error("adapter.rank: expected 1 to {}, the smaller side of {} ({} x {}), got {}", most,
                  module.path, module.outputs, module.inputs, module.rank);
     }
+    if (spec.init == AdapterInit::orthogonal && !module.embedding && module.rank % 2 != 0) {
+      user_error("adapter.rank: expected an even one of {} for adapter.init orthogonal, got {}",
+                 module.path, module.rank);
+    }
     modules.push_back(std::move(module));
   }
   const auto refuse_idle = [](const char* member, const std::vector<std::string>& idle) {

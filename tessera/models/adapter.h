@@ -38,6 +38,7 @@ struct AdapterSpec {
   std::vector<std::string> modules_to_save;  ///< trained whole: paths that end with one of these
   AdapterBias bias = AdapterBias::none;      ///< which biases are trained
   AdapterInit init = AdapterInit::kaiming;
+  int64_t pissa_iterations = 0;  ///< of init pissa: subspace iterations; 0: exact singular values
 
   bool operator==(const AdapterSpec&) const = default;
 };

@@ -9,6 +9,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kIterations = "pissa_iterations";
+
 /// Calls visit(name, member) for each member that is no enum.
 void visit_members(auto& spec, const auto& visit) {
   visit("rank", spec.rank);
@@ -37,6 +39,7 @@ json to_json(const AdapterSpec& spec) {
   json values{
       {"type", text_of(spec.type)}, {"bias", text_of(spec.bias)}, {"init", text_of(spec.init)}};
   visit_members(spec, [&](const char* name, const auto& member) { values[name] = member; });
+  if (spec.pissa_iterations != 0) values[kIterations] = spec.pissa_iterations;
   return values;
 }
 
@@ -47,6 +50,7 @@ AdapterSpec adapter_spec_of(const json& values, const std::string& where) {
     read_choice(values, "bias", spec.bias, where);
     read_choice(values, "init", spec.init, where);
     visit_members(spec, [&](const char* name, auto& member) { values.at(name).get_to(member); });
+    if (values.contains(kIterations)) values[kIterations].get_to(spec.pissa_iterations);
   } catch (const json::exception& error) {
     user_error("{}: adapter: expected the settings of one, got {}", where, error.what());
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -76,15 +77,27 @@ bool is_known_or_inert(const std::string& key) {
 
 bool says_nothing(const Json& value) { return value.is_null() || value == false || value.empty(); }
 
-/// Beginnings that PEFT makes by changing the base's weights, too.
-void check_init(const JsonKeys& keys) {
+/// How the adapter began: what leaves the base as it is, or is known to us.
+void read_init(const JsonKeys& keys, AdapterSpec& spec) {
   if (!keys.has("init_lora_weights") || !keys.at("init_lora_weights").is_string()) return;
+  constexpr std::string_view kPissa = "pissa", kIterated = "pissa_niter_";
   const auto init = keys.text("init_lora_weights");
-  const bool keeps_base = init == "gaussian" || init == "eva" || init == "orthogonal";
+  int64_t iterations = 0;
+  if (init.starts_with(kIterated)) {
+    const auto* end = init.data() + init.size();
+    const auto found = std::from_chars(init.data() + kIterated.size(), end, iterations);
+    if (found.ec != std::errc() || found.ptr != end || iterations < 1) iterations = 0;
+  }
+  if (init == kPissa || iterations > 0) {
+    spec.init = AdapterInit::pissa;
+    spec.pissa_iterations = iterations;
+    return;
+  }
   keys.refuse_unless(
-      keeps_base, "init_lora_weights",
-      "true, false, gaussian, eva or orthogonal, which leave the base as it is; save "
-      "it in PEFT with path_initial_model_for_weight_conversion");
+      init == "gaussian" || init == "eva" || init == "orthogonal", "init_lora_weights",
+      "true, false, gaussian, eva, orthogonal, pissa or pissa_niter_N; of others that "
+      "change the base: save it in PEFT with path_initial_model_for_weight_conversion");
+  if (const auto same = value_named<AdapterInit>(init)) spec.init = *same;
 }
 
 void refuse_others(const JsonKeys& keys, const Json& config) {
@@ -94,7 +107,6 @@ void refuse_others(const JsonKeys& keys, const Json& config) {
     if (is_known_or_inert(key) || says_nothing(value)) continue;
     keys.refuse_unless(false, key, "none of it");
   }
-  check_init(keys);
 }
 
 /// A text, a list of texts, or nothing.
@@ -206,9 +218,7 @@ PeftConfig read_peft_config(const std::filesystem::path& adapter_config_json) {
                  .alpha_pattern = patterns<double>(ordered, keys, "alpha_pattern"),
                  .modules_to_save = texts(keys, "modules_to_save"),
                  .bias = bias_of(keys)};
-  if (json.value("init_lora_weights", Json(true)) == "gaussian") {
-    config.spec.init = AdapterInit::gaussian;
-  }
+  read_init(keys, config.spec);
   return config;
 }
 
@@ -221,7 +231,7 @@ Ordered to_peft_config(const PeftConfig& config, const ModelShape& shape,
   json["bias"] = text_of(spec.bias);
   json["ensure_weight_tying"] = config.keeps_tied;
   json["fan_in_fan_out"] = spec_of(shape.family).inputs_first;
-  if (spec.init == AdapterInit::gaussian) json["init_lora_weights"] = "gaussian";
+  if (spec.init != AdapterInit::kaiming) json["init_lora_weights"] = text_of(spec.init);
   json["r"] = spec.rank;
   json["lora_alpha"] = number(spec.alpha);
   json["lora_dropout"] = spec.dropout;

@@ -20,7 +20,7 @@ struct PeftConfig {
 };
 
 /// UserError names file and key: no LoRA; a setting that makes another function of the adapter or of
-/// its base than the spec can say (PiSSA's base, biases of B, parameters as targets, ..), known or
+/// its base than the spec can say (OLoRA's base, biases of B, parameters as targets, ..), known or
 /// not; a value of another type. What only training or PEFT's own memory is concerned with is left
 /// alone.
 PeftConfig read_peft_config(const std::filesystem::path& adapter_config_json);

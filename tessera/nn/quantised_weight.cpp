@@ -28,9 +28,7 @@ class QuantisedWeight : public LinearWeight {
     };
     return {.forward = product(/*transposed=*/false),
             .backward = product(/*transposed=*/true),
-            .squared_row_norms = [weight] {
-              return kernels::dequantise(weight, torch::kFloat32).square_().sum(1);
-            }};
+            .squared_row_norms = [weight] { return kernels::squared_row_norms(weight); }};
   }
 
   std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {

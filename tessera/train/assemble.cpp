@@ -62,6 +62,16 @@ std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
                                     {.format = section.weights, .block = section.weights_block});
 }
 
+/// Gives the model the job's format of weights and its adapter, and their first values.
+parallel::FlatBuffer::Fill complete(models::LanguageModel& model, JobAdapter& adapter,
+                                    const config::RunConfig& config, const mesh::Axis& axis) {
+  const auto base = change_base(model, adapter, config, first_values(model, config.model), axis);
+  const auto layers = quantise(model, config.model);
+  return quantised(
+      add_adapter(model, adapter, {.values = base, .begun_with = dequantised(base, layers)}),
+      layers);
+}
+
 /// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
 parallel::FlatBuffer::Fill fill_parts(models::FirstValues fill,
                                       const parallel::TensorParts& parts) {
@@ -304,14 +314,12 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
     planning.measured = measure_layer_costs(config, shape, mesh);
   }
-  const auto adapter = adapter_of(config, shape);
+  auto adapter = adapter_of(config, shape);
   auto plan = plan::make_plan(with_adapter(config, adapter), shape, sizes, planning);
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
-  auto fill = first_values(*model, config.model);
-  const auto quantised_layers = quantise(*model, config.model);
-  fill = quantised(add_adapter(*model, adapter, std::move(fill)), quantised_layers);
+  const auto fill = complete(*model, adapter, config, mesh.all_of_training());
   auto parameters = parameters_of(*model, config.optimizer);
   if (sizes.pp > 1)
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
@@ -346,6 +354,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .adapter = adapter.spec,
+          .initial = adapter.initial,
           .optimizer = std::move(optimizer),
           .learning_rate = learning_rate_options(config),
           .traffic = {},

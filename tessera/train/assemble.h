@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "tessera/checkpoint/formats/stored_adapter.h"
 #include "tessera/config/run_config.h"
 #include "tessera/data/batch.h"
 #include "tessera/launch/rank_environment.h"
@@ -69,6 +70,8 @@ struct Run {
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
   plan::RunPlan plan;
   models::AdapterSpec adapter;  ///< the job's, or that of adapter.path
+  std::shared_ptr<const checkpoint::AdapterPart>
+      initial;  ///< PiSSA's; null: the base is as it is stored
   optim::Optimizer optimizer;
   optim::LearningRateOptions learning_rate;
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).

@@ -14,6 +14,7 @@
 #include "tessera/base/random.h"
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/hub/file_names.h"
 #include "tessera/models/hf_config.h"
@@ -127,6 +128,16 @@ std::string agreed_run_id(const config::RunConfig& config, const Resumed& resume
   return id;
 }
 
+/// Writes what a PiSSA run began with beside its checkpoints, if it is not there.
+void keep_initial(const Run& run) {
+  if (!run.initial) return;
+  const auto folder = checkpoint_folder(run.config) / checkpoint::kInitialAdapter;
+  if (run.initial->tensors->path() == folder.lexically_normal()) return;  // where it was found
+  fs::remove_all(folder);                                                 // of another run
+  checkpoint::write_peft(*run.initial->tensors, run.model->shape(), folder,
+                         {.config = {.spec = run.initial->spec}, .dtype = {}});
+}
+
 }  // namespace
 
 checkpoint::Expected expected_tensors(Run& run) {
@@ -198,6 +209,7 @@ Checkpointing::Checkpointing(Run& run, const Resumed& resumed)
   run_id_ = checkpoint::run_on_all(run.world, [&]() -> std::string {
     if (run.world.rank() != 0) return "";
     make_room(run.config, resumed);
+    keep_initial(run);
     return agreed_run_id(run.config, resumed);
   })[0];
   const auto losses = checkpoint::run_on_all(run.world, [&]() -> std::string {

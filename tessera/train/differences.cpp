@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -134,6 +135,14 @@ void check_same_base(const std::optional<checkpoint::BaseWeights>& base,
         "those that it was trained beside, {}",
         where, base->path.empty() ? "(drawn from a seed)" : base->path,
         before->path.empty() ? "drawn from a seed" : before->path);
+  }
+  const auto same = [](const auto& a, const auto& b) { return a.sample == b.sample; };
+  if (!std::ranges::equal(base->adapters, before->adapters, same)) {
+    std::vector<std::string> folders;
+    for (const auto& adapter : before->adapters) folders.push_back(adapter.path);
+    user_error(
+        "checkpoint.resume: {}: of an adapter upon others than adapter.base's; set it to [{}]",
+        where, fmt::join(folders, ", "));
   }
 }
 

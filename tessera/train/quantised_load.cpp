@@ -13,19 +13,20 @@ namespace {
 using Fill = parallel::FlatBuffer::Fill;
 using Parts = std::vector<torch::Tensor>;  // of one layer, flat, as quantised_parts lists them
 
-Parts parts_of(const nn::QuantisedLayer& layer, const Fill& fill) {
+kernels::Quantised quantise(const nn::QuantisedLayer& layer, const Fill& fill) {
   const auto name = layer.path + ".weight";
   const auto& shape = layer.shape;
-  const auto quantise = [&] {
-    if (layer.layout == nn::WeightLayout::out_in) {
-      return kernels::quantise(
-          shape, [&](int64_t begin, const torch::Tensor& part) { fill(name, begin, part); });
-    }
-    const auto stored = torch::empty({shape.in, shape.out});
-    fill(name, 0, stored.view({-1}));
-    return kernels::quantise(stored.t(), shape.format, shape.block);
-  };
-  const auto weight = quantise();
+  if (layer.layout == nn::WeightLayout::out_in) {
+    return kernels::quantise(
+        shape, [&](int64_t begin, const torch::Tensor& part) { fill(name, begin, part); });
+  }
+  const auto stored = torch::empty({shape.in, shape.out});
+  fill(name, 0, stored.view({-1}));
+  return kernels::quantise(stored.t(), shape.format, shape.block);
+}
+
+Parts parts_of(const nn::QuantisedLayer& layer, const Fill& fill) {
+  const auto weight = quantise(layer, fill);
   Parts parts = {weight.codes.flatten(), weight.absmax.flatten()};
   if (weight.nested_absmax.defined()) {
     parts.push_back(weight.nested_absmax.flatten());
@@ -33,6 +34,42 @@ Parts parts_of(const nn::QuantisedLayer& layer, const Fill& fill) {
   }
   return parts;
 }
+
+/// Weights as their codes say them.
+class DequantisingFill {
+ public:
+  DequantisingFill(Fill fill, const std::vector<nn::QuantisedLayer>& layers)
+      : fill_(std::move(fill)) {
+    for (const auto& layer : layers) layers_.emplace(layer.path + ".weight", layer);
+  }
+
+  void operator()(const std::string& name, int64_t begin, torch::Tensor part) {
+    const auto found = layers_.find(name);
+    if (found == layers_.end()) return fill_(name, begin, part);
+    if (last_ != name) {
+      weight_ = quantise(found->second, fill_);
+      const bool is_turned = found->second.layout == nn::WeightLayout::in_out;
+      turned_ = is_turned ? kernels::dequantise(weight_, torch::kFloat32).t().contiguous()
+                          : torch::Tensor();
+      last_ = name;
+    }
+    if (turned_.defined()) {
+      part.copy_(turned_.view({-1}).narrow(0, begin, part.numel()));
+      return;
+    }
+    const int64_t in = weight_.shape.in, first = begin / in;
+    const auto rows =
+        kernels::dequantise_rows(weight_, first, (begin + part.numel() + in - 1) / in);
+    part.copy_(rows.view({-1}).narrow(0, begin - first * in, part.numel()));
+  }
+
+ private:
+  Fill fill_;
+  std::map<std::string, nn::QuantisedLayer> layers_;
+  std::string last_;
+  kernels::Quantised weight_;
+  torch::Tensor turned_;
+};
 
 /// Fills parts of quantised layers, each of which is made once as long as its parts are asked for
 /// one after the other. Nested states, which are small and may lie in a buffer of their own, stay.
@@ -89,6 +126,14 @@ class QuantisingFill {
 Fill quantised(Fill fill, const std::vector<nn::QuantisedLayer>& layers) {
   if (layers.empty()) return fill;
   const auto state = std::make_shared<QuantisingFill>(std::move(fill), layers);
+  return [state](const std::string& name, int64_t begin, const torch::Tensor& part) {
+    (*state)(name, begin, part);
+  };
+}
+
+Fill dequantised(Fill fill, const std::vector<nn::QuantisedLayer>& layers) {
+  if (layers.empty()) return fill;
+  const auto state = std::make_shared<DequantisingFill>(std::move(fill), layers);
   return [state](const std::string& name, int64_t begin, const torch::Tensor& part) {
     (*state)(name, begin, part);
   };

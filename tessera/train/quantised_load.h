@@ -16,4 +16,10 @@ namespace tessera::train {
 parallel::FlatBuffer::Fill quantised(parallel::FlatBuffer::Fill fill,
                                      const std::vector<nn::QuantisedLayer>& layers);
 
+/// The weights of `layers` as their codes say them, under the names that they had; others as `fill` has
+/// them. Each layer is quantised once as long as it is asked for. Memory: the parts of the layer last
+/// asked for (a Conv1D whole). For one thread.
+parallel::FlatBuffer::Fill dequantised(parallel::FlatBuffer::Fill fill,
+                                       const std::vector<nn::QuantisedLayer>& layers);
+
 }  // namespace tessera::train

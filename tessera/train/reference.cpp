@@ -47,6 +47,12 @@ std::string digest_of(const Run& run) {
   } else {
     of["weights"] = {config.model.seed, config.model.init_std};
   }
+  for (const auto& folder : config.adapter.base) {
+    of["below"].push_back(checkpoint::base_adapter(folder).sample);
+  }
+  if (!config.adapter.path.empty()) {
+    of["adapter"] = checkpoint::base_adapter(config.adapter.path).sample;
+  }
   return sha256(of.dump());
 }
 

@@ -184,10 +184,15 @@ std::optional<checkpoint::BaseWeights> base_of(const Run& run) {
     if (is_stored) return checkpoint::sample_of_weights(section.path);
     return sha256(json{section.seed, section.init_std}.dump());
   })[0];
-  return checkpoint::BaseWeights{
+  checkpoint::BaseWeights base{
       .path = is_stored ? fs::absolute(section.path).lexically_normal().string() : "",
       .sample = std::move(sample),
+      .adapters = {},
       .adapter = models::to_json(run.adapter)};
+  for (const auto& folder : run.config.adapter.base) {
+    base.adapters.push_back(checkpoint::base_adapter(folder));
+  }
+  return base;
 }
 
 Counts load_checkpoint(Run& run, const fs::path& folder) {

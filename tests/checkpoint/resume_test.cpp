@@ -10,6 +10,7 @@
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"
+#include "tests/support/train_from.h"
 
 namespace tessera {
 namespace {
@@ -32,22 +33,6 @@ config::RunConfig job_of(const SharedFolder& folder, const std::string& placemen
   job.parallel.dp_shard = shape.dp_shard;
   job.checkpoint.every = kCut;
   return job;
-}
-
-/// Losses of the steps after `counts` up to `last`, with the saves that the job asks for.
-std::vector<double> train_from(train::Run& run, train::Counts counts, int64_t last,
-                               train::Checkpointing* checkpointing = nullptr) {
-  std::vector<double> losses;
-  while (counts.step < last) {
-    const auto result = train::train_step(run, counts.step);
-    losses.push_back(result.loss);
-    ++counts.step;
-    counts.samples_seen += run.config.train.global_batch;
-    counts.tokens_seen += result.num_tokens;
-    if (checkpointing != nullptr) checkpointing->after_step(counts, std::nullopt, result.requests);
-  }
-  if (checkpointing != nullptr) checkpointing->finish();
-  return losses;
 }
 
 struct Cut {

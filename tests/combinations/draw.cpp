@@ -171,6 +171,9 @@ Trial Draw::draw_function() {
   if (trial.shape.family == models::ModelFamily::gpt2 && chance(0.4)) {
     trial.function["model.dropout"] = "0.1";
   }
+  if (trial.function.contains("adapter.type") && chance(0.4)) {
+    trial.function["model.weights"] = one_of<std::string>({"nf4", "nf4_double", "fp4", "int8"});
+  }
   trial.function = effective(std::move(trial.function), trial);
   return trial;
 }

@@ -7,6 +7,8 @@
 
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
+#include "tessera/checkpoint/formats/peft.h"
+#include "tessera/checkpoint/held_matrices.h"
 #include "tessera/documents/documents.h"
 #include "tessera/models/language_model.h"
 #include "tessera/train/checkpointing.h"
@@ -383,6 +385,55 @@ TEST_F(PreferenceParityTest, RowsThatAreNoPairs) {
   job.preference = {};
   EXPECT_THAT(message_of([&] { train::assemble(job, mesh::DeviceMesh()); }),
               HasSubstr("set it to sigmoid, ipo or orpo"));
+}
+
+/// An adapter of the job's model with values of their own, as PEFT's folder.
+std::filesystem::path stored_adapter(const config::RunConfig& job,
+                                     const std::filesystem::path& folder, double size) {
+  const models::AdapterSpec spec{
+      .type = models::AdapterType::lora, .rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj"}};
+  const auto shape = config::resolve_model_shape(job.model);
+  checkpoint::HeldMatrices tensors("made");
+  for (const auto& parameter : models::trained_parameters(spec, shape)) {
+    std::vector<float> values(static_cast<size_t>(parameter.num_elements()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(size * std::sin(0.7 * static_cast<double>(i)));
+    }
+    tensors.add(parameter.name, parameter.shape, std::move(values));
+  }
+  checkpoint::write_peft(tensors, shape, folder, {.config = {.spec = spec}, .dtype = {}});
+  return folder;
+}
+
+// A stored adapter that is trained on is part of what answers are compared with, and so are those
+// below a new one: both begin with no difference. A run that goes on with another one is refused.
+TEST_F(PreferenceParityTest, TheReferenceHasTheAdaptersThatTheRunBeginsWith) {
+  auto with_adapter = job();
+  with_adapter.adapter.type = models::AdapterType::lora;
+  const auto stored = stored_adapter(with_adapter, folder_.path() / "adapter", 0.3);
+  auto upon = with_adapter, trained_on = with_adapter;
+  trained_on.adapter.path = stored;
+  upon.adapter.base = {stored};
+  const auto reference_of = [](const config::RunConfig& of) {
+    auto run = train::assemble(of, mesh::DeviceMesh());
+    train::prepare_reference(run, kQuiet);
+    EXPECT_NEAR(train::train_step(run, 0).loss, std::log(2), 1e-5);  // of a margin of zero
+    return *run.reference.train;
+  };
+  const auto alone = reference_of(with_adapter), below = reference_of(upon);
+  const auto found = reference_of(trained_on);
+  ASSERT_EQ(found.size(), alone.size());
+  double moved = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], below[i], 1e-4 * std::abs(found[i]));
+    moved = std::max(moved, std::abs(found[i] - alone[i]));
+  }
+  EXPECT_GT(moved, 1e-2);
+  trained_on.adapter.path = stored_adapter(with_adapter, folder_.path() / "other", 0.2);
+  trained_on.checkpoint.resume = "auto";
+  auto other = train::assemble(trained_on, mesh::DeviceMesh());
+  EXPECT_THAT(message_of([&] { train::prepare_reference(other, kQuiet); }),
+              HasSubstr("of other data, another model or other settings"));
 }
 
 }  // namespace

@@ -90,6 +90,18 @@ struct Layout {
   parallel::Placement placement;
 };
 
+std::map<std::string, config::RunConfig> jobs() {
+  std::map<std::string, config::RunConfig> jobs;
+  for (const auto format : {WeightFormat::nf4, WeightFormat::nf4_double, WeightFormat::int8}) {
+    auto job = quantised_job(format);
+    jobs[std::string(text_of(format))] = job;
+    job.adapter.targets = {"all-linear"};
+    job.adapter.type = models::AdapterType::dora;  // norms of dequantised rows
+    jobs[fmt::format("dora_{}", text_of(format))] = job;
+  }
+  return jobs;
+}
+
 TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
   using parallel::Placement;
   const SharedFolder folder;
@@ -104,10 +116,9 @@ TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
   for (const auto& [shape, placement] : layouts) {
     on_mesh({.shape = shape}, [&, &shape = shape,
                                &placement = placement](const mesh::DeviceMesh& mesh) {
-      for (const auto format : {WeightFormat::nf4, WeightFormat::nf4_double, WeightFormat::int8}) {
-        const auto name = std::string(text_of(format));
+      for (const auto& [name, job] : jobs()) {
         SCOPED_TRACE(name);
-        const auto numbers = trained(on(quantised_job(format), shape, placement), mesh);
+        const auto numbers = trained(on(job, shape, placement), mesh);
         const auto alone = folder.path() / name;  // of one rank, which is the first
         if (shape.num_ranks() == 1) write_file(alone, nlohmann::json(numbers).dump());
         const auto expected = nlohmann::json::parse(read_file(alone)).get<std::vector<double>>();

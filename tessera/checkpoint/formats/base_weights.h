@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/index.h"
 
@@ -15,9 +16,18 @@ namespace tessera::checkpoint {
 std::string sample_of_weights(const std::filesystem::path& path);
 
 struct BaseWeights {
-  std::string path;        ///< where they lay, absolute; empty: drawn from a seed
-  std::string sample;      ///< sample_of_weights
-  nlohmann::json adapter;  ///< its settings (models/adapter_json.h)
+  /// A stored adapter that is part of the base.
+  struct Adapter {
+    std::string path;    ///< PEFT's folder, absolute
+    std::string sample;  ///< sample_of_weights of its tensors
+
+    bool operator==(const Adapter&) const = default;
+  };
+
+  std::string path;               ///< where they lay, absolute; empty: drawn from a seed
+  std::string sample;             ///< sample_of_weights
+  std::vector<Adapter> adapters;  ///< in their order
+  nlohmann::json adapter;         ///< its settings (models/adapter_json.h)
 
   bool operator==(const BaseWeights&) const = default;
 };
@@ -26,7 +36,9 @@ struct BaseWeights {
 std::optional<BaseWeights> base_weights_of(const nlohmann::json& state);
 void put_base_weights(const BaseWeights& base, nlohmann::json& state);
 
-/// UserError with `where`: there are no such weights any more, or others stand there.
+BaseWeights::Adapter base_adapter(const std::filesystem::path& folder);
+
+/// UserError with `where`: there are no such weights or adapters any more, or others stand there.
 void check_base_weights(const BaseWeights& base, const std::string& where);
 
 }  // namespace tessera::checkpoint

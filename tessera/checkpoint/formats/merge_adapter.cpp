@@ -8,26 +8,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert_dtype.h"
+#include "tessera/checkpoint/formats/floats_of.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using models::AdapterType;
-
-std::vector<float> floats_of(const TensorSource& source, const std::string& name, int64_t begin,
-                             int64_t count) {
-  const auto dtype = source.info(name).dtype;
-  std::vector<std::byte> stored(static_cast<size_t>(count * dtype_bytes(dtype)));
-  source.read(name, begin, stored);
-  std::vector<float> values(static_cast<size_t>(count));
-  convert_values(stored, dtype, std::as_writable_bytes(std::span(values)), DType::f32);
-  return values;
-}
-
-std::vector<float> floats_of(const TensorSource& source, const std::string& name) {
-  return floats_of(source, name, 0, source.info(name).num_elements());
-}
 
 /// [rows, columns] as [columns, rows].
 std::vector<float> transposed(const std::vector<float>& matrix, int64_t columns) {
@@ -54,14 +41,14 @@ void check_shape(const TensorSource& source, const std::string& name,
 
 MergedSource::MergedSource(const TensorSource& base, const TensorSource& trained,
                            const models::AdapterSpec& spec, const models::ModelShape& shape,
-                           bool subtracts)
+                           const MergeOptions& options)
     : TensorSource(base.path()),
       base_(base),
       trained_(trained),
-      sign_(subtracts ? -1 : 1),
+      sign_(options.subtracts ? -1 : 1),
       unchanged_(base.path()),
       dora_(spec.type == AdapterType::dora) {
-  if (subtracts && dora_) {
+  if (options.subtracts && dora_) {
     user_error("{}: DoRA cannot be subtracted: its base's norms are not in it",
                trained.path().string());
   }
@@ -79,13 +66,16 @@ MergedSource::MergedSource(const TensorSource& base, const TensorSource& trained
     if (parameter.of_adapter) continue;
     check_shape(trained, parameter.name, parameter.shape);
     check_shape(base, parameter.name, parameter.shape);
-    if (subtracts) {
+    if (options.subtracts) {
       user_error("{}: '{}' was trained whole: what it was before is not in the adapter",
                  trained.path().string(), parameter.name);
     }
-    unchanged_.add(parameter.name, trained, parameter.name, base.info(parameter.name).dtype);
+    unchanged_.add(parameter.name, trained, parameter.name,
+                   options.dtype.value_or(base.info(parameter.name).dtype));
   }
   tensors_ = unchanged_.tensors();
+  if (!options.dtype) return;
+  for (const auto& [weight, module] : modules_) tensors_[weight].dtype = *options.dtype;
 }
 
 void MergedSource::add_module(const models::AdaptedModule& module, AdapterType type) {
@@ -178,6 +168,20 @@ void MergedSource::read_part(const std::string& name, const TensorInfo& info, in
                                        static_cast<size_t>(count * dtype_bytes(info.dtype))),
                    info.dtype);
   }
+}
+
+std::shared_ptr<const TensorSource> merged(std::shared_ptr<const TensorSource> base,
+                                           std::shared_ptr<const TensorSource> trained,
+                                           const models::AdapterSpec& spec,
+                                           const models::ModelShape& shape,
+                                           const MergeOptions& options) {
+  struct Held {
+    std::shared_ptr<const TensorSource> base, trained;
+    MergedSource source;
+  };
+  const auto held = std::shared_ptr<const Held>(
+      new Held{base, trained, MergedSource(*base, *trained, spec, shape, options)});
+  return {held, &held->source};
 }
 
 SourceView as_stored(const TensorSource& ours, const FamilyNames& family) {

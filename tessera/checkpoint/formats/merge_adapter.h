@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,12 @@
 
 namespace tessera::checkpoint {
 
+struct MergeOptions {
+  bool subtracts =
+      false;  ///< the base is merged already, and what comes out is what it was (LoRA alone)
+  std::optional<DType> dtype;  ///< of what the adapter changes; none: as the base has it
+};
+
 /// The base's tensors with the adapter in them, in the dtypes that the base has: W + scale B A computed
 /// in float32 and rounded once; of DoRA, m (W + scale B A) / ||W + scale B A|| by outputs; what was
 /// trained whole is the adapter's. Values are computed when they are read, rows at a time. Memory: a
@@ -20,12 +27,11 @@ namespace tessera::checkpoint {
 class MergedSource : public TensorSource {
  public:
   /// The sources outlive it: `base` by our names, `trained` as models::trained_parameters names
-  /// them. `subtracts`: the base is merged already, and what comes out is what it was (LoRA alone).
-  /// UserError: a tensor that is missing or of another shape; an adapter of a table that is the head,
+  /// them. UserError: a tensor that is missing or of another shape; an adapter of a table that is the head,
   /// too; what was trained whole, or DoRA, cannot be subtracted.
   MergedSource(const TensorSource& base, const TensorSource& trained,
                const models::AdapterSpec& spec, const models::ModelShape& shape,
-               bool subtracts = false);
+               const MergeOptions& options = {});
 
  private:
   /// What is added to a weight [rows, columns]: left [rows, rank] times right [rank, columns].
@@ -53,6 +59,13 @@ class MergedSource : public TensorSource {
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const Product> last_;  // of the tensor that was read last
 };
+
+/// The same, which keeps its sources.
+std::shared_ptr<const TensorSource> merged(std::shared_ptr<const TensorSource> base,
+                                           std::shared_ptr<const TensorSource> trained,
+                                           const models::AdapterSpec& spec,
+                                           const models::ModelShape& shape,
+                                           const MergeOptions& options = {});
 
 /// Parameters that files fuse, as the tensors that files have. UserError: parts of other dtypes.
 SourceView as_stored(const TensorSource& ours, const FamilyNames& family);

@@ -172,14 +172,14 @@ TEST(MergeAdapterTest, SubtractingGivesTheBaseBack) {
   const AdapterSpec spec{.type = AdapterType::lora, .rank = 2, .targets = {"all-linear"}};
   const auto base = random.base(shape), trained = random.trained(spec, shape);
   const MergedSource merged(base, trained, spec, shape);
-  const MergedSource again(merged, trained, spec, shape, /*subtracts=*/true);
+  const MergedSource again(merged, trained, spec, shape, {.subtracts = true});
   for (const auto& [name, info] : base.tensors()) {
     EXPECT_THAT(read_floats(again, name),
                 ::testing::Pointwise(::testing::FloatNear(1e-5F), read_floats(base, name)));
   }
   const AdapterSpec dora{.type = AdapterType::dora, .rank = 2, .targets = {"q_proj"}};
   const auto other = random.trained(dora, shape);
-  EXPECT_THROW(MergedSource(base, other, dora, shape, true), UserError);
+  EXPECT_THROW(MergedSource(base, other, dora, shape, {.subtracts = true}), UserError);
 }
 
 TEST(MergeAdapterTest, ATiedTableIsNotMergedInto) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 #include <utility>
@@ -15,7 +14,9 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/family_names.h"
+#include "tessera/checkpoint/formats/floats_of.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
+#include "tessera/checkpoint/held_matrices.h"
 #include "tessera/checkpoint/pending_folder.h"
 #include "tessera/models/hf_config.h"
 
@@ -125,8 +126,20 @@ models::PeftConfig config_in(const fs::path& folder, const ModelShape& shape) {
 
 bool is_peft(const fs::path& folder) { return fs::exists(folder / kPeftConfig); }
 
+void refuse_changed_base(const PeftAdapter& adapter) {
+  if (adapter.config().spec.init != models::AdapterInit::pissa) return;
+  user_error(
+      "{}: init_lora_weights: pissa: its base is not the model's, but what PiSSA left of it; save "
+      "it in PEFT with path_initial_model_for_weight_conversion, or train on from it and merge "
+      "that run",
+      (adapter.folder() / kPeftConfig).string());
+}
+
 PeftAdapter::PeftAdapter(const fs::path& folder, const ModelShape& shape)
-    : config_(config_in(folder, shape)), stored_(weights_in(folder)), tensors_(folder) {
+    : folder_(folder),
+      config_(config_in(folder, shape)),
+      stored_(weights_in(folder)),
+      tensors_(folder) {
   const auto names = names_of(shape);
   std::set<std::string> used;
   for (const auto& parameter : models::trained_parameters(config_.spec, shape)) {
@@ -161,34 +174,6 @@ PeftAdapter::PeftAdapter(const fs::path& folder, const ModelShape& shape)
 }
 
 namespace {
-
-/// Matrices of fused adapters.
-class HeldMatrices : public TensorSource {
- public:
-  HeldMatrices() : TensorSource("fused adapters") {}
-
-  void add(const std::string& name, std::vector<int64_t> shape, std::vector<float> values) {
-    tensors_[name] = {DType::f32, std::move(shape)};
-    values_[name] = std::move(values);
-  }
-
- private:
-  void read_part(const std::string& name, const TensorInfo& /*info*/, int64_t begin,
-                 std::span<std::byte> destination) const override {
-    std::memcpy(destination.data(), values_.at(name).data() + begin, destination.size());
-  }
-
-  std::map<std::string, std::vector<float>> values_;
-};
-
-std::vector<float> values_of(const TensorSource& source, const std::string& name) {
-  const auto& info = source.info(name);
-  std::vector<std::byte> stored(static_cast<size_t>(info.num_bytes()));
-  source.read(name, 0, stored);
-  std::vector<float> values(static_cast<size_t>(info.num_elements()));
-  convert_values(stored, info.dtype, std::as_writable_bytes(std::span(values)), DType::f32);
-  return values;
-}
 
 /// A part of a fused module with its rows there.
 struct Part {
@@ -281,8 +266,8 @@ class Writer {
     int64_t column = 0;
     for (const auto& [module, place] : parts) {
       for (const auto& p : models::parameters_of(module, config_.spec.type)) check(p);
-      const auto part_a = values_of(trained_, module.path + ".lora_A");
-      const auto part_b = values_of(trained_, module.path + ".lora_B");
+      const auto part_a = floats_of(trained_, module.path + ".lora_A");
+      const auto part_b = floats_of(trained_, module.path + ".lora_B");
       a.insert(a.end(), part_a.begin(), part_a.end());
       for (int64_t row = 0; row < place.rows; ++row) {
         for (int64_t k = 0; k < module.rank; ++k) {
@@ -294,7 +279,7 @@ class Writer {
       column += module.rank;
       if (config_.spec.type != AdapterType::dora) continue;
       if (std::ssize(magnitudes) != place.first_row) refuse_part(path, "targets", module.path);
-      const auto more = values_of(trained_, module.path + ".lora_magnitude_vector");
+      const auto more = floats_of(trained_, module.path + ".lora_magnitude_vector");
       magnitudes.insert(magnitudes.end(), more.begin(), more.end());
     }
     hold(key_of(path, ".lora_A"), {rank, inputs}, std::move(a));
@@ -336,7 +321,7 @@ class Writer {
   const ModelShape& shape_;
   FamilyNames names_;
   models::PeftConfig config_;
-  HeldMatrices held_;
+  HeldMatrices held_{"fused adapters"};
   SourceView view_;
   std::set<std::string> adapted_;
   std::vector<models::PeftModule> modules_;

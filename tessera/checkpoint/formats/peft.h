@@ -28,15 +28,20 @@ class PeftAdapter {
   /// of another shape, as of an adapter for another model.
   PeftAdapter(const std::filesystem::path& folder, const models::ModelShape& shape);
 
+  const std::filesystem::path& folder() const { return folder_; }
   const models::PeftConfig& config() const { return config_; }
   /// By the names of models::trained_parameters.
   const TensorSource& tensors() const { return tensors_; }
 
  private:
+  std::filesystem::path folder_;
   models::PeftConfig config_;
   SafetensorsFile stored_;
   SourceView tensors_;
 };
+
+/// UserError: it began with a change of its base (PiSSA), so that it is none of the base as it is stored.
+void refuse_changed_base(const PeftAdapter& adapter);
 
 struct PeftWriteOptions {
   models::PeftConfig config;
