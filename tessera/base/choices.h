@@ -114,25 +114,63 @@ inline constexpr auto tessera::kTexts<tessera::data::TokenDtype> =
 namespace tessera::optim {
 
 enum class OptimizerType {
-  adamw,  ///< Loshchilov and Hutter, ICLR 2019
-  sgd,    ///< with momentum
-  lion,   ///< signs of a mean gradient (Chen et al., Symbolic Discovery of Optimization .., 2023)
-  muon    ///< orthogonal updates of whole matrices (Jordan et al., 2024); adamw for all else
+  adamw,      ///< Loshchilov and Hutter, ICLR 2019
+  adamw8bit,  ///< the same with states of 8 bits (Dettmers et al., ICLR 2022)
+  sgd,        ///< with momentum
+  lion,  ///< signs of a mean gradient (Chen et al., Symbolic Discovery of Optimization .., 2023)
+  muon   ///< orthogonal updates of whole matrices (Jordan et al., 2024); adamw for all else
 };
 
-/// How many numbers an optimizer keeps for each one it updates, in a matrix or elsewhere.
-constexpr int num_states(OptimizerType type, bool in_matrix, double momentum) {
+/// How an optimizer updates the numbers of a parameter.
+enum class Treatment {
+  matrices,  ///< all of a matrix together (muon)
+  blocks,    ///< each alone, but states of kStateBlock neighbours share a scale (adamw8bit)
+  elements   ///< each alone
+};
+
+/// Numbers of a parameter, counted from its first one, whose states of 8 bits share a scale.
+constexpr int64_t kStateBlock = 256;
+
+/// What an optimizer's treatment of a whole parameter depends on.
+struct ParameterFacts {
+  bool matrix_of_block = false;  ///< of a transformer block
+  bool of_embedding = false;     ///< a table that is looked up, tied or not
+  int64_t num_elements = 0;
+};
+
+/// Embeddings and small parameters keep states of 32 bits beside adamw8bit, as bitsandbytes has it
+/// (min_8bit_size): rows that are seldom looked up have gradients of another size.
+constexpr Treatment treatment_of(OptimizerType type, const ParameterFacts& parameter) {
+  constexpr int64_t kFewestIn8Bits = 4096;
+  if (type == OptimizerType::muon && parameter.matrix_of_block) return Treatment::matrices;
+  const bool small = parameter.of_embedding || parameter.num_elements < kFewestIn8Bits;
+  if (type == OptimizerType::adamw8bit && !small) return Treatment::blocks;
+  return Treatment::elements;
+}
+
+/// How many numbers an optimizer keeps for each one it updates.
+constexpr int num_states(OptimizerType type, Treatment treatment, double momentum) {
   switch (type) {
     case OptimizerType::adamw:
+    case OptimizerType::adamw8bit:
       return 2;
     case OptimizerType::sgd:
       return momentum == 0 ? 0 : 1;
     case OptimizerType::lion:
       return 1;
     case OptimizerType::muon:
-      return in_matrix ? 1 : 2;
+      return treatment == Treatment::matrices ? 1 : 2;
   }
   __builtin_unreachable();
+}
+
+/// Bytes that an optimizer keeps for each number it updates, if those of other than 8 bits have
+/// `number_bytes`.
+constexpr double state_bytes(OptimizerType type, Treatment treatment, double momentum,
+                             int64_t number_bytes) {
+  const double each = treatment == Treatment::blocks ? 1 + 4.0 / static_cast<double>(kStateBlock)
+                                                     : static_cast<double>(number_bytes);
+  return num_states(type, treatment, momentum) * each;
 }
 
 /// How large muon's update of a matrix [rows, columns] is (torch.optim.Muon's adjust_lr_fn).
@@ -148,7 +186,7 @@ enum class LearningRateSchedule { constant, linear, cosine, wsd };
 
 template <>
 inline constexpr auto tessera::kTexts<tessera::optim::OptimizerType> =
-    std::to_array<std::string_view>({"adamw", "sgd", "lion", "muon"});
+    std::to_array<std::string_view>({"adamw", "adamw8bit", "sgd", "lion", "muon"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::optim::MuonScale> =
     std::to_array<std::string_view>({"original", "match_rms_adamw"});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 namespace tessera {
 
@@ -38,6 +39,17 @@ struct Stripe {
   /// How many of the elements taken lie without a gap from the k-th on.
   int64_t stretch(int64_t k) const {
     return whole() ? std::numeric_limits<int64_t>::max() - k : run - k % run;
+  }
+
+  /// The same of the blocks of `block` elements of a tensor of `num_elements`, where the elements
+  /// taken, counted in blocks, are whole ones of them; none: it cuts one.
+  std::optional<Stripe> of_blocks(int64_t block, int64_t num_elements) const {
+    if (whole()) return Stripe{};
+    const auto blocks = [&](int64_t elements) { return (elements + block - 1) / block; };
+    const bool one_run = stride == num_elements, to_the_end = one_run && offset + run == stride;
+    if (offset % block != 0 || (run % block != 0 && !to_the_end)) return std::nullopt;
+    if (stride % block != 0 && !one_run) return std::nullopt;
+    return Stripe{offset / block, blocks(run), blocks(stride)};
   }
 
   /// visit(position, k, n) for elements [begin, begin + length) of those taken, as few times as

@@ -70,6 +70,17 @@ TEST(Stripe, OfTheWholeIsOneStretch) {
   EXPECT_FALSE((Stripe{0, 6, 7}).whole());
 }
 
+TEST(Stripe, InBlocksIsOneWhereNoBlockIsCut) {
+  EXPECT_EQ(Stripe{}.of_blocks(4, 30), Stripe{});
+  EXPECT_EQ((Stripe{8, 4, 16}).of_blocks(4, 48), (Stripe{2, 1, 4}));    // columns
+  EXPECT_EQ((Stripe{12, 12, 30}).of_blocks(4, 30), (Stripe{3, 3, 8}));  // rows of a tensor
+  EXPECT_EQ((Stripe{24, 6, 30}).of_blocks(4, 30), (Stripe{6, 2, 8}));   // its last ones
+  EXPECT_EQ((Stripe{2, 4, 16}).of_blocks(4, 48), std::nullopt);
+  EXPECT_EQ((Stripe{8, 2, 16}).of_blocks(4, 48), std::nullopt);
+  EXPECT_EQ((Stripe{0, 4, 10}).of_blocks(4, 30), std::nullopt);
+  EXPECT_EQ((Stripe{12, 6, 30}).of_blocks(4, 30), std::nullopt);
+}
+
 TEST(Stripe, MayTakeNothing) {
   const Stripe none{4, 0, 4};  // of four columns those from the fifth on
   EXPECT_TRUE(none.fits(12));

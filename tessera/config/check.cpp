@@ -242,6 +242,20 @@ void check_effect(const RunConfig& config, const Origins& origins, const Place& 
   }
 }
 
+void check_in_backward(const RunConfig& config, const Place& place) {
+  if (!config.optimizer.in_backward) return;
+  if (config.optimizer.max_grad_norm > 0) {
+    place.error(
+        "optimizer.in_backward",
+        "weights are updated before the norm of all gradients is known, so they cannot be clipped "
+        "by it; set optimizer.max_grad_norm to 0, or optimizer.in_backward to false");
+  }
+  if (config.parallel.num_ranks < 1) return;
+  const auto problem =
+      in_backward_problem(config, fitting_mesh(config.parallel, config.parallel.num_ranks));
+  if (problem) place.error(problem->key, "{}", problem->message);
+}
+
 void check_precision(const RunConfig& config, const Place& place) {
   const auto& precision = config.precision;
   if (precision.parameters == FloatType::bf16 && precision.compute != FloatType::bf16) {
@@ -273,6 +287,17 @@ int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh) 
                        : mesh.pp > 1                ? 1
                                                     : share;
   return share / size;
+}
+
+std::optional<KeyProblem> in_backward_problem(const RunConfig& config,
+                                              const mesh::MeshShape& mesh) {
+  if (!config.optimizer.in_backward) return {};
+  const auto count = num_micro_batches(config, mesh);
+  if (count == 1) return {};
+  return KeyProblem{"optimizer.in_backward",
+                    fmt::format("a weight is updated by its first gradient, and here {} "
+                                "micro-batches add theirs up first; set train.micro_batch to 0",
+                                count)};
 }
 
 int64_t num_steps(const TrainSection& train, int64_t num_rows, int64_t step, int64_t samples_seen) {
@@ -320,6 +345,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_weights(config.data, place);
   check_precision(config, place);
   check_effect(config, origins, place);
+  check_in_backward(config, place);
 }
 
 }  // namespace tessera::config

@@ -268,9 +268,10 @@ TEST(CheckTest, SettingsThatCannotTakeEffect) {
   config.optimizer.type = optim::OptimizerType::sgd;
   EXPECT_EQ(error_of(config), "no error");
   config.optimizer.beta2 = 0.99;
-  EXPECT_EQ(error_of(config),
-            "optimizer.beta2: has no effect here: it needs optimizer.type adamw, lion or muon; "
-            "remove one of them");
+  EXPECT_EQ(
+      error_of(config),
+      "optimizer.beta2: has no effect here: it needs optimizer.type adamw, adamw8bit, lion or "
+      "muon; remove one of them");
   config = good();
   config.schedule.decay_steps = 5;
   EXPECT_EQ(
@@ -420,6 +421,8 @@ std::map<std::string, Change> contexts() {
          c.parallel.placement = parallel::Placement::full_shard,
          c.parallel.units = parallel::Units::model;
        }},
+      {"updates in the backward",
+       [](auto& c) { c.optimizer.in_backward = true, c.optimizer.max_grad_norm = 0; }},
       {"a pipeline of matrices", [](auto& c) { c.parallel.pp = 2, c.parallel.tp = 2; }},
       {"pretrained", [](auto& c) { c.model.path = "x", c.model.init = models::Init::pretrained; }},
       {"sgd on text",

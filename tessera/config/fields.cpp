@@ -280,13 +280,31 @@ Section preference_section() {
       .build();
 }
 
+/// What transformers calls them (OptimizerNames). Paged ones move their states to the host where a GPU has no room.
+std::vector<std::pair<std::string, std::string>> optimizers_of_others() {
+  const std::string paged = " with parallel.offload_optimizer true";
+  return {{"adamw_torch", "adamw"},
+          {"adamw_torch_fused", "adamw"},
+          {"adamw_apex_fused", "adamw"},
+          {"adamw_hf", "adamw"},
+          {"adamw_8bit", "adamw8bit"},
+          {"adamw_bnb_8bit", "adamw8bit"},
+          {"paged_adamw", "adamw" + paged},
+          {"paged_adamw_32bit", "adamw" + paged},
+          {"paged_adamw_8bit", "adamw8bit" + paged},
+          {"lion_32bit", "lion"},
+          {"paged_lion", "lion" + paged},
+          {"paged_lion_32bit", "lion" + paged}};
+}
+
 Section optimizer_section() {
   using S = OptimizerSection;
   return SectionBuilder("optimizer", &RunConfig::optimizer, "How weights follow gradients.")
       .add("type", &S::type,
-           "adamw: Loshchilov and Hutter 2019; sgd: with momentum; lion: Chen et al. 2023; muon: "
+           "adamw: Loshchilov and Hutter 2019; adamw8bit: its states in 8 bits, Dettmers et al. "
+           "2022; sgd: with momentum; lion: Chen et al. 2023; muon: "
            "Jordan et al. 2024 on the matrices of blocks, adamw on the rest",
-           kAlways, {.aliases = {"name", "optim"}})
+           kAlways, {.aliases = {"name", "optim"}, .others = optimizers_of_others()})
       .add("learning_rate", &S::learning_rate, "peak, reached after warm-up", kAlways,
            {.range = above(0), .aliases = {"lr", "max_lr", "peak_lr"}})
       .add("beta1", &S::beta1, "adamw, muon, lion (there usually 0.9): decay of the mean gradient",
@@ -317,6 +335,12 @@ Section optimizer_section() {
            {.range = at_least(0),
             .aliases = {"grad_clip", "clip_grad", "gradient_clipping", "clip_grad_norm",
                         "max_norm"}})
+      .add(
+          "in_backward", &S::in_backward,
+          "each unit is updated as soon as its gradient is reduced, which is freed then: gradients "
+          "take the memory of two units; one micro-batch, and no clipping",
+          {kNoMuon, kNoPipeline, kNoLossScale},
+          {.aliases = {"optimizer_in_bwd", "optimizer_in_backward", "fused_backward"}})
       .build();
 }
 
@@ -558,12 +582,12 @@ Section train_section() {
            "the model answers so many held-out conversations before the first step and at the end",
            {kValidates}, {.range = at_least(0)})
       .add("report_unused_parameters", &S::report_unused_parameters,
-           "name the parameters that got no gradient", kAlways,
+           "name the parameters that got no gradient", {kAfterBackward},
            {.aliases = {"find_unused_parameters"}})
       .add("nonfinite", &S::nonfinite,
            "at NaN or infinity in loss or gradients: stop the run, or skip the step; fp16 skips "
            "what its loss scale caused in any case",
-           kAlways, {.aliases = {"check_gradients", "skip_nan"}})
+           {kAfterBackward}, {.aliases = {"check_gradients", "skip_nan"}})
       .build();
 }
 

@@ -61,6 +61,8 @@ struct FieldRule {
   /// What a text may be; empty: anything. What an enum may be; empty: all of its values.
   std::vector<std::string> choices;
   std::vector<std::string> aliases;  ///< what other tools call it: leads "did you mean"
+  /// Values that other tools have, and what is the same here.
+  std::vector<std::pair<std::string, std::string>> others = {};
 };
 
 /// Something that a setting needs beside it to have an effect.

@@ -298,8 +298,11 @@ TEST_F(LoadTest, ImpossibleValues) {
   EXPECT_EQ(error_of("parallel:\n  num_ranks: 0\n"),
             "job.yaml:2: parallel.num_ranks: expected a whole number in [1, 1024], or -1, got '0'");
   EXPECT_EQ(error_of("optimizer:\n  type: adam\n"),
-            "job.yaml:2: optimizer.type: expected one of adamw, sgd, lion, muon, got 'adam'; did "
-            "you mean 'adamw'?");
+            "job.yaml:2: optimizer.type: expected one of adamw, adamw8bit, sgd, lion, muon, got "
+            "'adam'; did you mean 'adamw'?");
+  EXPECT_EQ(error_of("optimizer:\n  type: paged_adamw_8bit\n"),
+            "job.yaml:2: optimizer.type: expected one of adamw, adamw8bit, sgd, lion, muon, got "
+            "'paged_adamw_8bit'; here that is adamw8bit with parallel.offload_optimizer true");
   EXPECT_EQ(error_of("model:\n  num_layers: 0\n"),
             "job.yaml:2: model.num_layers: expected a whole number >= 1, got '0'");
   EXPECT_TRUE(error_of("model:\n  preset: tinny\n").ends_with("got 'tinny'; did you mean 'tiny'?"));

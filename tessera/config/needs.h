@@ -84,11 +84,12 @@ constexpr Need kStopsEarly{"train.early_stopping_patience",
                            [](const RunConfig& c) { return c.train.early_stopping_patience > 0; }};
 constexpr Need kValidates{"data.validation or data.validation_fraction above 0", validates};
 
-constexpr Need kAdamW{"optimizer.type adamw or muon", [](const RunConfig& c) {
+constexpr Need kAdamW{"optimizer.type adamw, adamw8bit or muon", [](const RunConfig& c) {
                         return c.optimizer.type == optim::OptimizerType::adamw ||
+                               c.optimizer.type == optim::OptimizerType::adamw8bit ||
                                c.optimizer.type == optim::OptimizerType::muon;
                       }};
-constexpr Need kBetas{"optimizer.type adamw, lion or muon", [](const RunConfig& c) {
+constexpr Need kBetas{"optimizer.type adamw, adamw8bit, lion or muon", [](const RunConfig& c) {
                         return c.optimizer.type != optim::OptimizerType::sgd;
                       }};
 constexpr Need kAdamWAlone{"optimizer.type adamw", [](const RunConfig& c) {
@@ -97,6 +98,12 @@ constexpr Need kAdamWAlone{"optimizer.type adamw", [](const RunConfig& c) {
 constexpr Need kMuon{"optimizer.type muon", [](const RunConfig& c) {
                        return c.optimizer.type == optim::OptimizerType::muon;
                      }};
+/// Muon updates all matrices together.
+constexpr Need kNoMuon{"optimizer.type other than muon", [](const RunConfig& c) {
+                         return c.optimizer.type != optim::OptimizerType::muon;
+                       }};
+constexpr Need kAfterBackward{"optimizer.in_backward false",
+                              [](const RunConfig& c) { return !c.optimizer.in_backward; }};
 constexpr Need kSgd{"optimizer.type sgd", [](const RunConfig& c) {
                       return c.optimizer.type == optim::OptimizerType::sgd;
                     }};
@@ -120,6 +127,7 @@ constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};
 constexpr Need kPipeline{"parallel.pp above 1",
                          [](const RunConfig& c) { return c.parallel.pp != 1; }};
+constexpr Need kNoPipeline{"parallel.pp 1", [](const RunConfig& c) { return c.parallel.pp == 1; }};
 constexpr Need kNoStageLayers{"no parallel.stage_layers",
                               [](const RunConfig& c) { return c.parallel.stage_layers.empty(); }};
 constexpr Need kUnitsBySize{"parallel.units size", [](const RunConfig& c) {
@@ -155,6 +163,10 @@ constexpr Need kOffloads{"parallel.offload_params or parallel.offload_optimizer"
 constexpr Need kLowPrecision{"precision.compute bf16 or fp16", [](const RunConfig& c) {
                                return c.precision.compute != FloatType::fp32;
                              }};
+/// A step with fp16 counts only once all gradients are known to be finite.
+constexpr Need kNoLossScale{"precision.compute other than fp16", [](const RunConfig& c) {
+                              return c.precision.compute != FloatType::fp16;
+                            }};
 constexpr Need kBf16State{"precision.parameters or precision.optimizer_states bf16",
                           has_bf16_state};
 constexpr Need kCheckpointsActivations{

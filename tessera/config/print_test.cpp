@@ -126,8 +126,9 @@ TEST(PrintTest, HelpAndDocsNameEveryKey) {
   }
   EXPECT_THAT(help,
               ::testing::HasSubstr("(number in [0, 1); default 0.95; needs optimizer.type adamw, "
-                                   "lion or muon)"));
-  EXPECT_THAT(help, ::testing::HasSubstr("(one of adamw, sgd, lion, muon; default adamw)"));
+                                   "adamw8bit, lion or muon)"));
+  EXPECT_THAT(help,
+              ::testing::HasSubstr("(one of adamw, adamw8bit, sgd, lion, muon; default adamw)"));
 }
 
 TEST(PrintTest, TheDocsPageIsTheFieldListOfToday) {

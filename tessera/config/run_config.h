@@ -91,6 +91,7 @@ struct OptimizerSection {
   double weight_decay = 0.1;
   bool decay_norms_and_biases = false;  ///< true: weight decay on every parameter
   double max_grad_norm = 1.0;           ///< 0: no clipping
+  bool in_backward = false;  ///< each unit is updated once its gradient is reduced, which is freed
 
   bool operator==(const OptimizerSection&) const = default;
 };
@@ -238,6 +239,9 @@ mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks)
 
 /// Portions in which a rank's share of the global batch goes through the model.
 int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh);
+
+/// Why optimizer.in_backward cannot be on such a mesh, if so.
+std::optional<KeyProblem> in_backward_problem(const RunConfig& config, const mesh::MeshShape& mesh);
 
 /// Optimizer steps of a run that has seen `samples_seen` of its training data's `num_rows` after `step`: train.steps, or
 /// as many as let it see train.epochs times all of them, the last one rounded up.

@@ -76,6 +76,13 @@ bool assign(const Field&, const RawValue& raw, bool& out) {
   return true;
 }
 
+/// The end of a line about a text that is none of the choices.
+std::string instead_of(const std::string& text, const FieldRule& rule) {
+  const auto same = std::ranges::find(rule.others, text, [](const auto& row) { return row.first; });
+  if (same == rule.others.end()) return did_you_mean(text, rule.choices);
+  return "; here that is " + same->second;
+}
+
 /// Is `text` one of the field's choices, or has it none?
 bool is_choice(const Field& field, const std::string& text) {
   const auto& choices = field.rule.choices;
@@ -253,7 +260,7 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
   const bool in_list = wrong != texts.end() && raw.kind == RawValue::Kind::list;
   user_error("{}: expected {}, got {}{}", where, expected(field),
              in_list ? tessera::quoted(*wrong) + " in it" : describe(raw),
-             wrong == texts.end() ? "" : did_you_mean(*wrong, field.rule.choices));
+             wrong == texts.end() ? "" : instead_of(*wrong, field.rule));
 }
 
 void copy_field(const Field& field, const RunConfig& from, RunConfig& to) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/kernels/activation.h"
+#include "tessera/kernels/adamw8bit.h"
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/cpu/quantised_kernel.h"
@@ -169,6 +170,19 @@ void adamw_ours(benchmark::State& state) {
   if (state.range(1) != 0) options.rounding = StochasticRounding{};
   for (auto _ : state) adamw(parameter, gradient, exp_avg, exp_avg_sq, options);
 }
+/// The same with states of 8 bits.
+void adamw8bit_ours(benchmark::State& state) {
+  constexpr int64_t kCount = int64_t{8} << 20;
+  const auto parameter = at::randn({kCount}).to(state.range(0) != 0 ? at::kBFloat16 : at::kFloat);
+  const auto gradient = at::randn({kCount});
+  const auto moment = [] {
+    return BlockCodes{.codes = at::zeros({kCount}, at::kByte), .absmax = at::zeros({kCount / 256})};
+  };
+  const auto mean = moment(), square = moment();
+  AdamWOptions options;
+  if (state.range(1) != 0) options.rounding = StochasticRounding{};
+  for (auto _ : state) adamw8bit(parameter, gradient, mean, square, options);
+}
 void adamw_libtorch(benchmark::State& state) {
   constexpr int64_t kCount = int64_t{8} << 20;
   const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
@@ -275,6 +289,13 @@ BENCHMARK(low_rank_linear_apart)->Apply(with_ranks);
 BENCHMARK(linear_cross_entropy_ours)->Apply(with_chunks);
 BENCHMARK(linear_cross_entropy_plain)->Apply(without_chunks);
 BENCHMARK(adamw_ours)
+    ->ArgNames({"bf16", "stochastic"})
+    ->Args({0, 0})
+    ->Args({1, 0})
+    ->Args({1, 1})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(adamw8bit_ours)
     ->ArgNames({"bf16", "stochastic"})
     ->Args({0, 0})
     ->Args({1, 0})

@@ -1,7 +1,6 @@
 // What an optimizer does to one slice: one source for each algorithm (adamw.cpp, sgd.cpp, ..).
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "tessera/optim/optimizer.h"
@@ -10,18 +9,18 @@ namespace tessera::optim {
 
 struct Update {
   const Slice& slice;
-  const std::vector<torch::Tensor>& states;  ///< as `state_names` has them
+  const std::vector<torch::Tensor>& states;  ///< as `states` of the algorithm has them
   const OptimizerOptions& options;
   double learning_rate = 0, gradient_scale = 1;
   int64_t step = 1;  ///< number of this update, from 1
 };
 
 struct Algorithm {
-  std::vector<std::string> (*state_names)(const OptimizerOptions& options);
+  std::vector<StateKind> (*states)(const OptimizerOptions& options);
   void (*update)(const Update& update);
 };
 
-extern const Algorithm kAdamW, kSgd, kLion;
+extern const Algorithm kAdamW, kAdamW8bit, kSgd, kLion;
 
 /// The gradient as it counts, float32: the slice's own, scaled in place, or a copy.
 torch::Tensor scaled_gradient(const Update& update);

@@ -4,7 +4,7 @@
 namespace tessera::optim {
 namespace {
 
-std::vector<std::string> lion_states(const OptimizerOptions&) { return {"exp_avg"}; }
+std::vector<StateKind> lion_states(const OptimizerOptions&) { return {{"exp_avg"}}; }
 
 void lion(const Update& update) {
   const auto& options = update.options;

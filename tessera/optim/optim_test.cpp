@@ -102,9 +102,11 @@ TEST(Muon, EqualsTorch) {
       return std::vector{orthogonalised(directions[0].view(shape), options).reshape({-1})};
     };
     const auto parameter = made_values(shape, 0), gradient = torch::empty_like(parameter);
-    Optimizer optimizer(
-        {{.parameter = parameter, .gradient = gradient, .weight_decay = 0.1, .matrices = true}},
-        options);
+    Optimizer optimizer({{.parameter = parameter,
+                          .gradient = gradient,
+                          .weight_decay = 0.1,
+                          .treatment = Treatment::matrices}},
+                        options);
     for (int step = 0; step < 4; ++step) {
       gradient.copy_(made_values(shape, step + 1));
       optimizer.step(0.05);
@@ -138,7 +140,7 @@ TEST(Lion, EqualsThePublishedUpdate) {
     optimizer.step(0.01);
   }
   EXPECT_LT((parameter - recorded_parameter(from)).abs().max().item<double>(), 1e-6);
-  EXPECT_EQ(optimizer.states(0)[0].first, "exp_avg");
+  EXPECT_EQ(optimizer.states(0)[0].first.name, "exp_avg");
 }
 
 // A least-squares problem, trained in 16 bits throughout: the last mean error.

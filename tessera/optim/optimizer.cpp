@@ -15,6 +15,9 @@ void check(const Slice& slice, const OptimizerOptions& options) {
   const auto& parameter = slice.parameter;
   TORCH_INTERNAL_ASSERT(parameter.sizes() == slice.gradient.sizes());
   TORCH_INTERNAL_ASSERT(!slice.copy.defined() || slice.copy.sizes() == parameter.sizes());
+  TORCH_INTERNAL_ASSERT(
+      slice.treatment != Treatment::blocks ||
+      (options.type == OptimizerType::adamw8bit && parameter.numel() % kStateBlock == 0));
   TORCH_CHECK_VALUE(
       options.state_dtype == torch::kFloat32 ||
           (options.state_dtype == torch::kBFloat16 && options.type == OptimizerType::adamw),
@@ -31,9 +34,11 @@ void check(const Slice& slice, const OptimizerOptions& options) {
 }
 
 /// What updates slices other than muon's matrices.
-const Algorithm& algorithm_of(OptimizerType type) {
+const Algorithm& algorithm_of(OptimizerType type, Treatment treatment) {
+  if (treatment == Treatment::blocks) return kAdamW8bit;
   switch (type) {
     case OptimizerType::adamw:
+    case OptimizerType::adamw8bit:
     case OptimizerType::muon:
       return kAdamW;
     case OptimizerType::sgd:
@@ -72,22 +77,26 @@ Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
 
 void Optimizer::step(double learning_rate, double gradient_scale) {
   const torch::NoGradGuard no_grad;
-  ++step_;
-  const auto& algorithm = algorithm_of(options_.type);
-  const bool muon = options_.type == OptimizerType::muon;
+  begin_step();
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (muon && slices_[i].matrices) continue;
-    algorithm.update(
-        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_});
+    if (slices_[i].treatment != Treatment::matrices) update(i, learning_rate, gradient_scale);
   }
-  if (muon) step_muon(learning_rate, gradient_scale);
+  if (options_.type == OptimizerType::muon) step_muon(learning_rate, gradient_scale);
+}
+
+void Optimizer::update(size_t slice, double learning_rate, double gradient_scale) {
+  const torch::NoGradGuard no_grad;
+  const auto& own = slices_[slice];
+  TORCH_INTERNAL_ASSERT(own.treatment != Treatment::matrices);
+  algorithm_of(options_.type, own.treatment)
+      .update({own, state(slice), options_, learning_rate * own.rate, gradient_scale, step_});
 }
 
 void Optimizer::step_muon(double learning_rate, double gradient_scale) {
   std::vector<size_t> indices;
   std::vector<Tensor> directions;
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (!slices_[i].matrices) continue;
+    if (slices_[i].treatment != Treatment::matrices) continue;
     indices.push_back(i);
     directions.push_back(muon_direction(
         {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_}));
@@ -102,31 +111,36 @@ void Optimizer::step_muon(double learning_rate, double gradient_scale) {
   }
 }
 
-std::vector<std::string> Optimizer::state_names(bool in_matrix) const {
-  const bool muon = options_.type == OptimizerType::muon && in_matrix;
-  auto names = muon ? std::vector<std::string>{"momentum_buffer"}
-                    : algorithm_of(options_.type).state_names(options_);
-  TORCH_INTERNAL_ASSERT(static_cast<int>(names.size()) ==
-                        num_states(options_.type, in_matrix, options_.momentum));
-  return names;
+std::vector<StateKind> Optimizer::state_kinds(Treatment treatment) const {
+  auto kinds = treatment == Treatment::matrices
+                   ? std::vector<StateKind>{{"momentum_buffer"}}
+                   : algorithm_of(options_.type, treatment).states(options_);
+  double bytes = 0;
+  for (const auto& kind : kinds) {
+    bytes += static_cast<double>(torch::elementSize(kind.dtype)) / static_cast<double>(kind.block);
+  }
+  const auto number_bytes = static_cast<int64_t>(torch::elementSize(options_.state_dtype));
+  TORCH_INTERNAL_ASSERT(bytes == tessera::optim::state_bytes(options_.type, treatment,
+                                                             options_.momentum, number_bytes));
+  return kinds;
 }
 
 const std::vector<Tensor>& Optimizer::state(size_t index) {
   auto& kept = states_[index];
   const auto& parameter = slices_[index].parameter;
-  const auto count = state_names(slices_[index].matrices).size();
-  while (kept.size() < count) {
+  if (!kept.empty()) return kept;
+  for (const auto& kind : state_kinds(slices_[index].treatment)) {
     kept.push_back(
-        torch::zeros(parameter.sizes(), parameter.options().dtype(options_.state_dtype)));
+        torch::zeros({kind.count(parameter.numel())}, parameter.options().dtype(kind.dtype)));
   }
   return kept;
 }
 
-std::vector<std::pair<std::string, Tensor>> Optimizer::states(size_t slice) {
+std::vector<std::pair<StateKind, Tensor>> Optimizer::states(size_t slice) {
   const auto& kept = state(slice);
-  const auto names = state_names(slices_[slice].matrices);
-  std::vector<std::pair<std::string, Tensor>> named;
-  for (size_t i = 0; i < names.size(); ++i) named.emplace_back(names[i], kept[i]);
+  const auto kinds = state_kinds(slices_[slice].treatment);
+  std::vector<std::pair<StateKind, Tensor>> named;
+  for (size_t i = 0; i < kinds.size(); ++i) named.emplace_back(kinds[i], kept[i]);
   return named;
 }
 

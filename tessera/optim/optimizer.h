@@ -39,8 +39,11 @@ struct OptimizerOptions {
 struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd
-  bool matrices = false;    ///< parts of matrices that muon updates; others adamw does
-  double rate = 1;          ///< times the learning rate
+  /// matrices: parts of some that muon updates. blocks: adamw8bit keeps 8 bits of each state; the
+  /// slice begins at a block's first number and has whole blocks, with zeros behind the last
+  /// numbers of a parameter. Others adamw updates beside these.
+  Treatment treatment = Treatment::elements;
+  double rate = 1;  ///< times the learning rate
   /// Position of the first element among all parameters of the run: stochastic rounding depends on
   /// it, so that the result is the same however parameters are divided among ranks.
   int64_t first_position = 0;
@@ -49,8 +52,19 @@ struct Slice {
   torch::Tensor copy;
 };
 
-/// Keeps the state of every slice (num_states() tensors of its size) from the first step, or the
-/// first look at it.
+/// One of the things that an optimizer keeps of a parameter: Torch's names, "exp_avg" and
+/// "exp_avg_sq" of adamw, "momentum_buffer" of sgd and muon, "exp_avg" of lion; of adamw8bit
+/// "exp_avg_codes", "exp_avg_absmax" and the same of "exp_avg_sq" (kernels/adamw8bit.h).
+struct StateKind {
+  std::string name;
+  torch::Dtype dtype = torch::kFloat32;
+  int64_t block = 1;  ///< so many neighbouring numbers of the parameter share one
+
+  int64_t count(int64_t numbers) const { return (numbers + block - 1) / block; }
+  bool operator==(const StateKind&) const = default;
+};
+
+/// Keeps the state of every slice from the first step, or the first look at it.
 class Optimizer {
  public:
   /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot.
@@ -63,15 +77,18 @@ class Optimizer {
   /// muon.
   void step(double learning_rate, double gradient_scale = 1);
 
+  /// The same update a slice at a time, in any order: begin_step(), then each of slices() once.
+  /// Not with muon.
+  void begin_step() { ++step_; }
+  void update(size_t slice, double learning_rate, double gradient_scale = 1);
+
   const std::vector<Slice>& slices() const { return slices_; }
 
-  /// What is kept for slices()[slice], by name: [n] each, zero before the first step. Valid for
+  /// What is kept for slices()[slice]: [kind.count(n)] each, zero before the first step. Valid for
   /// life.
-  std::vector<std::pair<std::string, torch::Tensor>> states(size_t slice);
+  std::vector<std::pair<StateKind, torch::Tensor>> states(size_t slice);
 
-  /// Torch's names of what is kept of a parameter: adamw "exp_avg" and "exp_avg_sq", sgd and muon
-  /// "momentum_buffer", lion "exp_avg". `in_matrix`: of slices with `matrices`.
-  std::vector<std::string> state_names(bool in_matrix) const;
+  std::vector<StateKind> state_kinds(Treatment treatment) const;  ///< of such slices
 
   int64_t num_steps() const { return step_; }                   ///< updates made
   void set_num_steps(int64_t num_steps) { step_ = num_steps; }  ///< beside states(), to go on
@@ -84,7 +101,7 @@ class Optimizer {
 
   std::vector<Slice> slices_;
   OptimizerOptions options_;
-  std::vector<std::vector<torch::Tensor>> states_;  // of each slice, as state_names() has them
+  std::vector<std::vector<torch::Tensor>> states_;  // of each slice, as state_kinds() has them
   int64_t step_ = 0;
 };
 

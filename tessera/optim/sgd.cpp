@@ -4,9 +4,9 @@
 namespace tessera::optim {
 namespace {
 
-std::vector<std::string> sgd_states(const OptimizerOptions& options) {
+std::vector<StateKind> sgd_states(const OptimizerOptions& options) {
   if (options.momentum == 0) return {};
-  return {"momentum_buffer"};
+  return {{"momentum_buffer"}};
 }
 
 void sgd(const Update& update) {

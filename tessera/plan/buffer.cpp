@@ -14,11 +14,12 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
                   .slice_bytes = options.slice_bytes,
                   .gradient_bytes = options.gradient_bytes};
   plan.keeps_whole = alone || options.placement != parallel::Placement::full_shard;
-  plan.keeps_gradient = alone || !parallel::frees_gradients(options.placement);
+  plan.keeps_gradient =
+      !options.in_backward && (alone || !parallel::frees_gradients(options.placement));
   plan.keeps_copy = options.offloaded && options.offloads_by_copy && !plan.keeps_whole;
   plan.slice_in_whole = plan.keeps_whole && options.slice_has_type_of_whole && !options.offloaded;
-  plan.gradient_slice_in_gradient =
-      plan.keeps_gradient && options.gradient_has_type_of_sum && !options.offloaded;
+  plan.gradient_slice_in_gradient = (plan.keeps_gradient || options.in_backward) &&
+                                    options.gradient_has_type_of_sum && !options.offloaded;
   plan.on_host = options.offloaded && !options.device_is_host;
   return plan;
 }

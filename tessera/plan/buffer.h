@@ -17,6 +17,7 @@ struct BufferOptions {
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
   bool device_is_host = true;     ///< as on a CPU, where offloading moves nothing
+  bool in_backward = false;       ///< updated once reduced: no gradient stays
   /// Bytes of an element: computed in, updated in, reduced in.
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool slice_has_type_of_whole = true;
@@ -28,6 +29,7 @@ struct BufferOptions {
 struct BufferPlan {
   int64_t elements = 0;
   int64_t in_matrices = 0;  ///< of them, those that the optimizer updates as whole matrices
+  int64_t in_blocks = 0;    ///< of them, those of which it keeps states of 8 bits
   int64_t num_slices = 1;
   bool trained = true;
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;

@@ -2,10 +2,15 @@
 
 #include <utility>
 
+#include "tessera/base/error.h"
+
 namespace tessera::plan {
 
 RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& shape,
                   const mesh::MeshShape& mesh, const PlanOptions& options) {
+  if (const auto problem = config::in_backward_problem(config, mesh)) {
+    user_error("{}: {}", problem->key, problem->message);
+  }
   RunPlan plan{.shape = shape,
                .mesh = mesh,
                .pipeline = pipeline_plan(config, shape, mesh, options.measured)};

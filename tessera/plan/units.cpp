@@ -43,21 +43,40 @@ struct Sized {
   UnitPlan unit;
   int64_t elements = 0;
   int64_t in_matrices = 0;  // of transformer blocks
+  int64_t in_blocks = 0;    // whose states the optimizer keeps in 8 bits
   int64_t frozen = 0;       // elements beside these
   int64_t codes = 0;        // bytes of quantised weights, which are not trained
 };
 
 /// What an adapter leaves of a unit to train.
 struct TrainedPart {
-  int64_t elements = 0, of_model = 0, in_matrices = 0, summed = 0;
+  int64_t elements = 0, of_model = 0, in_matrices = 0, in_blocks = 0, summed = 0;
 };
 
-TrainedPart trained_part(const std::vector<models::TrainedParameter>& trained, const RankPart& part,
-                         const auto& is_in_unit) {
+/// Elements of `parts`, what a rank has of parameters other than embeddings, whose states the
+/// optimizer keeps in 8 bits: the size of the whole ones decides.
+int64_t in_blocks(optim::OptimizerType type, const std::vector<models::ParameterSpec>& whole,
+                  const std::vector<models::ParameterSpec>& parts) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    const auto treatment = optim::treatment_of(type, {.num_elements = whole[i].num_elements()});
+    if (treatment == optim::Treatment::blocks) elements += parts[i].num_elements();
+  }
+  return elements;
+}
+
+TrainedPart trained_part(const std::vector<models::TrainedParameter>& whole,
+                         const std::vector<models::TrainedParameter>& trained, const RankPart& part,
+                         optim::OptimizerType type, const auto& is_in_unit) {
   TrainedPart result;
-  for (const auto& parameter : trained) {
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const auto& parameter = trained[i];
     if (!is_in_unit(parameter)) continue;
     const auto elements = parameter.num_elements();
+    const auto treatment =
+        optim::treatment_of(type, {.of_embedding = parameter.of_embedding && !parameter.of_adapter,
+                                   .num_elements = whole[i].num_elements()});
+    if (treatment == optim::Treatment::blocks) result.in_blocks += elements;
     result.elements += elements;
     if (!parameter.of_adapter) result.of_model += elements;
     if (parameter.layer && parameter.shape.size() == 2) result.in_matrices += elements;
@@ -73,22 +92,24 @@ TrainedPart trained_part(const std::vector<models::TrainedParameter>& trained, c
 }
 
 /// Divides each unit into what the adapter trains and the rest, which is frozen.
-void freeze(const models::AdapterSpec& adapter, const models::ModelShape& shape,
-            const RankPart& part, std::vector<Sized>& units) {
+void freeze(const RunConfig& config, const models::ModelShape& shape, const RankPart& part,
+            std::vector<Sized>& units) {
   auto sized = part.shape;
   sized.num_layers = shape.num_layers;
-  const auto trained = models::trained_parameters(adapter, shape, sized);
-  for (auto& [unit, elements, in_matrices, frozen, codes] : units) {
+  const auto whole = models::trained_parameters(config.adapter, shape);
+  const auto trained = models::trained_parameters(config.adapter, shape, sized);
+  for (auto& [unit, elements, in_matrices, blocks, frozen, codes] : units) {
     const bool embeds = unit.name == "embedding";
     const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
                              predicts = unit.predicts](const models::TrainedParameter& p) {
       if (p.layer) return *p.layer >= begin && *p.layer < end;
       return p.of_embedding ? embeds : predicts;
     };
-    const auto rest = trained_part(trained, part, is_in_unit);
+    const auto rest = trained_part(whole, trained, part, config.optimizer.type, is_in_unit);
     frozen = elements - rest.of_model;
     elements = rest.elements;
     in_matrices = rest.in_matrices;
+    blocks = rest.in_blocks;
     unit.summed = rest.summed;
     if (rest.of_model == 0) unit.table = 0;
   }
@@ -109,14 +130,18 @@ int64_t bytes_of_codes(const config::ModelSection& model, const models::Paramete
 
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
 /// head, then blocks.
-std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection& model) {
+std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& whole_shape,
+                               const RunConfig& config) {
   const auto& shape = part.shape;
+  const auto whole = models::spec_of(shape.family).parameters(whole_shape);
   const auto parameters = models::spec_of(shape.family).parameters(shape);
+  const auto coded = [&](const auto& all, const auto& parts) {
+    return in_blocks(config.optimizer.type, all, parts);
+  };
   const int64_t table = shape.vocab_size * shape.dim;
   const int64_t last_norm = num_elements(parameters.head, Division::per_position);
-  const int64_t embedding = num_elements(parameters.embedding);
-  const bool quantised = model.weights != WeightFormat::as_stored;
-  const int64_t codes = quantised ? bytes_of_codes(model, parameters) : 0;
+  const bool quantised = config.model.weights != WeightFormat::as_stored;
+  const int64_t codes = quantised ? bytes_of_codes(config.model, parameters) : 0;
   const int64_t all_matrices =
       count_elements(parameters.block, [](const auto& spec) { return spec.shape.size() == 2; });
   const int64_t matrices = quantised ? 0 : all_matrices;
@@ -136,7 +161,9 @@ std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection&
                         .predicts = tied_here,
                         .summed = tied_here ? summed_norm : 0,
                         .table = elsewhere},
-                       embedding + (tied_here ? last_norm : 0)});
+                       num_elements(parameters.embedding) + (tied_here ? last_norm : 0),
+                       /*in_matrices=*/0,
+                       tied_here ? coded(whole.head, parameters.head) : 0});
     }
     for (int64_t i = at; i < layers.end; ++i) {
       units.push_back({{.name = "layers." + std::to_string(i),
@@ -145,6 +172,7 @@ std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection&
                         .summed = summed},
                        block,
                        matrices,
+                       coded(whole.block, parameters.block),
                        /*frozen=*/0,
                        codes});
     }
@@ -155,7 +183,9 @@ std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection&
                         .predicts = true,
                         .summed = summed_norm,
                         .table = elsewhere},
-                       table + last_norm});
+                       table + last_norm,
+                       /*in_matrices=*/0,
+                       coded(whole.head, parameters.head)});
     }
   }
   return units;
@@ -164,7 +194,7 @@ std::vector<Sized> sized_units(const RankPart& part, const config::ModelSection&
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements, in_matrices, frozen, codes] : units) {
+  for (const auto& [unit, elements, in_matrices, blocks, frozen, codes] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit, 0});
       result.back().unit.name = "model";
@@ -173,6 +203,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     auto& all = result.back();
     all.elements += elements;
     all.in_matrices += in_matrices;
+    all.in_blocks += blocks;
     all.frozen += frozen;
     all.codes += codes;
     all.unit.layers.end = unit.layers.end;
@@ -189,6 +220,7 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   const auto& precision = config.precision;
   BufferOptions options{.placement = section.placement,
                         .offloads_by_copy = section.offload_optimizer,
+                        .in_backward = config.optimizer.in_backward,
                         .slice_has_type_of_whole = true};
   if (parallel::is_sharded(section.placement)) options.num_slices = mesh.dp_shard;
   const auto slice = precision.parameters;
@@ -215,10 +247,8 @@ BufferOptions of_codes(BufferOptions options) {
 std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelShape& shape,
                                  const RankPart& part, bool device_is_host) {
   const auto& section = config.parallel;
-  auto units = sized_units(part, config.model);
-  if (config.adapter.type != models::AdapterType::none) {
-    freeze(config.adapter, shape, part, units);
-  }
+  auto units = sized_units(part, shape, config);
+  if (config.adapter.type != models::AdapterType::none) freeze(config, shape, part, units);
   if (section.units == parallel::Units::model) units = one_a_stage(units);
   auto options = buffer_options(config, part.mesh);
   options.device_is_host = device_is_host;
@@ -241,6 +271,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     buffers.push_back(plan_buffer(units[i].elements, options));
     if (config.optimizer.type == optim::OptimizerType::muon)
       buffers.back().in_matrices = units[i].in_matrices;
+    buffers.back().in_blocks = units[i].in_blocks;
   }
   return result;
 }

@@ -67,14 +67,19 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   std::vector<Setting> smaller;
   const int64_t rows = std::max<int64_t>(1, config.train.global_batch / mesh.data_ranks());
   const int64_t present = rows / config::num_micro_batches(config, mesh);
-  // A pipeline's table from a file is for one number of micro-batches.
-  const bool may_change = !parallel.pipeline_schedule.ends_with(".csv");
+  // A pipeline's table from a file is for one number of micro-batches, updates in the backward for
+  // one.
+  const bool may_change =
+      !parallel.pipeline_schedule.ends_with(".csv") && !config.optimizer.in_backward;
   for (int64_t size = present / 2; may_change && size >= 1; size /= 2) {
     if (present % size == 0) smaller.emplace_back("train.micro_batch", std::to_string(size));
   }
   groups.push_back(std::move(smaller));
   if (config.precision.compute == FloatType::fp32)
     groups.push_back({{"precision.compute", "bf16"}});
+  if (config.optimizer.type == optim::OptimizerType::adamw &&
+      config.precision.optimizer_states == FloatType::fp32 && mesh.tp == 1)
+    groups.push_back({{"optimizer.type", "adamw8bit"}});
   return groups;
 }
 

@@ -76,7 +76,8 @@ TEST(Fit, SaysWhatIsLeftToDo) {
   const auto text = rank_text(hopeless, "the device");
   EXPECT_THAT(text, HasSubstr("does not fit the device (1.0 GiB)"));
   EXPECT_THAT(text, HasSubstr("no single change makes it fit; memory.checkpointing=full, "
-                              "parallel.offload_optimizer=true, train.micro_batch=1 together"));
+                              "parallel.offload_optimizer=true, train.micro_batch=1, "
+                              "optimizer.type=adamw8bit together"));
   EXPECT_THAT(text, HasSubstr("still too much"));
   EXPECT_EQ(rank_json(hopeless)["fits"], false);
   EXPECT_TRUE(rank_json(hopeless)["one_change"].is_null());

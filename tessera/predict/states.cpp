@@ -34,18 +34,24 @@ double all_whole(const std::vector<UnitBytes>& units) {
 }
 
 /// Peak bytes of gradients: backward comes to the units in reverse; one unit's whole gradient is
-/// computed while that of the one after it is reduced, and the slices of all that came before stay.
-double peak_of_backward(const std::vector<UnitBytes>& units) {
-  double peak = 0, slices_so_far = 0;
+/// computed while that of the one after it is reduced, and the slices of all that came before stay,
+/// unless they are updated at once.
+double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ranks) {
+  double peak = 0, slices_so_far = 0, reduced = 0;
   for (size_t i = units.size(); i-- > 0;) {
-    slices_so_far += units[i].gradient_slice;
-    const double reduced = i + 1 < units.size() ? units[i + 1].passing_gradients : 0;
+    slices_so_far = units[i].gradient_slice + (updating_ranks > 0 ? 0 : slices_so_far);
     peak = std::max(peak, units[i].passing_gradients + reduced + slices_so_far);
+    reduced = gradients_on_the_way(units[i], updating_ranks);
   }
   return peak;
 }
 
 }  // namespace
+
+double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks) {
+  if (updating_ranks == 1) return 0;  // it is updated before the backward goes on
+  return unit.passing_gradients + (updating_ranks > 0 ? unit.gradient_slice : 0);
+}
 
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   UnitBytes result;
@@ -67,21 +73,23 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
       result.gradient_slice +=
           here * static_cast<double>(std::max(plan.slice_bytes, plan.gradient_bytes));
     }
-    const auto& optimizer = config.optimizer;
-    const auto states = [&](int64_t count, bool in_matrix) {
-      return static_cast<double>(count *
-                                 optim::num_states(optimizer.type, in_matrix, optimizer.momentum));
+    const auto states = [&](int64_t count, optim::Treatment treatment) {
+      return static_cast<double>(count) *
+             optim::state_bytes(config.optimizer.type, treatment, config.optimizer.momentum,
+                                bytes_of(config.precision.optimizer_states));
     };
-    const double kept =
-        states(plan.in_matrices, true) + states(plan.elements - plan.in_matrices, false);
-    result.optimizer +=
-        here / elements * kept * static_cast<double>(bytes_of(config.precision.optimizer_states));
+    const int64_t alone = plan.elements - plan.in_matrices - plan.in_blocks;
+    result.optimizer += here / elements *
+                        (states(plan.in_matrices, optim::Treatment::matrices) +
+                         states(plan.in_blocks, optim::Treatment::blocks) +
+                         states(alone, optim::Treatment::elements));
   }
   return result;
 }
 
-StateBytes peak_of_states(const std::vector<UnitBytes>& units,
-                          const config::ParallelSection& section) {
+StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& config,
+                          const mesh::MeshShape& mesh) {
+  const auto& section = config.parallel;
   StateBytes result;
   std::vector<double> passing;
   for (const auto& unit : units) {
@@ -96,7 +104,8 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units,
       section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
   const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
   result.gathered += largest_neighbours(passing, static_cast<size_t>(in_flight));
-  result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units);
+  const int64_t updating_ranks = config.optimizer.in_backward ? mesh.data_ranks() : 0;
+  result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units, updating_ranks);
   return result;
 }
 

@@ -19,11 +19,15 @@ struct UnitBytes {
 };
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);
 
+/// Bytes of a unit's gradients while the backward of the one before it goes on. `updating_ranks`:
+/// those that reduce it, if it is updated once that is done; else 0.
+double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks);
+
 /// Bytes on this rank, each at the most.
 struct StateBytes {
   double parameters = 0, gathered = 0, gradients = 0, optimizer = 0;
 };
-StateBytes peak_of_states(const std::vector<UnitBytes>& units,
-                          const config::ParallelSection& section);
+StateBytes peak_of_states(const std::vector<UnitBytes>& units, const config::RunConfig& config,
+                          const mesh::MeshShape& mesh);
 
 }  // namespace tessera::predict

@@ -64,7 +64,7 @@ class Step {
       base_.gathered += unit.kept_whole;
       base_.gradients += unit.kept_gradients;
       base_.optimizer += unit.optimizer;
-      slices_ += unit.gradient_slice;
+      if (!in_backward()) slices_ += unit.gradient_slice;
       if (pipeline()) waiting_ += unit.passing_gradients;
     }
     for (size_t unit = 0; unit < units.size(); ++unit) {
@@ -122,6 +122,7 @@ class Step {
   }
 
   bool pipeline() const { return part_.mesh.pp > 1; }
+  bool in_backward() const { return config_.optimizer.in_backward; }
   bool divides_positions() const { return part_.position_ranks > 1; }
 
   /// Bytes of earlier micro-batches' gradients, which wait for this one's: slices, or in a pipeline
@@ -246,8 +247,8 @@ class Step {
       note("backward", {.gradients = gradients, .activations = kept_ + beside});
       gathered_.release(unit);
       if (pipeline()) continue;
-      if (!accumulates_) slices += bytes_[unit].gradient_slice;
-      reduced = bytes_[unit].passing_gradients;
+      reduced = gradients_on_the_way(bytes_[unit], in_backward() ? part_.mesh.data_ranks() : 0);
+      if (!accumulates_ && !in_backward()) slices += bytes_[unit].gradient_slice;
     }
   }
 

@@ -2,11 +2,13 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <variant>
 
 #include "tessera/base/error.h"
@@ -123,20 +125,37 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
 
 std::vector<Parameter> parameters_of(const models::LanguageModel& model,
                                      const config::OptimizerSection& optimizer) {
-  const bool muon = optimizer.type == optim::OptimizerType::muon;
-  const auto layers = model.layout().layers;
+  const auto [tables, layers, head] = model.layout();
   std::vector<Parameter> parameters;
   for (const auto& item : model.named_parameters()) {
     const auto& [name, parameter] = item.pair();
     const bool in_layer = std::ranges::any_of(
         layers, [&name = name](const auto& layer) { return name.starts_with(layer + "."); });
-    parameters.push_back(
-        {.name = name,
-         .shape = parameter.sizes().vec(),
-         .trained = parameter.requires_grad(),
-         .matrix = muon && in_layer && parameter.dim() == 2 && parameter.requires_grad()});
+    const bool in_table = std::ranges::any_of(
+        tables, [&name = name](const auto& table) { return name == table + ".weight"; });
+    auto& added = parameters.emplace_back(Parameter{
+        .name = name, .shape = parameter.sizes().vec(), .trained = parameter.requires_grad()});
+    if (!added.trained) continue;
+    added.treatment =
+        optim::treatment_of(optimizer.type, {.matrix_of_block = in_layer && parameter.dim() == 2,
+                                             .of_embedding = in_table,
+                                             .num_elements = parameter.numel()});
   }
   return parameters;
+}
+
+/// UserError: tensor parallelism cuts a parameter inside of a block of numbers that share a scale.
+void check_blocks(const std::vector<Parameter>& parameters, const parallel::TensorParts& parts) {
+  for (const auto& parameter : parameters) {
+    const auto part = parts.find(parameter.name);
+    if (parameter.treatment != optim::Treatment::blocks || part == parts.end()) continue;
+    const auto& [shape, stripe] = std::tie(part->second.shape, part->second.stripe);
+    if (stripe.of_blocks(optim::kStateBlock, c10::multiply_integers(shape))) continue;
+    user_error(
+        "optimizer.type: adamw8bit keeps states in blocks of {} numbers, and parallel.tp cuts {} "
+        "[{}] inside of one; set fewer ranks of tp, or optimizer.type to adamw",
+        optim::kStateBlock, parameter.name, fmt::join(shape, ", "));
+  }
 }
 
 /// The modules of each stage.
@@ -174,13 +193,11 @@ parallel::DataParallel make_data_parallel(
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
     const StageReplication& stage_replication, const models::FirstValues& fill) {
   auto options = data_parallel_options(config);
-  std::set<std::string> matrices;
-  for (const auto& parameter : parameters) {
-    if (parameter.matrix) matrices.insert(parameter.name);
-  }
-  options.matrices = [matrices = std::move(matrices)](const std::string& name,
-                                                      const torch::Tensor&) {
-    return matrices.contains(name);
+  std::map<std::string, optim::Treatment> treatments;
+  for (const auto& parameter : parameters) treatments[parameter.name] = parameter.treatment;
+  options.treatment = [treatments = std::move(treatments)](const std::string& name,
+                                                           const torch::Tensor&) {
+    return treatments.at(name);
   };
   if (config.adapter.lr_ratio != 1) {
     // LoRA+ (Hayou et al., ICML 2024), and what PEFT takes with B.
@@ -225,7 +242,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
     slices.push_back({.parameter = slice.parameter,
                       .gradient = slice.gradient,
                       .weight_decay = slice.decayed ? section.weight_decay : 0,
-                      .matrices = slice.matrices,
+                      .treatment = slice.treatment,
                       .rate = slice.apart ? config.adapter.lr_ratio : 1,
                       .first_position = slice.begin});
   }
@@ -325,6 +342,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
     make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
+  check_blocks(parameters, tensor_parts);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), block_end(model->shape()), config.memory);

@@ -38,7 +38,7 @@ struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
   bool trained = true;
-  bool matrix = false;  ///< the optimizer updates it as a whole (optimizer.type muon)
+  optim::Treatment treatment = optim::Treatment::elements;
 };
 
 /// Sums of log-probabilities under the model as it is at the start, by document of the data (train/reference.h).

@@ -1,5 +1,6 @@
 #include "tessera/train/checkpointing.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -46,6 +47,12 @@ json state_of(const Run& run, const Counts& counts) {
                             {"skipped_steps", scaler.skipped_steps}};
   }
   return state;
+}
+
+/// The shape of what an optimizer keeps of a parameter.
+std::vector<int64_t> state_shape(const std::vector<int64_t>& parameter, int64_t block) {
+  if (block == 1) return parameter;
+  return {(c10::multiply_integers(parameter) + block - 1) / block};
 }
 
 /// Files that a model's users want beside its weights.
@@ -142,11 +149,11 @@ void keep_initial(const Run& run) {
 
 checkpoint::Expected expected_tensors(Run& run) {
   checkpoint::Expected all;
-  for (const auto& [name, shape, trained, matrix] : run.parameters) {
+  for (const auto& [name, shape, trained, treatment] : run.parameters) {
     if (!trained) continue;
     all.emplace_back(name, shape);
-    for (const auto& state : run.optimizer.state_names(matrix)) {
-      all.emplace_back(state_name(state, name), shape);
+    for (const auto& kind : run.optimizer.state_kinds(treatment)) {
+      all.emplace_back(state_name(kind.name, name), state_shape(shape, kind.block));
     }
   }
   return all;
@@ -161,20 +168,27 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];
     const auto& extent = part.extent;
-    const auto own = named(extent.name);
+    const auto parameter = named(extent.name);
     const auto found = divided.find(extent.name);
     const bool whole = found == divided.end();
     const auto& shape = whole ? extent.shape : found->second.shape;
     const auto stripe = whole ? Stripe() : found->second.stripe;
-    const auto add = [&](auto& list, std::string name, const torch::Tensor& values) {
-      list.push_back(checkpoint::held_extent(std::move(name), shape, extent.begin, values, stripe));
+    const auto add = [&](auto& list, std::string name, const torch::Tensor& values, int64_t block) {
+      auto own = stripe;
+      if (block > 1) {
+        const auto in_blocks = stripe.of_blocks(block, c10::multiply_integers(shape));
+        TORCH_INTERNAL_ASSERT(in_blocks && extent.begin % block == 0);
+        own = *in_blocks;
+      }
+      list.push_back(checkpoint::held_extent(std::move(name), state_shape(shape, block),
+                                             extent.begin / block, values, own));
       list.back().replicas = part.replicas;
       list.back().replica = part.replica;
       list.back().replica_group = part.replica_group;
     };
-    add(parameters, own, extent.values);
-    for (const auto& [state, tensor] : states(i, part)) {
-      add(kept, state_name(state, own), tensor);
+    add(parameters, parameter, extent.values, /*block=*/1);
+    for (const auto& [state, values, block] : states(i, part)) {
+      add(kept, state_name(state, parameter), values, block);
     }
   }
   parameters.insert(parameters.end(), kept.begin(), kept.end());
@@ -183,11 +197,13 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
 
 std::vector<checkpoint::HeldExtent> held_state(Run& run) {
   const auto states = [&](size_t, const parallel::DataParallel::Part& part) {
-    std::vector<std::pair<std::string, torch::Tensor>> found;
+    std::vector<PartState> found;
     if (!part.slice) return found;
-    found = run.optimizer.states(*part.slice);
-    for (auto& [name, state] : found) {
-      state = state.narrow(0, part.offset, part.extent.values.numel());
+    for (const auto& [kind, values] : run.optimizer.states(*part.slice)) {
+      found.push_back({.name = kind.name,
+                       .values = values.narrow(0, part.offset / kind.block,
+                                               kind.count(part.extent.values.numel())),
+                       .block = kind.block});
     }
     return found;
   };

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/held_extents.h"
@@ -16,9 +15,16 @@
 
 namespace tessera::train {
 
-/// What an optimizer keeps for parts()[part] of a data-parallel model, by name: [n] as the part.
-using PartStates = std::function<std::vector<std::pair<std::string, torch::Tensor>>(
-    size_t part, const parallel::DataParallel::Part& which)>;
+/// Something that an optimizer keeps for a part of a parameter.
+struct PartState {
+  std::string name;
+  torch::Tensor values;  ///< as many as the part has numbers, or blocks of them
+  int64_t block = 1;     ///< numbers of the parameter, from its first one, that share one
+};
+
+/// What an optimizer keeps for parts()[part] of a data-parallel model.
+using PartStates =
+    std::function<std::vector<PartState>(size_t part, const parallel::DataParallel::Part& which)>;
 
 /// The parameters and optimizer states that this rank holds of a model, under the names that
 /// `named` makes of the model's own. `divided`: parameters of which it has a part only.

@@ -43,6 +43,7 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
       .backward_prefetch = section.backward_prefetch,
       .forward_prefetch = section.forward_prefetch,
       .max_gathered_units = static_cast<int>(section.max_gathered_units),
+      .update_in_backward = config.optimizer.in_backward,
       .sync_module_states = section.sync_module_states};
   options.unit.placement = section.placement;
   options.unit.reshard_after_forward = section.reshard_after_forward;

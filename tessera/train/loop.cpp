@@ -146,11 +146,12 @@ std::optional<checkpoint::FolderLock> lock_run_folder(const Run& run) {
   return lock;
 }
 
-/// Ends a run whose data was cut, with a checkpoint of its last whole step. Collective. UserError
-/// names the file, on every rank.
+/// Ends a run whose data was cut, with a checkpoint of its last whole step, unless its backward
+/// updates weights: they have taken some of the cut one. Collective. UserError names the file, on
+/// every rank.
 [[noreturn]] void end_without_data(const Run& run, Checkpointing& checkpointing,
                                    const Counts& counts, const Say& say) {
-  if (counts.step > 0) {
+  if (counts.step > 0 && !run.config.optimizer.in_backward) {
     say(checkpointing.after_step(counts, std::nullopt, {.save = true}));
     say(checkpointing.finish());
   }

@@ -25,7 +25,7 @@ std::vector<predict::UnitBytes> bytes_by_unit(const Run& run) {
 }  // namespace
 
 std::vector<report::PredictedBytes> memory_account(const Run& run) {
-  const auto predicted = predict::peak_of_states(bytes_by_unit(run), run.config.parallel);
+  const auto predicted = predict::peak_of_states(bytes_by_unit(run), run.config, run.plan.mesh);
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();

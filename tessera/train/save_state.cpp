@@ -42,10 +42,15 @@ std::vector<checkpoint::HeldExtent> held_parts(const SavedModel& saved, bool all
     const auto& leaf = leaves[part];
     const auto found = place_of.find(leaf.unsafeGetTensorImpl());
     if (found == place_of.end() || !knows_states(*found->second.optimizer)) {
-      return std::vector<std::pair<std::string, torch::Tensor>>();
+      return std::vector<PartState>();
     }
     const auto [optimizer, group] = found->second;
-    return torch_states(*optimizer, *group, leaf, all_states && leaf.requires_grad());
+    std::vector<PartState> kept;
+    for (auto& [name, values] :
+         torch_states(*optimizer, *group, leaf, all_states && leaf.requires_grad())) {
+      kept.push_back({.name = name, .values = values});
+    }
+    return kept;
   };
   auto held = held_parts(*saved.model, states, saved.named);
   if (!buffers) return held;

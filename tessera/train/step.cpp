@@ -69,6 +69,13 @@ std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batch
   return unit.empty() ? norm.nonfinite_unit : unit;
 }
 
+/// The step's update is made by its backward.
+void update_in_backward(Run& run, int64_t step) {
+  run.optimizer.begin_step();
+  const double rate = optim::learning_rate(run.learning_rate, step);
+  run.parallel.on_reduced([&run, rate](size_t slice) { run.optimizer.update(slice, rate); });
+}
+
 }  // namespace
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
@@ -96,6 +103,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   const auto before = traffic_so_far(run);
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
+  if (run.config.optimizer.in_backward) update_in_backward(run, step);
   PreferenceSums of_pairs;
   const double local_loss =
       accumulate_gradients(run, step, batches,
@@ -129,7 +137,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     // Where the loss is finite, outputs are: the backward overflowed (fp16's scale, mostly).
     result.nonfinite_unit =
         std::isfinite(result.loss) ? norm.nonfinite_unit : first_nonfinite_unit(run, batches, norm);
-  } else {
+  } else if (!run.config.optimizer.in_backward) {
     const double scale = optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }

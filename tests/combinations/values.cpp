@@ -105,6 +105,7 @@ const std::map<std::string, Tried>& tried() {
       {"optimizer.weight_decay", function({"0", "0.3"})},
       {"optimizer.decay_norms_and_biases", function()},
       {"optimizer.max_grad_norm", function({"0", "0.3"})},
+      {"optimizer.in_backward", layout()},
       {"schedule.type", function()},
       {"schedule.warmup_steps", function({"2"})},
       {"schedule.min_ratio", function({"0.5"})},

@@ -88,6 +88,41 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryAccountTest,
                                             ::testing::Values("fp32", "bf16"),
                                             ::testing::Values(1, 2, 4, 8)));
 
+/// Bytes of the model's tensors that adamw8bit keeps in 8 bits: q and o, gate, up and down of each
+/// block, and the head; what is left are the embedding, norms, and smaller matrices.
+class LittleMemoryTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(LittleMemoryTest, IsWhatIsEstimated) {
+  const auto& [placement, ranks] = GetParam();
+  on_mesh({.shape = mesh_of(placement, ranks)},
+          [&, &placement = placement, &ranks = ranks](const mesh::DeviceMesh& mesh) {
+            kernels::install_caching_allocator();
+            for (const auto* compute : {"fp32", "bf16"}) {
+              auto job = job_of(placement, compute);
+              job.optimizer.max_grad_norm = 0;
+              const auto usual = measured(job, mesh);
+              job.optimizer.type = optim::OptimizerType::adamw8bit;
+              const auto coded = measured(job, mesh);
+              const auto shape = models::model_preset("tiny");
+              const auto table = static_cast<double>(shape.vocab_size * shape.dim);
+              const auto all = static_cast<double>(models::num_parameters(shape));
+              const double share = placement == "replicate" ? 1 : ranks;
+              EXPECT_NEAR(coded.at("optimizer") * share,
+                          8 * table + (2 + 8.0 / 256) * (all - table), 0.01 * 8 * all);
+              job.optimizer.in_backward = true;
+              const auto freed = measured(job, mesh);
+              EXPECT_LT(freed.at("gradients"), usual.at("gradients"));
+              EXPECT_LT(freed.at("at once"), coded.at("at once"));
+              EXPECT_LT(coded.at("at once"), usual.at("at once"));
+            }
+          });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LittleMemoryTest,
+                         ::testing::Combine(::testing::Values("replicate", "shard_gradients",
+                                                              "full_shard"),
+                                            ::testing::Values(1, 2, 3)));
+
 // From meta to the first step a rank holds its slices and one unit, never the model.
 TEST(Start, HoldsTheSlicesAndOneUnit) {
   const mesh::MeshShape shape{.dp_shard = 4};

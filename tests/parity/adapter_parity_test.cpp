@@ -330,6 +330,53 @@ TEST(Adapter, AloneTravels) {
 }
 
 // Adapters are trained in float32 beside a base that is kept in 16 bits alone.
+/// States on the host, in 8 bits, or updated in the backward, beside the plain run of the same ranks.
+TEST(Adapter, LittleMemoryChangesNoNumber) {
+  for (const auto& layout :
+       {AdapterLayout{}, AdapterLayout{.dp_replicate = 2},
+        AdapterLayout{.dp_shard = 2, .placement = parallel::Placement::full_shard},
+        AdapterLayout{.dp_shard = 3, .placement = parallel::Placement::full_shard}}) {
+    SCOPED_TRACE(::testing::PrintToString(layout));
+    on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto weights : {WeightFormat::as_stored, WeightFormat::nf4_double}) {
+        auto job = adapter_job();
+        job.train.global_batch = 12;
+        job.model.weights = weights;
+        job.adapter.rank = 64;  // 4,096 numbers
+        job.optimizer.type = optim::OptimizerType::adamw8bit;
+        job.optimizer.learning_rate = 1e-3;
+        job.optimizer.max_grad_norm = 0;
+        job = with_layout(job, layout);
+        const auto losses = [&](const config::RunConfig& changed) {
+          config::check(changed, {});
+          auto run = train::assemble(changed, mesh);
+          std::vector<double> found;
+          for (int64_t step = 0; step < 4; ++step) {
+            found.push_back(train::train_step(run, step).loss);
+          }
+          return found;
+        };
+        const auto plain = losses(job);
+        auto changed = job;
+        changed.parallel.offload_optimizer = true;
+        EXPECT_EQ(losses(changed), plain) << "offload_optimizer";
+        changed = job;
+        changed.parallel.offload_params = true;
+        EXPECT_EQ(losses(changed), plain) << "offload_params";
+        changed.optimizer.in_backward = true;
+        EXPECT_EQ(losses(changed), plain) << "offload_params, in_backward";
+        changed.parallel.offload_params = false;
+        EXPECT_EQ(losses(changed), plain) << "in_backward";
+        changed = job;
+        changed.optimizer.type = optim::OptimizerType::adamw;
+        const auto full = losses(changed);
+        EXPECT_NE(full, plain);
+        EXPECT_NEAR(full.back() / plain.back(), 1, 1e-2);
+      }
+    });
+  }
+}
+
 TEST(Adapter, TheFrozenBaseIsKeptInTheDtypeOfComputation) {
   auto job = adapter_job();
   job.precision.compute = FloatType::bf16;

@@ -207,7 +207,8 @@ template <typename Visit>
 void for_each_matrix_part(const train::Run& run, const Visit& visit) {
   const auto parts = run.parallel.parts();
   for (const auto& part : parts) {
-    if (!part.slice || !run.parallel.slices()[*part.slice].matrices) continue;
+    if (!part.slice) continue;
+    if (run.parallel.slices()[*part.slice].treatment != optim::Treatment::matrices) continue;
     const auto divided = run.tensor_parts.find(part.extent.name);
     const auto stripe = divided == run.tensor_parts.end() ? Stripe() : divided->second.stripe;
     std::vector<int64_t> positions;
@@ -233,7 +234,7 @@ void expect_whole_matrices(const train::Run& run) {
   std::map<size_t, size_t> index_of;  // by slice
   for (size_t i = 0; i < run.parallel.slices().size(); ++i) {
     const auto& slice = run.parallel.slices()[i];
-    if (!slice.matrices) continue;
+    if (slice.treatment != optim::Treatment::matrices) continue;
     index_of[i] = directions.size();
     directions.push_back(torch::zeros({slice.parameter.numel()}, torch::kBFloat16));
   }

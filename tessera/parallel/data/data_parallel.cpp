@@ -46,6 +46,9 @@ void DataParallel::begin_pass(int stage, int micro_batch) {
 void DataParallel::set_requires_gradient_sync(bool required) { engine().requires_sync = required; }
 void DataParallel::set_is_last_backward(bool last) { engine().is_last = last; }
 void DataParallel::set_gradient_divide_factor(double factor) { engine().divide_factor = factor; }
+void DataParallel::on_reduced(std::function<void(size_t slice)> update) {
+  engine().on_reduced = std::move(update);
+}
 void DataParallel::finish_backward() { engine().finish_backward(); }
 void DataParallel::finish_step() { engine().finish_step(); }
 
@@ -66,15 +69,9 @@ void DataParallel::reshard() {
 
 GradientNorm DataParallel::gradient_norm() const {
   const auto& engine = this->engine();
-  std::vector<double> squares;  // of this rank's part of each unit
-  for (const auto& unit : engine.units) {
-    std::vector<torch::Tensor> gradients;
-    for (const auto& buffer : unit.buffers()) {
-      const bool first_copy = buffer.options().replication.ranks.rank() == 0;
-      if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
-    }
-    const bool counted = unit.sharded() || engine.axes.gather.rank() == 0;
-    squares.push_back(counted ? optim::squared_norm(gradients) : 0);
+  auto squares = engine.squares;  // of this rank's part of each unit
+  for (size_t i = 0; !engine.options.update_in_backward && i < squares.size(); ++i) {
+    squares[i] = engine.sum_of_squares(i);
   }
   const auto sums = torch::tensor(squares, torch::kFloat64);
   engine.axes.model.all_reduce(sums).wait();

@@ -100,17 +100,25 @@ class DataParallel {
   double clip_grad_norm(double max_norm);
   void scale_gradients(double factor);  ///< this rank's; the same on all
 
-  /// What this rank's optimizer updates: one slice per unit, kind and decay group; `decayed` says
-  /// which. Valid for life; gradients have memory between finish_backward and finish_step. For
-  /// fused optimizers: who asked for them may no longer freeze or unfreeze parameters.
+  /// What this rank's optimizer updates: one slice per unit, kind, treatment and decay group. Valid
+  /// for life; gradients have memory between finish_backward and finish_step. For fused optimizers:
+  /// who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
-    bool decayed = true, matrices = false, apart = false;
+    bool decayed = true, apart = false;
+    optim::Treatment treatment = optim::Treatment::elements;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };
   const std::vector<Slice>& slices() const;
 
-  /// For optimizers that need whole matrices. `values`: of each of slices() with `matrices`, in
+  /// With DataParallelOptions::update_in_backward: update(i) changes slices()[i], whose gradient is
+  /// reduced, for the last time in this step. Called during the backward and finish_backward, for
+  /// each of slices() once a step, for those of a unit one after the other; their gradients are freed
+  /// then. gradient_norm() is that of the gradients as they were. A backward that reaches a unit
+  /// after that is a ValueError.
+  void on_reduced(std::function<void(size_t slice)> update);
+
+  /// For optimizers that need whole matrices. `values`: of each of slices() of such, in
   /// order, a tensor [n], bfloat16. Gathers each matrix, calls update(name, matrix, needed), whose
   /// result has the matrix's shape, and returns float32 [n] with this rank's part of the results;
   /// where not `needed`, none is looked at. Collective over the ranks that share slices; they call

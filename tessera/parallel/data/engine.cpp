@@ -10,6 +10,8 @@
 
 namespace tessera::parallel {
 void DataParallel::Engine::take_leaves() {
+  TORCH_CHECK_VALUE(!options.update_in_backward,
+                    "expected an optimizer over slices(), as update_in_backward updates these");
   if (std::exchange(leaves_taken, true) || !has_gradients) return;
   // A backward came whose arrivals no rank was asked for: all parameters count as having taken
   // part.
@@ -109,6 +111,7 @@ void DataParallel::Engine::before_backward(size_t index) {
   TORCH_CHECK_VALUE(!torch::GradMode::is_enabled(), "unit ", units[index].name(),
                     ": expected a backward without create_graph; gradients of gradients are not "
                     "computed for a data-parallel model");
+  check_not_updated(index);
   if (calls[index].launched) reopen(index);
   ++calls[index].in_backward;
   units[index].finish_gather();
@@ -202,6 +205,7 @@ void DataParallel::Engine::reopen(size_t index) {
 /// autograd is about to add to a parameter of the unit: in its modules' backward, or from elsewhere
 /// (a penalty on the weights), which may be after that.
 void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& parameter) {
+  check_not_updated(index);
   if (calls[index].launched) {
     reopen(index);
   } else if (parameter.grad().defined() && !units[index].reduced()) {
@@ -213,13 +217,16 @@ void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& p
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway. Not these
 /// where a sum over replicas follows: it starts at the same place on all ranks.
 void DataParallel::Engine::settle(size_t at_most) {
-  const auto is_done = [](const Unit& unit) {
-    return !unit.sums_over_replicas() && unit.reduce_done();
+  const auto is_done = [&](const Unit& unit) {
+    const bool sums_once_more =
+        unit.sums_over_replicas() || (options.update_in_backward && unit.sums_over_ranks_beside());
+    return !sums_once_more && unit.reduce_done();
   };
   while (!reducing.empty() && (reducing.size() > at_most || is_done(units[reducing.front()]))) {
     auto& unit = units[reducing.front()];
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
+    if (options.update_in_backward) update(reducing.front());
     note_memory(reducing.front());
     reducing.pop_front();
   }
@@ -234,7 +241,7 @@ void DataParallel::Engine::finish_backward() {
     if (calls[index].again) launch(index);
   }
   settle(0);
-  if (is_last) {
+  if (is_last && !options.update_in_backward) {
     for (auto& unit : units) unit.finish_replicate();
   }
   launched = 0;

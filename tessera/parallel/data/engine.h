@@ -27,6 +27,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
     bool done = false;                      // in this backward, everything that was to come
     bool launched = false;                  // since the last finish_backward
     bool again = false;                     // a backward reached it after it was launched
+    bool updated = false;                   // in this step, by on_reduced
     int in_backward = 0;                    // calls of its modules whose backward is under way
     bool ran = false;                       // in this step
     bool forwarded = false;                 // is in the list of those
@@ -42,6 +43,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<UnitModules> modules;
   std::vector<Calls> calls;
   std::vector<Slice> slices;
+  std::vector<std::pair<size_t, size_t>> slices_of_unit;  // first and end of each unit's
+  std::function<void(size_t slice)> on_reduced;           // of DataParallel
+  std::vector<double> squares;  // of each unit's gradient, where it was updated in this step
   bool slices_taken = false, leaves_taken = false;  // by an optimizer of the user's
   struct Leaf {
     std::string name;
@@ -121,6 +125,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void gradient_arrives(size_t unit, const torch::Tensor& parameter);
   void check_all_ran() const;
   void settle(size_t at_most);
+  void update(size_t unit);
+  void check_not_updated(size_t unit) const;
+  double sum_of_squares(size_t unit) const;  // of this rank's part of its gradient
   void finish_backward();
   void check_frozen() const;
   void agree_on_arrivals();

@@ -35,7 +35,9 @@ nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
 void DataParallel::Engine::list_slices() {
   // Ranks that share parameters otherwise may have other parts of the model beside them.
   std::map<std::string, int64_t> begin_of_shared;
+  slices_of_unit.clear();
   for (const auto& unit : units) {
+    const size_t first_slice = slices.size();
     for (const auto& buffer : unit.buffers()) {
       const auto& holders = buffer.options().replication.ranks;
       auto& begin = begin_of_shared
@@ -43,25 +45,23 @@ void DataParallel::Engine::list_slices() {
                                      int64_t{holders.size() - 1} << 48)
                         .first->second;
       const int64_t first = buffer.slice_begin(), last = first + buffer.slice_size();
-      const auto add = [&](int64_t from, int64_t to, bool decayed, bool matrices) {
-        from = std::max(from, first), to = std::min(to, last);
-        if (from >= to || !buffer.trained()) return;
+      for (const auto& group : buffer.groups()) {
+        const int64_t from = std::max(group.begin, first), to = std::min(group.end, last);
+        if (from >= to || !buffer.trained()) continue;
         slices.push_back({.parameter = buffer.slice().narrow(0, from - first, to - from),
                           .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
-                          .decayed = decayed,
-                          .matrices = matrices,
+                          .decayed = group.decays,
                           .apart = buffer.options().apart,
+                          .treatment = group.treatment,
                           .begin = begin + from});
-      };
-      add(0, buffer.matrices(), /*decayed=*/true, /*matrices=*/true);
-      add(buffer.matrices(), buffer.decayed(), /*decayed=*/true, /*matrices=*/false);
-      add(buffer.decayed(), buffer.size(), /*decayed=*/false, /*matrices=*/false);
+      }
       begin += buffer.content_size();
       memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
       if (buffer.plan().keeps_copy) {
         memory.parameters += static_cast<int64_t>(buffer.gather_source().nbytes());
       }
     }
+    slices_of_unit.emplace_back(first_slice, slices.size());
   }
 }
 

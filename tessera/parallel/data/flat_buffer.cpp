@@ -62,10 +62,12 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
 }
 
 void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained) {
-  int64_t elements = 0, in_matrices = 0;
+  int64_t elements = 0, in_matrices = 0, in_blocks = 0;
   for (const auto& entry : entries_) {
-    elements += entry.parameter.numel();
-    if (entry.matrix) in_matrices += entry.parameter.numel();
+    const int64_t count = entry.parameter.numel();
+    elements += count;
+    if (entry.treatment == optim::Treatment::matrices) in_matrices += count;
+    if (entry.treatment == optim::Treatment::blocks) in_blocks += count;
   }
   const auto bytes = [](torch::Dtype dtype) {
     return static_cast<int64_t>(torch::elementSize(dtype));
@@ -78,6 +80,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .offloaded = options_.offloaded,
                  .offloads_by_copy = options_.offloads_by_copy,
                  .device_is_host = options_.device == options_.slice_device,
+                 .in_backward = options_.in_backward,
                  .whole_bytes = bytes(whole_dtype),
                  .slice_bytes = bytes(slice_dtype),
                  .gradient_bytes = bytes(gradient_dtype),
@@ -85,6 +88,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .gradient_has_type_of_sum =
                      gradient_dtype == torch::promote_types(slice_dtype, gradient_dtype)});
   plan_.in_matrices = in_matrices;
+  plan_.in_blocks = in_blocks;
 }
 
 void FlatBuffer::make_gradient() {
@@ -126,23 +130,43 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
   for (const auto& [name, parameter] : parameters) {
     TORCH_INTERNAL_ASSERT(parameter.scalar_type() == parameters.front().second.scalar_type() &&
                           parameter.requires_grad() == parameters.front().second.requires_grad());
-    const bool matrix = options_.matrices && options_.matrices(name, parameter);
+    const auto treatment =
+        options_.treatment ? options_.treatment(name, parameter) : optim::Treatment::elements;
     entries_.push_back({.name = name,
                         .parameter = parameter,
-                        .decays = matrix || !options_.decays || options_.decays(name, parameter),
-                        .matrix = matrix});
+                        .decays = treatment == optim::Treatment::matrices || !options_.decays ||
+                                  options_.decays(name, parameter),
+                        .treatment = treatment});
   }
   std::ranges::stable_sort(entries_, [](const auto& a, const auto& b) {
-    return std::pair(!a.matrix, !a.decays) < std::pair(!b.matrix, !b.decays);
+    return std::pair(a.treatment, !a.decays) < std::pair(b.treatment, !b.decays);
   });
+  int64_t alignment = kAlignment;  // of all
   for (auto& entry : entries_) {
+    const bool in_blocks = entry.treatment == optim::Treatment::blocks;
+    if (in_blocks) alignment = optim::kStateBlock;
     entry.offset = size_;
-    size_ += aligned(entry.parameter.numel(), kAlignment);
-    if (entry.decays) decayed_ = size_;
-    if (entry.matrix) matrices_ = size_;
+    size_ += aligned(entry.parameter.numel(), in_blocks ? optim::kStateBlock : kAlignment);
+    add_to_groups({entry.offset, size_, entry.treatment, entry.decays});
   }
   content_size_ = size_;
-  size_ = aligned(size_, kAlignment * options_.num_slices);
+  size_ = aligned(size_, alignment * options_.num_slices);
+  if (size_ > content_size_) {
+    add_to_groups({content_size_, size_, optim::Treatment::elements, /*decays=*/false});
+  }
+}
+
+void FlatBuffer::add_to_groups(const Group& next) {
+  if (groups_.empty() || groups_.back().treatment != next.treatment ||
+      groups_.back().decays != next.decays) {
+    groups_.push_back(next);
+  }
+  groups_.back().end = next.end;
+}
+
+int64_t FlatBuffer::matrices() const {
+  const auto& first = groups_.front();
+  return first.treatment == optim::Treatment::matrices ? first.end : 0;
 }
 
 void FlatBuffer::adopt(FlatEntry& entry) {

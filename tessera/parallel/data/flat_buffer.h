@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/choices.h"
 #include "tessera/base/extent.h"
 #include "tessera/parallel/data/transient.h"
 #include "tessera/parallel/replication.h"
@@ -24,8 +25,8 @@ struct FlatEntry {
   torch::Tensor parameter;  ///< the module's own; its data and gradient are views of the buffer
   int64_t offset = 0;       ///< in elements
   bool decays = true;       ///< belongs to an optimizer group with weight decay
-  bool matrix = false;      ///< updated as a whole
-  bool trained = false;     ///< newly_trained() told so
+  optim::Treatment treatment = optim::Treatment::elements;
+  bool trained = false;  ///< newly_trained() told so
 };
 
 struct FlatOptions {
@@ -41,7 +42,10 @@ struct FlatOptions {
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
   Replication replication;        ///< of all its parameters
   bool apart = false;             ///< DataParallelOptions::apart says so of them
-  std::function<bool(const std::string&name, const torch::Tensor&parameter)> decays, matrices;
+  bool in_backward = false;       ///< DataParallelOptions::update_in_backward
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
+  std::function<optim::Treatment(const std::string& name, const torch::Tensor& parameter)>
+      treatment;
   /// First values of a parameter; none: its own, or zero if it is on the meta device.
   std::function<torch::Tensor(const torch::Tensor& parameter)> values;
 };
@@ -52,8 +56,11 @@ struct FlatOptions {
 /// goes (transient.h). Nothing is copied in or out: collectives write into the buffer, gradients
 /// accumulate into it. A slice's boundary may fall inside a parameter.
 ///
-/// Matrices come first, then what else has weight decay, so that each optimizer group is one range; each
-/// parameter starts at a multiple of 32 elements; P is a multiple of 32 N; padding is zero.
+/// Parameters that an optimizer treats alike and decays alike are one range: in the order of
+/// optim::Treatment, and of those what has weight decay first. Each parameter starts at a multiple
+/// of 32 elements; P is a multiple of 32 N; padding is zero. Where states share scales by blocks of
+/// 256, these parameters start at multiples of that, and P is a multiple of 256 N: then blocks lie
+/// alike for any N.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
 /// gradient slice P/N while it is there; copy P/N. Where a slice has the dtype and device of a
@@ -73,8 +80,14 @@ class FlatBuffer {
   int64_t content_size() const { return content_size_; }  ///< P before it is padded for N slices
   int64_t slice_size() const { return size_ / plan_.num_slices; }  ///< P/N
   int64_t slice_begin() const { return slice_size() * options_.slice; }
-  int64_t decayed() const { return decayed_; }    ///< elements [0, decayed()) of P decay
-  int64_t matrices() const { return matrices_; }  ///< [0, matrices()) are matrices
+  /// Elements [begin, end) of P that an optimizer treats and decays alike.
+  struct Group {
+    int64_t begin = 0, end = 0;
+    optim::Treatment treatment = optim::Treatment::elements;
+    bool decays = true;
+  };
+  const std::vector<Group>& groups() const { return groups_; }  ///< all of P, in order
+  int64_t matrices() const;  ///< elements [0, matrices()) are of Treatment::matrices
   bool trained() const { return plan_.trained; }
 
   /// What of a parameter lies in this rank's slice.
@@ -166,6 +179,7 @@ class FlatBuffer {
 
  private:
   void lay_out(const std::vector<Named>& parameters);
+  void add_to_groups(const Group& next);
   void make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained);
   void make_gradient();
   void note_slice();
@@ -176,7 +190,8 @@ class FlatBuffer {
   FlatOptions options_;
   plan::BufferPlan plan_;
   std::vector<FlatEntry> entries_;
-  int64_t size_ = 0, content_size_ = 0, decayed_ = 0, matrices_ = 0;
+  int64_t size_ = 0, content_size_ = 0;
+  std::vector<Group> groups_;
   torch::Tensor slice_, copy_, arriving_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;

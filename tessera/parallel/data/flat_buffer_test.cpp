@@ -18,7 +18,9 @@ TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
   const auto parameters = norm_and_weight();
   FlatBuffer buffer(parameters, {.decays = has_two_dims});
   EXPECT_EQ(buffer.entries()[0].name, "weight");
-  EXPECT_EQ(buffer.decayed(), 32);
+  ASSERT_EQ(buffer.groups().size(), 2);
+  EXPECT_TRUE(buffer.groups()[0].decays);
+  EXPECT_EQ(buffer.groups()[0].end, 32);
   EXPECT_EQ(buffer.size(), 64);
   EXPECT_EQ(buffer.whole.tensor().sum().item<float>(), 5 + 42);
   EXPECT_TRUE(buffer.plan().slice_in_whole);
@@ -26,6 +28,35 @@ TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
   EXPECT_EQ(parameters[0].second.sum().item<float>(), 15);
   parameters[1].second.square().sum().backward();
   EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 21 * 6);
+}
+
+TEST(FlatBuffer, BlocksThatShareAScaleLieAlikeForAnyNumberOfSlices) {
+  for (const int slices : {1, 2, 3}) {
+    for (int slice = 0; slice < slices; ++slice) {
+      std::vector<FlatBuffer::Named> parameters{
+          {"norm", torch::ones({5}, torch::requires_grad())},
+          {"first", torch::ones({30, 10}, torch::requires_grad())},
+          {"bias", torch::ones({300}, torch::requires_grad())},
+          {"second", torch::ones({700, 1}, torch::requires_grad())}};
+      FlatBuffer buffer(parameters, {.placement = Placement::full_shard,
+                                     .num_slices = slices,
+                                     .slice = slice,
+                                     .decays = has_two_dims,
+                                     .treatment = [](const std::string&, const auto& parameter) {
+                                       return parameter.numel() >= 300 ? optim::Treatment::blocks
+                                                                       : optim::Treatment::elements;
+                                     }});
+      std::vector<std::string> names;
+      for (const auto& entry : buffer.entries()) names.push_back(entry.name);
+      EXPECT_EQ(names, (std::vector<std::string>{"first", "second", "bias", "norm"}));
+      EXPECT_EQ(buffer.plan().in_blocks, 1300);
+      EXPECT_EQ(buffer.slice_size() % 256, 0);
+      EXPECT_EQ(buffer.groups()[1].end, 512 + 768 + 512);  // what decays, what does not
+      for (const auto& extent : buffer.owned()) {
+        EXPECT_TRUE(extent.begin % 256 == 0 || extent.name == "norm") << extent.name;
+      }
+    }
+  }
 }
 
 TEST(FlatBuffer, ViewsAndSavedTensorsOutliveTheMemory) {

@@ -42,7 +42,7 @@ std::vector<torch::Tensor> DataParallel::update_matrices(std::span<const torch::
                                            length > 0 ? values[results.size()] : none);
       auto result = torch::zeros({length}, whole.options().dtype(torch::kFloat32));
       for (const auto& entry : buffer.entries()) {
-        if (!entry.matrix) continue;
+        if (entry.treatment != optim::Treatment::matrices) continue;
         const int64_t size = entry.parameter.numel();
         const int64_t from = std::max(begin, entry.offset);
         const int64_t to = std::min(begin + length, entry.offset + size);

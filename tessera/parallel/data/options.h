@@ -67,9 +67,14 @@ struct DataParallelOptions {
   /// biases not).
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays =
       [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() > 1; };
-  /// Which parameters an optimizer updates as whole matrices (Muon): they are a range of their own in
-  /// each buffer, and decay. By default none.
-  std::function<bool(const std::string& name, const torch::Tensor& parameter)> matrices;
+  /// How an optimizer updates a parameter: those treated alike are a range of their own in each
+  /// buffer; whole matrices (Muon) decay, and where states share scales by blocks, no slice's
+  /// boundary falls inside of one. By default each number alone.
+  std::function<optim::Treatment(const std::string& name, const torch::Tensor& parameter)>
+      treatment;
+  /// Each unit's slices are updated as soon as its gradient is reduced, which is then freed
+  /// (DataParallel::on_reduced).
+  bool update_in_backward = false;
   /// Which parameters an optimizer updates by settings of its own: they have a buffer of their own in
   /// each unit. By default none.
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> apart;

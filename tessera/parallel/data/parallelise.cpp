@@ -195,6 +195,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   for (const auto& [path, inner] : inside) engine->absorb(path, *inner);
   engine->calls.resize(engine->units.size());
   engine->unit_memory.resize(engine->units.size());
+  engine->squares.resize(engine->units.size());
   std::vector<size_t> order(engine->units.size());
   std::iota(order.begin(), order.end(), size_t{0});
   engine->set_order(inside.empty() ? std::move(order) : in_order(model, engine->modules));

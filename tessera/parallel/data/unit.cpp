@@ -48,8 +48,9 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                       .slice_device = offloaded ? torch::kCPU : device,
                       .offloaded = offloaded,
                       .offloads_by_copy = all.offload.offload_optimizer,
+                      .in_backward = all.update_in_backward,
                       .decays = all.decays,
-                      .matrices = all.matrices};
+                      .treatment = all.treatment};
   if (is_sharded(unit.placement)) {
     options.num_slices = axes.gather.size();
     options.slice = axes.gather.rank();
@@ -113,6 +114,12 @@ void Unit::move_below(const std::string& path) {
 bool Unit::frees_gradient() const {
   return std::ranges::any_of(buffers_,
                              [](const auto& buffer) { return !buffer.plan().keeps_gradient; });
+}
+
+bool Unit::sums_over_ranks_beside() const {
+  return std::ranges::any_of(buffers_, [](const auto& buffer) {
+    return buffer.trained() && buffer.options().replication.partial_gradients;
+  });
 }
 
 bool Unit::gathers() const {
@@ -354,7 +361,9 @@ void Unit::set_sums_apart() {
 void Unit::forget_gradients() {
   for (auto& buffer : buffers_) {
     if (!buffer.trained()) continue;
-    if (buffer.gradient.allocated()) buffer.gradient.allocate_zero();
+    if (buffer.plan().keeps_gradient && buffer.gradient.allocated()) {
+      buffer.gradient.allocate_zero();
+    }
     buffer.free_gradient();
     buffer.gradient_slice.free();
     buffer.reset_arrivals();

@@ -51,6 +51,8 @@ class Unit {
   const UnitTimes& times() const { return times_; }
   bool sharded() const { return num_slices_ > 1; }
   bool sums_over_replicas() const { return sharded() && axes_.replicate.size() > 1; }
+  /// Ranks outside of the data axes hold summands of its gradients (FlatOptions::replication).
+  bool sums_over_ranks_beside() const;
   bool full_shard() const { return options_.placement == Placement::full_shard && sharded(); }
 
   // Parameters.

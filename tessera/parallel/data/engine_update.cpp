@@ -1,0 +1,41 @@
+// Units that are updated as soon as their gradients are reduced.
+#include <vector>
+
+#include "tessera/optim/norm.h"
+#include "tessera/parallel/data/engine.h"
+
+namespace tessera::parallel {
+
+double DataParallel::Engine::sum_of_squares(size_t index) const {
+  const auto& unit = units[index];
+  std::vector<torch::Tensor> gradients;
+  for (const auto& buffer : unit.buffers()) {
+    const bool first_copy = buffer.options().replication.ranks.rank() == 0;
+    if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
+  }
+  const bool counted = unit.sharded() || axes.gather.rank() == 0;
+  return counted ? optim::squared_norm(gradients) : 0;
+}
+
+/// The unit's gradient is complete: its slices are updated, and it goes.
+void DataParallel::Engine::update(size_t index) {
+  TORCH_CHECK_VALUE(
+      on_reduced && is_last,
+      "expected on_reduced() before a backward that updates, and one backward a step");
+  const torch::NoGradGuard no_grad;
+  units[index].finish_replicate();
+  note_memory(index);
+  squares[index] = sum_of_squares(index);
+  const auto [first, end] = slices_of_unit[index];
+  for (size_t slice = first; slice < end; ++slice) on_reduced(slice);
+  units[index].forget_gradients();
+  calls[index].updated = true;
+}
+
+void DataParallel::Engine::check_not_updated(size_t index) const {
+  TORCH_CHECK_VALUE(!calls[index].updated, "unit ", units[index].name(),
+                    ": expected one backward between steps, as its weights were updated in it; got "
+                    "another");
+}
+
+}  // namespace tessera::parallel
