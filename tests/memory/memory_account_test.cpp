@@ -112,7 +112,10 @@ TEST_P(LittleMemoryTest, IsWhatIsEstimated) {
               job.optimizer.in_backward = true;
               const auto freed = measured(job, mesh);
               EXPECT_LT(freed.at("gradients"), usual.at("gradients"));
-              EXPECT_LT(freed.at("at once"), coded.at("at once"));
+              // Where gradients are slices, the peak is that of the first units of the backward, and
+              // depends on when their reduction ends.
+              const bool whole = ranks == 1 || placement == "replicate";
+              EXPECT_LT(freed.at("at once"), (whole ? 1 : 1.1) * coded.at("at once"));
               EXPECT_LT(coded.at("at once"), usual.at("at once"));
             }
           });
@@ -121,7 +124,7 @@ TEST_P(LittleMemoryTest, IsWhatIsEstimated) {
 INSTANTIATE_TEST_SUITE_P(All, LittleMemoryTest,
                          ::testing::Combine(::testing::Values("replicate", "shard_gradients",
                                                               "full_shard"),
-                                            ::testing::Values(1, 2, 3)));
+                                            ::testing::Values(1, 2, 4)));
 
 // From meta to the first step a rank holds its slices and one unit, never the model.
 TEST(Start, HoldsTheSlicesAndOneUnit) {

@@ -58,9 +58,9 @@ struct FlatOptions {
 ///
 /// Parameters that an optimizer treats alike and decays alike are one range: in the order of
 /// optim::Treatment, and of those what has weight decay first. Each parameter starts at a multiple
-/// of 32 elements; P is a multiple of 32 N; padding is zero. Where states share scales by blocks of
-/// 256, these parameters start at multiples of that, and P is a multiple of 256 N: then blocks lie
-/// alike for any N.
+/// of 32 elements; P is a multiple of 32 N; padding is zero at first. Where states share scales by
+/// blocks of 256, these parameters start at multiples of that, and P is a multiple of 256 N: then
+/// blocks lie alike for any N.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
 /// gradient slice P/N while it is there; copy P/N. Where a slice has the dtype and device of a
