@@ -13,6 +13,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/strict_json.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/bitsandbytes.h"
 #include "tessera/checkpoint/formats/open_source.h"
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/models/adapter_json.h"
@@ -164,7 +165,8 @@ json model_config(const Run& run) {
     const auto file = fs::path(run.config.model.path) / "config.json";
     if (models::read_model_shape(file) == shape) {
       // An index, which is nested deeper by one, must be read again.
-      return parse_strict_json(file, read_file(file), kMaxJsonDepth - 8);
+      return checkpoint::dequantised_config(
+          parse_strict_json(file, read_file(file), kMaxJsonDepth - 8));
     }
   }
   return models::to_hf_config(shape);

@@ -37,7 +37,7 @@ const std::map<std::string, Tried>& tried() {
       {"model.type", fixed(kShape)},
       {"model.init", fixed("pretrained weights are in tests/parity")},
       {"model.weights", drawn(Role::function)},
-      {"model.weights_block", function({"32", "128"})},
+      {"model.weights_block", function({"128", "256"})},
       {"model.seed", function({"7"})},
       {"model.init_std", function({"0.05"})},
       {"model.vocab_size", fixed(kShape)},

@@ -1,5 +1,5 @@
-"""Full fine-tuning with `optimizer.type adamw8bit` beside transformers and bitsandbytes' AdamW8bit on the CPU, its embedding in 32 bits as
-transformers' trainer sets it: losses of 20 steps on one rank and on several, and the codes and scales that both end with.
+"""Folders that `tessera export --weights` writes, loaded by transformers with bitsandbytes: every tensor equals what bitsandbytes makes of the
+same weights, and what it dequantises is what `tessera` reads back.
 
 usage: bitsandbytes_peers.py TESSERA   (the command; needs torch, transformers, bitsandbytes)
 Prints what differs, and ends with 1 if anything does, with 77 where bitsandbytes is not installed."""
@@ -11,128 +11,89 @@ import tempfile
 
 try:
     import bitsandbytes
-    import numpy
     import torch
     import transformers
-    from safetensors.torch import safe_open
+    from safetensors.torch import load_file
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 
 tessera = sys.argv[1]
-STEPS, ROWS, LENGTH, RATE, DECAY = 20, 12, 32, 1e-3, 0.1
-TOLERANCE = 2e-5  # of losses, relative
-LAYOUTS = {"one rank": {}, "three ranks, replicate": {"parallel.num_ranks": 3},
-           "two ranks, full_shard": {"parallel.num_ranks": 2, "parallel.placement": "full_shard"},
-           "three ranks, full_shard, in_backward": {"parallel.num_ranks": 3, "parallel.placement": "full_shard",
-                                                    "optimizer.in_backward": "true"}}
+# Rows of whole blocks: bitsandbytes 0.50 dequantises others wrongly on a CPU.
+SIZES = dict(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.1)
+MODELS = {
+    "llama": (transformers.LlamaConfig(**SIZES), transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config(**SIZES), transformers.Qwen2ForCausalLM),
+    "phi3": (transformers.Phi3Config(**SIZES, pad_token_id=0), transformers.Phi3ForCausalLM),
+}
+FORMATS = {"nf4": ("nf4", False), "nf4_double": ("nf4", True), "fp4": ("fp4", False)}
 
 
-def make_model(folder):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(vocab_size=300, hidden_size=72, intermediate_size=100, num_hidden_layers=2, num_attention_heads=4,
-                                      num_key_value_heads=2, head_dim=18, max_position_embeddings=64, tie_word_embeddings=False,
-                                      bos_token_id=1, eos_token_id=2)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+def run(*arguments):
+    return subprocess.run([tessera, *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def theirs(folder, tokens):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(
-        model.model.embed_tokens, "weight", {"optim_bits": 32})
-    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY)
-    losses = []
-    for step in range(STEPS):
-        rows = [tokens[i * LENGTH:i * LENGTH + LENGTH + 1] for i in range(step * ROWS, (step + 1) * ROWS)]
-        rows = torch.tensor(numpy.stack(rows).astype(numpy.int64))
-        logits = model(rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
-    return losses, states
+def of_bitsandbytes(weight, kind, double):
+    """The tensors that a Linear4bit of the weight saves, by what follows `weight`, and what it dequantises."""
+    parameter = bitsandbytes.nn.Params4bit(weight.clone(), requires_grad=False, compress_statistics=double, quant_type=kind).to("cpu")
+    parts = {"": parameter.data, **{"." + name: value for name, value in parameter.quant_state.as_dict(packed=True).items()}}
+    return parts, bitsandbytes.functional.dequantize_4bit(parameter.data, parameter.quant_state)
 
 
-def ours(folder, run, layout):
-    settings = {"model.path": folder, "model.init": "pretrained", "data.train": f"[{folder / 'tokens.bin'}]", "data.seq_len": LENGTH,
-                "data.format": "tokens", "data.shuffle": "false", "data.validation_fraction": 0, "optimizer.type": "adamw8bit",
-                "optimizer.learning_rate": RATE, "optimizer.weight_decay": DECAY, "optimizer.decay_norms_and_biases": "true",
-                "optimizer.max_grad_norm": 0, "schedule.type": "constant", "train.steps": STEPS, "train.global_batch": ROWS,
-                "train.run_dir": run, "logging.progress": "none", **layout}
-    job = folder / "job.yaml"
-    job.write_text("train: {}\n")
-    done = subprocess.run([tessera, "train", str(job), *(f"--{key}={value}" for key, value in settings.items())], capture_output=True,
-                          text=True)
-    if done.returncode:
-        sys.exit(f"tessera train: {done.stdout}{done.stderr}")
-    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
-    return losses[:STEPS]
-
-
-def stored_states(run):
-    """What lies whole in the checkpoint of a run of one rank."""
-    states = {}
-    for file in (run / "checkpoints" / f"step_{STEPS:08}").glob("*.safetensors"):
-        with safe_open(file, "pt") as stored:
-            states.update({name: stored.get_tensor(name) for name in stored.keys()})
-    return states
-
-
-def values(codes, scales, is_signed):
-    code = bitsandbytes.functional.create_dynamic_map(signed=is_signed)
-    return torch.ops.bitsandbytes.dequantize_blockwise(codes, scales, code, 256, torch.float32).flatten()
-
-
-def check_states(run, peers):
-    """After 20 steps of feedback from other orders of sums: most codes are the same, and so are the values within a hundredth."""
-    found, coded, same, numbers, worst = [], 0, 0, 0, 0.0
-    stored = stored_states(run)
-    for name, state in peers.items():
-        in_codes = f"optimizer/exp_avg_codes/{name}" in stored
-        if in_codes != (state["state1"].dtype == torch.uint8):
-            found.append(f"{name}: 8 bits here {in_codes}, there {state['state1'].dtype}")
-        if not in_codes or found:
+def check(name, weights, folder):
+    config, kind = MODELS[name]
+    torch.manual_seed(1)
+    kind(config).to(torch.float32).save_pretrained(folder / "whole")
+    run("export", folder / "whole", folder / weights, "--to", "huggingface", "--weights", weights, "--no-compare")
+    whole, ours = load_file(folder / "whole" / "model.safetensors"), load_file(folder / weights / "model.safetensors")
+    run("checkpoint", "convert", folder / weights, "--to", "huggingface", "--out", folder / "back")
+    back = load_file(folder / "back" / "model.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / weights, device_map="cpu", dtype=torch.float32)
+    loaded = dict(model.named_modules())
+    problems = []
+    for key, weight in whole.items():
+        quantised = key.endswith("_proj.weight")
+        if not quantised:
+            problems += [] if torch.equal(ours[key], weight) else [key]
             continue
-        coded += 1
-        for moment, number, is_signed in (("exp_avg", 1, True), ("exp_avg_sq", 2, False)):
-            codes, scales = (stored[f"optimizer/{moment}_{part}/{name}"] for part in ("codes", "absmax"))
-            same += (codes == state[f"state{number}"]).sum().item()
-            numbers += codes.numel()
-            here, there = values(codes, scales, is_signed), values(state[f"state{number}"], state[f"absmax{number}"], is_signed)
-            error = ((here - there).norm() / there.norm()).item()
-            worst = max(worst, error)
-            if not error <= 1e-2:
-                found.append(f"{name}: {moment} differs by {error:.2g}")
-    print(f"{coded} parameters in 8 bits, {len(peers) - coded} in 32, as there; {same / max(1, numbers):.2%} of {numbers} codes are the same, "
-          f"values differ by {worst:.2g} of their norm at most")
-    return found + ([] if same > 0.95 * numbers else ["too few codes are the same"])
+        module = loaded[key.removesuffix(".weight")]
+        if weights == "int8":
+            codes, scales, _ = bitsandbytes.functional.int8_vectorwise_quant(weight.half())
+            # Rounded from float32 here, from float16 there: a code may be off by one.
+            if (ours[key].int() - codes.int()).abs().max() > 1 or not isinstance(module, bitsandbytes.nn.Linear8bitLt):
+                problems.append(key)
+            values = ours[key].float() * (ours[key.removesuffix("weight") + "SCB"][:, None] * 7.874015718698502e-3)
+            if (back[key] - values).abs().max() > 1e-6:
+                problems.append(key + " read back")
+            continue
+        parts, values = of_bitsandbytes(weight, *FORMATS[weights])
+        for suffix, value in parts.items():
+            if "quant_state" in suffix:  # JSON, whose blanks are nobody's matter
+                same = json.loads(bytes(value)) == json.loads(bytes(ours[key + suffix]))
+            else:
+                same = torch.equal(value.flatten(), ours[key + suffix].flatten())
+            problems += [] if same else [key + suffix]
+        theirs = bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        problems += [] if torch.equal(theirs, values) else [key + " in transformers"]
+        problems += [] if torch.equal(back[key], values) else [key + " read back"]
+    run("export", folder / "back", folder / "again", "--to", "huggingface", "--weights", weights.removesuffix("_double"), "--no-compare")
+    again = load_file(folder / "again" / "model.safetensors")
+    for key in whole:
+        if key.endswith("_proj.weight") and weights != "fp4" and not torch.equal(again[key], ours[key]):  # FP4 has two zeros
+            problems.append(key + " quantised again")
+    print("FAIL" if problems else "ok  ", name, weights, problems[:5])
+    return not problems
 
 
 def main():
     torch.set_num_threads(1)
-    problems = []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        make_model(folder)
-        places = numpy.arange(STEPS * ROWS * LENGTH + 1)
-        tokens = ((places * 7 + (places // 11) ** 2) % 300).astype(numpy.uint16)
-        tokens.tofile(folder / "tokens.bin")
-        expected, states = theirs(folder, tokens)
-        for number, (name, layout) in enumerate(LAYOUTS.items()):
-            losses = ours(folder, folder / f"run_{number}", layout)
-            if len(losses) != STEPS:
-                problems.append(f"{name}: {len(losses)} losses")
-                continue
-            largest = max(abs(a / b - 1) for a, b in zip(losses, expected))
-            print(f"{name}: loss {losses[0]:.6f} to {losses[-1]:.6f}, largest relative difference {largest:.2g}", flush=True)
-            if not largest <= TOLERANCE:
-                problems.append(f"{name}: losses differ by {largest:.2g}")
-            if number == 0:
-                problems += check_states(folder / "run_0", states)
-    print("\n".join(problems) if problems else "no difference")
-    sys.exit(1 if problems else 0)
+    good = True
+    for name in MODELS:
+        for weights in ("nf4", "nf4_double", "fp4", "int8"):
+            with tempfile.TemporaryDirectory() as folder:
+                good = check(name, weights, pathlib.Path(folder)) and good
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

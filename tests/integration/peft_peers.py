@@ -104,9 +104,58 @@ def check(number, name, settings, keys, folder):
     return ok
 
 
+# Keys of a run; "below": upon an adapter that PEFT made.
+RUNS = [
+    {"init": "pissa"},
+    {"init": "pissa", "pissa_iterations": 4, "rslora": True},
+    {"init": "pissa", "type": "dora"},
+    {"init": "orthogonal"},
+    {"below": True},
+    {"below": True, "init": "pissa"},
+]
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(torch.arange(30).view(1, 30)).logits
+
+
+def check_run(keys, folder):
+    """A run's adapter in PEFT beside the stored model, and the run merged: one function, which is not the base's."""
+    torch.manual_seed(5)
+    config, kind = MODELS["llama"]
+    base = folder / "base"
+    kind(config).save_pretrained(base)
+    adapter = {"type": "lora", "rank": 4, "targets": ["q_proj", "down_proj"], **{k: v for k, v in keys.items() if k != "below"}}
+    if keys.get("below"):
+        below = peft.get_peft_model(kind.from_pretrained(base), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"]))
+        for parameter in below.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter) if parameter.requires_grad else 0
+        below.save_pretrained(folder / "below")
+        adapter["base"] = [str(folder / "below")]
+    (folder / "tokens.bin").write_bytes(bytes(i * 7 % 97 if j == 0 else 0 for i in range(4000) for j in (0, 1)))
+    job = {"model": {"path": str(base), "init": "pretrained"}, "adapter": adapter,
+           "data": {"train": [str(folder / "tokens.bin")], "seq_len": 32, "validation_fraction": 0}, "optimizer": {"learning_rate": 0.01},
+           "train": {"steps": 5, "global_batch": 4, "run_dir": str(folder / "run")}, "logging": {"progress": "none"}}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    run("train", folder / "job.yaml")
+    run("export", folder / "run", folder / "adapter", "--to", "peft")
+    run("merge-adapter", folder / "run", "-o", folder / "merged")
+    before = logits_of(kind.from_pretrained(base))
+    theirs = logits_of(peft.PeftModel.from_pretrained(kind.from_pretrained(base), folder / "adapter"))
+    merged = logits_of(kind.from_pretrained(folder / "merged"))
+    differ, moved = (theirs - merged).abs().max().item(), (theirs - before).abs().max().item()
+    ok = differ < 1e-4 * moved
+    print("ok  " if ok else "FAIL", "run", keys, {"differ": differ, "moved": moved})
+    return ok
+
+
 def main():
     torch.set_num_threads(1)
     good = True
+    for keys in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            good = check_run(keys, pathlib.Path(folder)) and good
     for number, (name, settings, keys) in enumerate(CASES):
         with tempfile.TemporaryDirectory() as folder:
             good = check(number, name, settings, keys, pathlib.Path(folder)) and good

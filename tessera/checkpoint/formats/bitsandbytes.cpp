@@ -190,4 +190,12 @@ std::unique_ptr<TensorSource> open_safetensors(const std::filesystem::path& path
   return std::make_unique<BitsAndBytesSource>(std::move(stored));
 }
 
+json dequantised_config(json config) {
+  const auto* const kKey = "quantization_config";
+  if (!config.is_object() || !config.contains(kKey)) return config;
+  const auto& said = config[kKey];
+  if (said.is_object() && said.value("quant_method", json()) == "bitsandbytes") config.erase(kKey);
+  return config;
+}
+
 }  // namespace tessera::checkpoint

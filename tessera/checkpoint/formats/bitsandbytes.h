@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/tensor_source.h"
 
@@ -15,5 +16,8 @@ namespace tessera::checkpoint {
 /// with plain nf4, since what it did to absmax is in them). What belongs to it is no tensor of its
 /// own. UserError: a type that is unknown, states that are missing, cut or of another size.
 std::unique_ptr<TensorSource> open_safetensors(const std::filesystem::path& path);
+
+/// A config.json's content for such tensors: what it says of bitsandbytes is left out.
+nlohmann::json dequantised_config(nlohmann::json config);
 
 }  // namespace tessera::checkpoint

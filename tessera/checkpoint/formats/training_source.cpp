@@ -7,6 +7,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/strict_json.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/bitsandbytes.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/deepspeed.h"
 #include "tessera/checkpoint/formats/family_names.h"
@@ -53,7 +54,7 @@ json read_config(const TrainingOptions& options) {
   auto path = options.config.empty() ? folder_of(options.source) : options.config;
   if (fs::is_directory(path)) path /= kConfigFile;
   if (options.config.empty() && !fs::exists(path)) return nullptr;
-  return parse_strict_json(path, read_file(path));
+  return dequantised_config(parse_strict_json(path, read_file(path)));
 }
 
 void find_assets(const TrainingOptions& options, TrainingSource& training) {
