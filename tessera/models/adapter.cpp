@@ -285,6 +285,11 @@ int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape) {
   return sum;
 }
 
+std::string trained_text(int64_t trained, int64_t all) {
+  return fmt::format("trained parameters {} of {} ({:.4f} %)", trained, all,
+                     100 * static_cast<double>(trained) / static_cast<double>(all));
+}
+
 AdapterSpec without_idle_entries(AdapterSpec spec, const ModelShape& shape) {
   const auto parameters = parameters_by_path(shape);
   const auto is_idle = [&](const std::string& member) {

@@ -88,6 +88,9 @@ std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const 
 int64_t num_trained(const AdapterSpec& spec, const ModelShape& shape);
 int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape);  ///< the adapter's own
 
+/// What is trained of `all` parameters, an adapter's own among both, as one reads it.
+std::string trained_text(int64_t trained, int64_t all);
+
 /// The spec without entries that match nothing of the model, which PEFT ignores: for those that come from its files.
 AdapterSpec without_idle_entries(AdapterSpec spec, const ModelShape& shape);
 

@@ -24,17 +24,91 @@ models::ModelShape divided(models::ModelShape shape, int64_t tp) {
   return shape;
 }
 
-/// Each adapter keeps x A^T, and with dropout the x that enters, for each token.
-std::vector<int64_t> adapter_numbers(const config::AdapterSection& adapter,
-                                     const models::ModelShape& shape) {
-  if (adapter.type == models::AdapterType::none) return {};
-  std::vector<int64_t> numbers(static_cast<size_t>(shape.num_layers), 0);
+/// The matrices of a block as its parts list them: of each part the last one leads out, the others
+/// read what enters the part.
+enum class MatrixPlace { into_attention, out_of_attention, into_feed_forward, last_product };
+using MatrixPlaces = std::map<std::string, MatrixPlace>;  // by the name of the weight in the block
+MatrixPlaces matrix_places(const models::ModelShape& shape) {
+  MatrixPlaces places;
+  std::string part, last;
+  int num_parts = 0;
+  const auto parameters = models::spec_of(shape.family).parameters(shape);
+  for (const auto& parameter : parameters.block) {
+    if (parameter.shape.size() != 2) continue;
+    const auto own = parameter.name.substr(0, parameter.name.find('.'));
+    if (own != part) part = own, ++num_parts;
+    using enum MatrixPlace;
+    places[parameter.name] = num_parts == 1 ? out_of_attention : last_product;
+    if (last.starts_with(own + ".")) {
+      places[last] = num_parts == 1 ? into_attention : into_feed_forward;
+    }
+    last = parameter.name;
+  }
+  return places;
+}
+
+/// A gradient reads what enters the matrix.
+void mark(TrainedOfBlock& block, MatrixPlace place) {
+  switch (place) {
+    case MatrixPlace::into_attention:
+      block.attention = true;
+      break;
+    case MatrixPlace::out_of_attention:  // the attention keeps its result
+      break;
+    case MatrixPlace::into_feed_forward:
+      block.feed_forward = true;
+      break;
+    case MatrixPlace::last_product:
+      block.last_product = true;
+  }
+}
+
+/// Which gradients there are beside what an adapter freezes.
+void note_trained(const config::AdapterSection& adapter, const models::ModelShape& shape,
+                  RankPart& part) {
+  part.blocks.assign(static_cast<size_t>(shape.num_layers), {});
+  if (adapter.type == models::AdapterType::none) return;
+  part.trains_head = false;
+  bool embeds = false;
+  std::vector<bool> trained(part.blocks.size(), false);
+  for (auto& block : part.blocks) {
+    block.attention = block.feed_forward = block.last_product = false;
+  }
+  const auto places = matrix_places(shape);
+  const auto prefix = models::spec_of(shape.family).parameters(shape).block_prefix;
+  const auto place_of = [&](const std::string& name, int64_t layer) {
+    return places.find(name.substr(prefix.size() + std::to_string(layer).size() + 1));
+  };
+  for (const auto& parameter : models::trained_parameters(adapter, shape)) {
+    embeds = embeds || parameter.of_embedding;
+    if (!parameter.layer) {
+      const bool table = !parameter.of_adapter && parameter.shape.size() == 2;
+      if (table && (shape.tie_embeddings || !parameter.of_embedding)) part.trains_head = true;
+      continue;
+    }
+    const auto layer = static_cast<size_t>(*parameter.layer);
+    trained[layer] = true;
+    const auto place = place_of(parameter.name, *parameter.layer);
+    if (!parameter.of_adapter && place != places.end()) mark(part.blocks[layer], place->second);
+  }
   for (const auto& module : models::adapted_modules(adapter, shape)) {
     if (!module.layer) continue;
-    numbers[static_cast<size_t>(*module.layer)] +=
-        module.rank + (adapter.dropout > 0 ? module.inputs : 0);
+    auto& block = part.blocks[static_cast<size_t>(*module.layer)];
+    block.adapter_numbers +=
+        module.rank + (adapter.type == models::AdapterType::dora ? module.outputs : 0);
+    const auto place = place_of(module.path + ".weight", *module.layer);
+    if (place == places.end()) continue;
+    if (adapter.dropout == 0 || place->second == MatrixPlace::last_product) {
+      mark(block, place->second);
+    } else {
+      block.adapter_numbers += module.inputs;  // each has what is left of them
+    }
   }
-  return numbers;
+  bool before = embeds;
+  for (size_t i = 0; i < part.blocks.size(); ++i) {
+    part.blocks[i].input_graph = before;
+    before = part.blocks[i].has_graph = before || trained[i];
+  }
 }
 
 }  // namespace
@@ -47,7 +121,7 @@ std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
-  any.adapter_numbers = adapter_numbers(config.adapter, shape);
+  note_trained(config.adapter, shape, any);
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;
   any.key_copies = std::max<int64_t>(1, mesh.tp / shape.num_kv_heads);
   any.kept_for_weight = schedule.kept_for_weight;

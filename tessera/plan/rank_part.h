@@ -11,16 +11,30 @@
 
 namespace tessera::plan {
 
+/// What the backward of a block needs for what is trained in it. Without an adapter that is all.
+struct TrainedOfBlock {
+  bool has_graph = true;     ///< it, or something before it, is trained
+  bool input_graph = true;   ///< something before it is trained
+  bool attention = true;     ///< a gradient reads what enters the attention
+  bool feed_forward = true;  ///< likewise
+  bool last_product = true;  ///< a gradient reads what enters the feed-forward's last product
+  /// Numbers that its adapters keep for each token: x A^T, with dropout the x that enters A, and of
+  /// DoRA what is multiplied by magnitudes.
+  int64_t adapter_numbers = 0;
+
+  bool operator==(const TrainedOfBlock&) const = default;
+};
+
 struct RankPart {
   /// Heads, key heads, ffn_dim, vocab_size and num_layers are those of this rank; the rest is the
   /// model's.
   models::ModelShape shape;
   mesh::MeshShape mesh;
-  int64_t position_ranks = 1;  ///< share the positions of what lies between matrices
-  int64_t key_copies = 1;      ///< ranks of tp that have the same key heads
-  std::vector<int64_t>
-      adapter_numbers;        ///< that adapters of each block keep for a token; empty: none
-  bool shares_table = false;  ///< tied: another rank of the pipeline has the table as well
+  int64_t position_ranks = 1;          ///< share the positions of what lies between matrices
+  int64_t key_copies = 1;              ///< ranks of tp that have the same key heads
+  std::vector<TrainedOfBlock> blocks;  ///< of the whole model
+  bool trains_head = true;             ///< has the head's table a gradient?
+  bool shares_table = false;           ///< tied: another rank of the pipeline has the table as well
 
   struct Stage {
     PipelinePlan::Layers layers;

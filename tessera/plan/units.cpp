@@ -234,12 +234,19 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   return options;
 }
 
-/// The same for a buffer of bytes that are not trained.
-BufferOptions of_codes(BufferOptions options) {
+/// The same for a buffer that is not trained: in the dtype of computation alone.
+BufferOptions of_frozen(BufferOptions options) {
   options.trained = false;
-  options.whole_bytes = options.slice_bytes = options.gradient_bytes = 1;
-  options.slice_has_type_of_whole = options.gradient_has_type_of_sum = true;
+  options.slice_bytes = options.whole_bytes;
+  options.slice_has_type_of_whole = true;
   return options;
+}
+
+/// The same for bytes.
+BufferOptions of_codes(BufferOptions options) {
+  options.whole_bytes = options.gradient_bytes = 1;
+  options.gradient_has_type_of_sum = true;
+  return of_frozen(options);
 }
 
 }  // namespace
@@ -263,10 +270,8 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     options.offloaded = offloaded[i];
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
-    options.trained = false;
-    if (units[i].frozen > 0) buffers.push_back(plan_buffer(units[i].frozen, options));
+    if (units[i].frozen > 0) buffers.push_back(plan_buffer(units[i].frozen, of_frozen(options)));
     if (units[i].codes > 0) buffers.push_back(plan_buffer(units[i].codes, of_codes(options)));
-    options.trained = true;
     if (units[i].elements == 0) continue;
     buffers.push_back(plan_buffer(units[i].elements, options));
     if (config.optimizer.type == optim::OptimizerType::muon)

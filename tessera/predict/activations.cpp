@@ -19,15 +19,18 @@ double bytes_of(const Numbers& numbers, double width) {
 /// Peak count of numbers, for each token, that the feed-forward's backward allocates on top of what
 /// was alive when it began: gradients of the activation function's inputs; of what enters, one of
 /// each product; on more ranks, while that is summed over them, what gradients of weights need.
+/// `kept`: numbers as wide as its inside that were alive and go on the way.
 double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, double products,
-                           bool checkpointed) {
+                           double kept, bool checkpointed) {
   const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
   const bool keeps_results =
       checkpointed && config.memory.checkpointing == memory::CheckpointMode::selective;
   // What was inside is free by then, but for results that selective checkpointing keeps.
-  const double freed = keeps_results ? f : (products + 1) * f;
+  const double freed = keeps_results ? (kept - products) * f : kept * f;
   const double waiting = (part.mesh.tp > 1 ? products : 1) * f - freed;
-  double most = std::max(products * f, products * dim + waiting);
+  // The gradient of the last product's input takes the place of that, if it was kept.
+  const double inputs = (products + 1) * f - (kept - products) * f;
+  double most = std::max(inputs, products * dim + waiting);
   if (part.position_ranks == 1) return most;
   const double own = dim / static_cast<double>(part.position_ranks);
   // Several sequences are rearranged, before they are summed and after they were gathered.
@@ -56,20 +59,34 @@ double stream_bytes(const config::PrecisionSection& precision, const plan::RankP
 }
 
 BlockActivations block_activations(const RunConfig& config, const plan::RankPart& part,
-                                   bool checkpointed) {
+                                   int64_t index) {
+  const auto& trained = part.blocks[static_cast<size_t>(index)];
+  const bool checkpointed = is_checkpointed(config.memory, index);
   const auto width = static_cast<double>(compute_bytes(config.precision));
   const auto numbers =
       models::spec_of(part.shape.family).activations(part.shape, part.position_ranks);
   const double stream = stream_bytes(config.precision, part);
-  const auto dim = static_cast<double>(part.shape.dim);
-  // What enters the two divided regions, of all positions; without checkpoints this rank's are
-  // kept, the others gathered again.
-  const double entering = 2 * dim * width, kept_of_entering = checkpointed ? entering : 2 * stream;
-  const double all = bytes_of(numbers.kept, width) + kept_of_entering;
+  const auto dim = static_cast<double>(part.shape.dim),
+             ffn = static_cast<double>(part.shape.ffn_dim);
+  // What enters the two divided regions, of all positions, where a gradient reads it; without
+  // checkpoints this rank's are kept, the others gathered again.
+  const double read = (trained.attention ? 1 : 0) + (trained.feed_forward ? 1 : 0);
+  const double entering = read * dim * width,
+               kept_of_entering = checkpointed ? entering : read * stream;
+  const double unread = trained.last_product ? 0 : ffn * width;
+  const double of_adapters = static_cast<double>(trained.adapter_numbers) * width;
+  double all = bytes_of(numbers.kept, width) + kept_of_entering - unread + of_adapters;
+  // Its first norm keeps the input for that one's gradient.
+  const bool norms_input = !models::spec_of(part.shape.family).norms_results;
+  if (!checkpointed && !trained.input_graph && norms_input) all -= stream;
   BlockActivations result{
       .kept = all,
-      .inside = inside_feed_forward(config, part, numbers.products, checkpointed) * width,
+      .inside =
+          inside_feed_forward(config, part, numbers.products,
+                              numbers.products + (trained.last_product ? 1 : 0), checkpointed) *
+          width,
       .deferred = numbers.deferred * width + kept_of_entering};
+  if (!trained.has_graph) return {};
   result.working = stream;  // the gradient of the block's output
   if (!checkpointed) return result;
   result.working += stream;  // that output, made again
@@ -78,7 +95,7 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width);
-    result.working += bytes_of(numbers.recomputed, width) + entering +
+    result.working += bytes_of(numbers.recomputed, width) + entering - unread + of_adapters +
                       static_cast<double>(part.shape.num_heads) * kFloat;
   }
   return result;
@@ -88,13 +105,7 @@ double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
                       const plan::RankPart::Stage& stage) {
   double bytes = 0;
   for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-    const bool checkpointed = is_checkpointed(config.memory, i);
-    bytes += block_activations(config, part, checkpointed).kept;
-    if (part.adapter_numbers.empty()) continue;
-    // As results of products, which selective checkpointing keeps.
-    if (checkpointed && config.memory.checkpointing == memory::CheckpointMode::full) continue;
-    bytes += static_cast<double>(part.adapter_numbers[static_cast<size_t>(i)] *
-                                 compute_bytes(config.precision));
+    bytes += block_activations(config, part, i).kept;
   }
   return bytes;
 }
@@ -127,7 +138,7 @@ InFlight in_flight(const RunConfig& config, const plan::RankPart& part) {
                              (stage.predicts ? kept_by_head(config, part) : 0)));
     double put_off = 0;
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-      put_off += block_activations(config, part, is_checkpointed(config.memory, i)).deferred;
+      put_off += block_activations(config, part, i).deferred;
     }
     deferred.push_back(tokens * put_off);
     output.push_back(stage.predicts ? 0 : tokens * stream_bytes(config.precision, part));

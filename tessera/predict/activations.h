@@ -10,7 +10,7 @@
 
 namespace tessera::predict {
 
-/// Bytes that one transformer block takes, for each token of the whole sequence.
+/// Bytes that transformer block `index` takes, for each token of the whole sequence.
 struct BlockActivations {
   double kept = 0;      ///< from its forward to its backward
   double working = 0;   ///< beside that, while its backward runs
@@ -18,7 +18,7 @@ struct BlockActivations {
   double deferred = 0;  ///< kept between the two parts of a split backward
 };
 BlockActivations block_activations(const config::RunConfig& config, const plan::RankPart& part,
-                                   bool checkpointed);
+                                   int64_t index);
 
 /// Is block `index` checkpointed?
 bool is_checkpointed(const config::MemorySection& section, int64_t index);

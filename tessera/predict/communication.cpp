@@ -1,5 +1,6 @@
 #include "tessera/predict/communication.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/models/spec.h"
@@ -23,10 +24,22 @@ double gradient_bytes(const plan::BufferPlan& buffer) {
 /// Muon's updates travel in bfloat16 (parallel/data/matrices.cpp, train/muon.cpp).
 constexpr double kMuonBytes = 2;
 
+bool has_backward(const plan::RankPart& part, const plan::UnitPlan& unit) {
+  if (unit.predicts || std::ranges::any_of(unit.buffers, &plan::BufferPlan::trained)) return true;
+  for (int64_t i = unit.layers.begin; i < unit.layers.end; ++i) {
+    if (part.blocks[static_cast<size_t>(i)].has_graph) return true;
+  }
+  return false;
+}
+
 /// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
 /// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
-/// `last`: of the rank's units, which stays if its backward is next.
-double num_gathers(const RunConfig& config, const plan::RankPart& part, size_t stage, bool last) {
+/// `unit`: which of the rank's units; the last one stays if its backward is next, one in and before
+/// which nothing is trained has no backward.
+double num_gathers(const RunConfig& config, const plan::RankPart& part,
+                   const std::vector<plan::UnitPlan>& units, size_t unit) {
+  const size_t stage = units[unit].stage;
+  const bool last = unit + 1 == units.size(), goes_back = has_backward(part, units[unit]);
   const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
   int64_t gathers = 0, open = 0;
   const schedule::Action* before = nullptr;
@@ -43,7 +56,7 @@ double num_gathers(const RunConfig& config, const plan::RankPart& part, size_t s
     const bool is_next = previous != nullptr && previous->kind == Kind::forward &&
                          previous->stage == action.stage &&
                          previous->micro_batch == action.micro_batch;
-    if (reshards && !(last && is_next)) ++gathers;
+    if (reshards && goes_back && !(last && is_next)) ++gathers;
   }
   return real(gathers);
 }
@@ -67,9 +80,8 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
       }
       within_one.reduce_scatter += reductions * gradient;
       within_one.all_gather += real(buffer.in_matrices) * kMuonBytes;
-      const double gathers = buffer.keeps_whole
-                                 ? (buffer.trained ? 1 : 0)
-                                 : num_gathers(config, part, units[i].stage, i + 1 == units.size());
+      const double gathers =
+          buffer.keeps_whole ? (buffer.trained ? 1 : 0) : num_gathers(config, part, units, i);
       within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
       if (part.mesh.dp_replicate > 1 && buffer.trained) {
         between_copies.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);

@@ -149,9 +149,7 @@ nlohmann::ordered_json change_json(const Change& change) {
 /// What an adapter trains; "" if all is trained.
 std::string trained_text(const RankEstimate& estimate) {
   if (estimate.trained == estimate.parameters) return "";
-  return fmt::format(
-      "trained parameters {} of {} ({:.4f} %)\n", estimate.trained, estimate.parameters,
-      100 * static_cast<double>(estimate.trained) / static_cast<double>(estimate.parameters));
+  return models::trained_text(estimate.trained, estimate.parameters) + "\n";
 }
 
 }  // namespace

@@ -118,7 +118,7 @@ class Step {
   }
 
   BlockActivations of_block(int64_t index) const {
-    return block_activations(config_, part_, is_checkpointed(config_.memory, index));
+    return block_activations(config_, part_, index);
   }
 
   bool pipeline() const { return part_.mesh.pp > 1; }
@@ -152,13 +152,16 @@ class Step {
   }
 
   /// Bytes of the backward of the last product of a block of `unit`: the gradient of its input, and
-  /// of its weight; where positions are divided, after those of all came together.
+  /// of its weight; where positions are divided, after those of all came together. Beside quantised
+  /// weights operands and results are in float32 where others are widened block by block.
   double last_product(size_t unit) const {
     const auto& shape = part_.shape;
     const auto ffn = static_cast<double>(shape.ffn_dim), dim = static_cast<double>(shape.dim);
-    const double products =
-        width_ * tokens_ * ffn + std::max(widened(tokens_, dim, ffn, width_),
-                                          widened(dim, tokens_, ffn, gradient_bytes(unit)));
+    const bool quantised = config_.model.weights != WeightFormat::as_stored;
+    const double scratch = quantised ? (widens_ ? tokens_ * (dim + ffn) * kFloat : 0)
+                                     : std::max(widened(tokens_, dim, ffn, width_),
+                                                widened(dim, tokens_, ffn, gradient_bytes(unit)));
+    const double products = width_ * tokens_ * ffn + scratch;
     return divides_positions() ? whole_ + std::max(rearranged(), products) : products;
   }
 
@@ -203,7 +206,7 @@ class Step {
     const double rows = std::min(tokens_, std::max(64.0, kChunkBytes / kFloat / vocab));
     double logits = rows * vocab * (kFloat + (width_ < kFloat ? width_ : 0)) + whole_;
     // The head's gradient is summed in float32, beside one that is reduced in less.
-    if (gradient_bytes(head_) < kFloat) logits += vocab * dim * kFloat;
+    if (part_.trains_head && gradient_bytes(head_) < kFloat) logits += vocab * dim * kFloat;
     // The logits' product, and those of their gradient with the weight and the hidden states.
     logits += std::max({widened(rows, dim, vocab, kFloat), widened(rows, vocab, dim, width_),
                         widened(vocab, rows, dim, kFloat)});

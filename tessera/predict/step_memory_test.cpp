@@ -134,6 +134,56 @@ TEST(StepMemory, PeaksAreThoseOfRunsThatDivideMatrices) {
   }
 }
 
+// The same of adapters of rank 16 (with instructions for bfloat16).
+struct MeasuredAdapter {
+  const char* weights;
+  const char* placement;
+  int ranks;
+  const char* checkpointing;
+  const char* compute;
+  std::vector<std::string> targets;
+  double mib;
+};
+const MeasuredAdapter kMeasuredAdapters[] = {
+    {"as_stored", "replicate", 1, "none", "fp32", {"all-linear"}, 164.02},
+    {"as_stored", "replicate", 2, "none", "fp32", {"all-linear"}, 91.83},
+    {"as_stored", "full_shard", 2, "none", "fp32", {"all-linear"}, 83.48},
+    {"as_stored", "replicate", 1, "selective", "fp32", {"all-linear"}, 132.82},
+    {"as_stored", "full_shard", 2, "selective", "fp32", {"all-linear"}, 72.26},
+    {"as_stored", "replicate", 1, "full", "fp32", {"all-linear"}, 71.38},
+    {"as_stored", "full_shard", 2, "full", "fp32", {"all-linear"}, 41.54},
+    {"as_stored", "replicate", 1, "none", "bf16", {"all-linear"}, 101.42},
+    {"as_stored", "full_shard", 2, "none", "bf16", {"all-linear"}, 50.90},
+    {"as_stored", "replicate", 2, "full", "bf16", {"all-linear"}, 28.40},
+    {"as_stored", "full_shard", 2, "full", "bf16", {"all-linear"}, 22.24},
+    {"as_stored", "replicate", 1, "none", "fp32", {"q_proj", "v_proj"}, 128.38},
+    {"as_stored", "replicate", 1, "selective", "fp32", {"q_proj", "v_proj"}, 126.68},
+    {"as_stored", "replicate", 1, "full", "fp32", {"q_proj", "v_proj"}, 65.24},
+    {"as_stored", "replicate", 1, "full", "fp32", {"o_proj", "up_proj"}, 65.79},
+    {"nf4_double", "replicate", 1, "none", "fp32", {"all-linear"}, 154.38},
+    {"nf4_double", "full_shard", 2, "none", "fp32", {"all-linear"}, 78.66},
+    {"nf4_double", "replicate", 2, "selective", "fp32", {"all-linear"}, 66.60},
+    {"nf4_double", "full_shard", 2, "full", "fp32", {"all-linear"}, 31.91},
+    {"nf4_double", "replicate", 1, "none", "bf16", {"all-linear"}, 97.32},
+    {"nf4_double", "full_shard", 2, "none", "bf16", {"all-linear"}, 48.85},
+    {"nf4_double", "replicate", 1, "full", "bf16", {"all-linear"}, 40.02},
+    {"nf4_double", "full_shard", 2, "full", "bf16", {"all-linear"}, 20.19}};
+
+TEST(StepMemory, PeaksAreThoseOfRunsOfAdapters) {
+  for (const auto& run : kMeasuredAdapters) {
+    auto changed = job(run.placement, run.ranks);
+    changed.adapter.type = models::AdapterType::lora;
+    changed.adapter.rank = 16;
+    changed.adapter.targets = run.targets;
+    changed.model.weights = *value_named<WeightFormat>(run.weights);
+    changed.memory.checkpointing = *value_named<memory::CheckpointMode>(run.checkpointing);
+    changed.precision.compute = *value_named<FloatType>(run.compute);
+    EXPECT_NEAR(peak(changed) / kMiB, run.mib, 0.012 * run.mib)
+        << run.weights << " " << run.placement << " " << run.ranks << " " << run.checkpointing
+        << " " << run.compute << " " << run.targets.front();
+  }
+}
+
 // P parameters on N ranks, bytes of all states (Rajbhandari et al., section 5; docs).
 TEST(Buffers, StatesAreThoseOfZero) {
   const auto shape = models::model_preset("tiny");
@@ -206,7 +256,7 @@ TEST(StepMemory, OfAPipeline) {
   const auto shape = models::model_preset("tiny");
   const auto ranks = plan::make_plan(run, shape).ranks;
   const double tokens = 256, d = 256, p = static_cast<double>(models::num_parameters(shape));
-  const double block = tokens * block_activations(run, ranks[0].part, false).kept;
+  const double block = tokens * block_activations(run, ranks[0].part, 0).kept;
   const auto phases = [&](size_t place) {
     return step_memory(run, ranks[place], {.is_host = true}).phases;
   };
@@ -240,13 +290,14 @@ TEST(Activations, OfALlamaBlock) {
   const int64_t d = 256, k = 128, f = 688, h = 8;
   auto run = job("replicate", 1);
   const auto part = plan::make_plan(run, models::model_preset("tiny")).ranks.front().part;
-  EXPECT_EQ(block_activations(run, part, false).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
+  EXPECT_EQ(block_activations(run, part, 0).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = memory::CheckpointMode::selective;
-  EXPECT_EQ(block_activations(run, part, true).kept, 4 * (4 * d + 2 * k + 2 * f + h));
+  EXPECT_EQ(block_activations(run, part, 0).kept, 4 * (4 * d + 2 * k + 2 * f + h));
   run.memory.checkpointing = memory::CheckpointMode::full;
-  EXPECT_EQ(block_activations(run, part, true).kept, 4 * d);
+  EXPECT_EQ(block_activations(run, part, 0).kept, 4 * d);
+  run.memory.checkpointing = memory::CheckpointMode::none;
   run.precision.compute = FloatType::bf16;
-  EXPECT_EQ(block_activations(run, part, false).kept, 2 * (6 * d + 2 * k + 3 * f) + 4 * (h + 2));
+  EXPECT_EQ(block_activations(run, part, 0).kept, 2 * (6 * d + 2 * k + 3 * f) + 4 * (h + 2));
 }
 
 }  // namespace

@@ -57,6 +57,15 @@ std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
   return peaks;
 }
 
+/// What an adapter trains of the whole model.
+std::string trained_text(const Run& run) {
+  const auto& adapter = run.config.adapter;
+  const auto& shape = run.plan.shape;
+  return models::trained_text(
+      models::num_trained(adapter, shape),
+      models::num_parameters(shape) + models::num_of_adapter(adapter, shape));
+}
+
 /// What the matrix products of a run are compared with.
 torch::TensorOptions peak_options(const Run& run) {
   return torch::device(run.device).dtype(torch_dtype(run.config.precision.compute));
@@ -243,6 +252,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     for (const auto& line : lines) watch->message(line);
   };
   say(resumed.notes);
+  if (run.config.adapter.type != models::AdapterType::none) say({trained_text(run)});
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);

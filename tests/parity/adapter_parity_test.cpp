@@ -12,6 +12,8 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/inference/model.h"
+#include "tessera/kernels/cpu/memory.h"
+#include "tessera/predict/step_memory.h"
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"
@@ -204,6 +206,35 @@ TEST(Adapter, LogitsEqualTheRecordedOnes) {
     run.model->eval();
     const auto logits = run.model->logits(row)[0][63].narrow(0, 0, 64);
     EXPECT_LE((logits - expected).abs().max().item<double>(), 2e-6);
+  }
+}
+
+TEST(Adapter, TakesTheMemoryThatWasPredicted) {
+  kernels::install_caching_allocator();
+  for (const auto weights : {WeightFormat::as_stored, WeightFormat::nf4_double}) {
+    for (const auto placement : {parallel::Placement::replicate, parallel::Placement::full_shard}) {
+      for (const char* checkpointing : {"none", "selective", "full"}) {
+        auto job = adapter_job();
+        job.model = {};
+        job.model.preset = "tiny";
+        job.model.weights = weights;
+        job.adapter.targets = {"all-linear"};
+        job.data.seq_len = 128;
+        const int ranks = placement == parallel::Placement::full_shard ? 2 : 1;
+        job = with_layout(job,
+                          {.dp_shard = ranks,
+                           .placement = placement,
+                           .checkpointing = *value_named<memory::CheckpointMode>(checkpointing)});
+        on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+          auto run = train::assemble(job, mesh);
+          for (int64_t step = 0; step < 2; ++step) train::train_step(run, step);
+          const auto predicted =
+              predict::step_memory(job, run.rank_plan(), predict::this_cpu()).peak().total();
+          EXPECT_NEAR(static_cast<double>(run.peak_tensors) / predicted, 1, 0.03)
+              << text_of(weights) << " " << text_of(placement) << " " << checkpointing;
+        });
+      }
+    }
   }
 }
 

@@ -5,7 +5,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/quantised.h"
+#include "tessera/models/spec.h"
 #include "tessera/nn/quantised_weight.h"
+#include "tessera/predict/communication.h"
+#include "tessera/train/memory_and_traffic.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"
 
@@ -129,6 +132,39 @@ TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
       }
     });
   }
+}
+
+/// The bytes that counters say were gathered in a step, of the matrices of blocks: those in 16 bits
+/// less those that are less in 4.
+TEST(QuantisedParity, AStepGathersFourBitsAWeight) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    int64_t rounds = 0;
+    const auto gathered = [&](WeightFormat format) {
+      auto job = on(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
+      job.adapter.type = models::AdapterType::lora;
+      job.precision.compute = FloatType::bf16;
+      auto run = train::assemble(job, mesh);
+      train::train_step(run, 0);
+      const auto before = train::traffic_so_far(run).dp().all_gather;
+      train::train_step(run, 1);
+      const auto bytes = train::traffic_so_far(run).dp().all_gather - before;
+      // Codes of several matrices are laid out with gaps of some bytes.
+      EXPECT_NEAR(bytes, predict::communication(job, run.rank_plan()).dp().all_gather,
+                  1e-3 * bytes);
+      rounds = 2 * run.plan.shape.num_layers;  // the last unit is the head's
+      return bytes;
+    };
+    int64_t matrices = 0;
+    const auto shape = config::resolve_model_shape(quantised_job(WeightFormat::nf4).model);
+    for (const auto& parameter : models::spec_of(shape.family).parameters(shape).block) {
+      if (parameter.shape.size() == 2) matrices += parameter.num_elements() * shape.num_layers;
+    }
+    const double of_16_bits = gathered(WeightFormat::as_stored);
+    const double of_4_bits = gathered(WeightFormat::nf4_double);
+    const double base =
+        2.0 * static_cast<double>(matrices * rounds) / static_cast<double>(shape.num_layers);
+    EXPECT_NEAR(1 - (of_16_bits - of_4_bits) / base, 4.127 / 16, 0.0005);
+  });
 }
 
 /// Codes are gathered as the bytes that they are.
