@@ -1,10 +1,11 @@
 // Safetensors whose weights bitsandbytes quantised: opened, and every number dequantised.
+#include "tessera/checkpoint/formats/bitsandbytes.h"
+
 #include <algorithm>
 #include <vector>
 
 #include "fuzz/memory_file.h"
 #include "fuzz/target.h"
-#include "tessera/checkpoint/formats/bitsandbytes.h"
 
 namespace {
 

@@ -1,8 +1,9 @@
 // adapter_config.json: read, asked what it trains of a small model, and written again.
+#include "tessera/models/peft_config.h"
+
 #include "fuzz/memory_file.h"
 #include "fuzz/target.h"
 #include "tessera/models/adapter_json.h"
-#include "tessera/models/peft_config.h"
 
 namespace {
 

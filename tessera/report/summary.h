@@ -53,9 +53,9 @@ struct RunSummary {
   std::optional<double> validation_loss;
   std::optional<double> validation_loss_on_start;  ///< before the first step
   std::optional<StepValue> best_validation;        ///< step and loss of the best so far
-  std::string ended_early;                 ///< why, in a line; "": the run went to its last step
+  std::string ended_early;  ///< why, in a line; "": the run went to its last step
   std::vector<Figure> validation_figures;
-  bool loss_is_by_token = true;  ///< a cross-entropy, of which there is a perplexity
+  bool loss_is_by_token = true;            ///< a cross-entropy, of which there is a perplexity
   std::vector<int64_t> peak_memory_bytes;  ///< by rank
   std::optional<std::string> sample;       ///< generated text; any bytes
   std::vector<HeldOutAnswer> answers;      ///< to what was held out
