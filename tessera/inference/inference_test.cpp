@@ -12,6 +12,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/formats/bitsandbytes.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensors.h"
+#include "tessera/inference/export_quantised.h"
 #include "tessera/inference/scores.h"
 #include "tessera/inference/session.h"
 #include "tests/support/ranks.h"
@@ -185,6 +189,48 @@ TEST(Windows, ScoreEachTokenOnceBehindAsManyAsFit) {
     }
   }
   EXPECT_TRUE(windows(std::vector<int64_t>{1}, {true}, 4, 2).empty());
+}
+
+// A folder that bitsandbytes quantised, exported again: its codes, which it reads back as the same values.
+TEST(ExportQuantised, HasTheCodesAndIsReadBack) {
+  const testing::TemporaryFolder folder;
+  const std::filesystem::path source = "tests/fixtures/bitsandbytes/nf4_double";
+  for (const auto weights : {WeightFormat::nf4, WeightFormat::nf4_double, WeightFormat::int8}) {
+    const auto name = std::string(text_of(weights));
+    SCOPED_TRACE(name);
+    const auto written = folder.path() / name;
+    export_quantised(
+        {.task = Task::quantise, .model = source, .other = written, .weights = weights});
+    const checkpoint::Safetensors before(source), after(written);
+    const auto read_back = checkpoint::open_safetensors(written);
+    const auto expected = checkpoint::open_safetensors(source);
+    int64_t num_quantised = 0;
+    for (const auto& [tensor, info] : expected->tensors()) {
+      const auto value = checkpoint::read_tensor(*expected, tensor);
+      const auto back = checkpoint::read_tensor(*read_back, tensor);
+      if (before.info(tensor).dtype != checkpoint::DType::u8) {
+        EXPECT_TRUE(back.equal(value)) << tensor;
+        continue;
+      }
+      ++num_quantised;
+      // Of absmax in 8 bits and of int8: within their rounding.
+      const double most = value.abs().max().item<double>();
+      const double allowed = weights == WeightFormat::nf4 ? 0 : most / 100;
+      EXPECT_LE((back - value).abs().max().item<double>(), allowed) << tensor;
+      if (weights == WeightFormat::int8) continue;
+      EXPECT_TRUE(
+          checkpoint::read_tensor(after, tensor).equal(checkpoint::read_tensor(before, tensor)))
+          << tensor;
+    }
+    EXPECT_EQ(num_quantised, 14);
+    const auto config = nlohmann::json::parse(read_file(written / "config.json"));
+    EXPECT_EQ(config["quantization_config"]["load_in_8bit"], weights == WeightFormat::int8);
+  }
+  EXPECT_THROW(export_quantised({.task = Task::quantise,
+                                 .model = "tests/fixtures/gpt2_micro",
+                                 .other = folder.path() / "gpt2",
+                                 .weights = WeightFormat::nf4}),
+               UserError);
 }
 
 }  // namespace
