@@ -1,5 +1,6 @@
 #include "tessera/train/job_adapter.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -59,14 +60,34 @@ std::shared_ptr<const PeftAdapter> open_base(const std::string& folder,
   return adapter;
 }
 
-/// Where a run that is resumed keeps what it began with; empty: it is not there, or the run begins.
+/// Where a run that is resumed keeps what it began with; empty: the run begins.
 fs::path kept_initial(const config::RunConfig& config) {
   const auto& wish = config.checkpoint.resume;
   if (wish == "none") return {};
   auto folder = wish == "auto" ? checkpoint_folder(config) : fs::path(wish);
-  if (checkpoint::is_checkpoint(folder)) folder /= "..";
+  if (checkpoint::is_checkpoint(folder)) {
+    folder /= "..";
+  } else if (checkpoint::step_folders(folder).empty()) {
+    return {};
+  }
   folder = (folder / checkpoint::kInitialAdapter).lexically_normal();
-  return checkpoint::is_peft(folder) ? folder : fs::path();
+  if (!checkpoint::is_peft(folder)) {
+    user_error(
+        "checkpoint.resume: {}: expected the adapter that the run began with beside its "
+        "checkpoints, found none: put it back, or start anew",
+        folder.string());
+  }
+  return folder;
+}
+
+/// Are these the A and B of `spec`? Not where files fuse modules, of which an adapter was made one.
+bool has_its_shapes(const AdapterPart& initial, const models::AdapterSpec& spec,
+                    const models::ModelShape& shape) {
+  return std::ranges::all_of(
+      models::trained_parameters(spec, shape), [&](const models::TrainedParameter& parameter) {
+        return !initial.tensors->contains(parameter.name) ||
+               initial.tensors->info(parameter.name).shape == parameter.shape;
+      });
 }
 
 }  // namespace
@@ -118,6 +139,9 @@ FirstValues change_base(models::LanguageModel& model, JobAdapter& adapter,
     } else {
       initial = pissa_start(adapter.spec, shape, adapter.seed, FilledSource(shape, values), axis);
     }
+    if (!adapter.stored && has_its_shapes(initial, adapter.spec, shape)) {
+      adapter.stored = initial.tensors;
+    }
     values = with_parts(shape, std::move(values), {initial});
     adapter.initial = std::make_shared<const AdapterPart>(std::move(initial));
   }
@@ -138,9 +162,7 @@ FirstValues add_adapter(models::LanguageModel& model, const JobAdapter& adapter,
     base.begun_with = with_parts(model.shape(), std::move(base.begun_with), {added});
   }
   auto values = models::adapted_values(adapter.spec, model.shape(), adapter.seed, std::move(base));
-  const auto& stored = adapter.stored    ? adapter.stored
-                       : adapter.initial ? adapter.initial->tensors
-                                         : nullptr;
+  const auto& stored = adapter.stored;
   if (stored) {
     values = [stored, first = std::move(values)](const std::string& name, int64_t begin,
                                                  const torch::Tensor& part) {

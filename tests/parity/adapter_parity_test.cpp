@@ -433,8 +433,12 @@ TEST(Adapter, StartsAndDropsAlikeInEveryLayout) {
   auto job = adapter_job();
   job.adapter.targets = {"all-linear"};
   job.adapter.dropout = 0.2;
-  for (const auto type : {models::AdapterType::lora, models::AdapterType::dora}) {
+  for (const auto& [type, model] : std::vector<std::pair<models::AdapterType, std::string>>{
+           {models::AdapterType::lora, "llama_micro"},
+           {models::AdapterType::dora, "llama_micro"},
+           {models::AdapterType::lora, "gpt2_micro"}}) {
     job.adapter.type = type;
+    job.model.path = "tests/fixtures/" + model;
     for (const auto& layout : {AdapterLayout{.dp_replicate = 3},
                                AdapterLayout{.dp_shard = 2,
                                .placement = parallel::Placement::full_shard,

@@ -148,7 +148,10 @@ nn::TensorPlan Gpt2::tensor_plan() const {
   const auto heads = shape().num_heads;
   return {{.pattern = "transformer.wte", .style = embedding},
           {.pattern = "transformer.wpe", .style = positions},
-          {.pattern = "transformer.*drop*", .style = per_position},
+          // An adapter's dropout, too, has such a name, but sees whole rows.
+          {.pattern = "transformer.drop", .style = per_position},
+          {.pattern = "transformer.h.*.resid_dropout", .style = per_position},
+          {.pattern = "transformer.h.*.mlp.dropout", .style = per_position},
           {.pattern = "transformer.*ln_*", .style = per_position},
           {.pattern = "transformer.h.*.attn.c_attn",
            .style = column_wise,
