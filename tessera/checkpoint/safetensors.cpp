@@ -1,7 +1,12 @@
 #include "tessera/checkpoint/safetensors.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -43,6 +48,16 @@ void check_total_size(const fs::path& index, const nlohmann::json& root,
   }
 }
 
+/// What was read of a mapped file is not read again, and would count as this process's memory: its
+/// pages go. A part of a page at either end stays.
+void forget(std::span<const std::byte> mapped) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  void* begin = const_cast<std::byte*>(mapped.data());
+  size_t left = mapped.size();
+  if (std::align(page, page, begin, left) == nullptr) return;
+  ::madvise(begin, left / page * page, MADV_DONTNEED);  // only a wish
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const fs::path& path)
@@ -64,7 +79,9 @@ int64_t SafetensorsFile::offset(std::string_view name) const {
 void SafetensorsFile::read_part(const std::string& name, const TensorInfo& info, int64_t begin,
                                 std::span<std::byte> destination) const {
   const int64_t first = offsets_.at(name) + begin * dtype_bytes(info.dtype);
-  std::memcpy(destination.data(), file_->bytes().data() + first, destination.size());
+  const auto part = file_->bytes().subspan(static_cast<size_t>(first), destination.size());
+  std::memcpy(destination.data(), part.data(), part.size());
+  forget(part);
 }
 
 Safetensors::Safetensors(const fs::path& path) : TensorSource(path) {
