@@ -38,7 +38,7 @@ TEST(AdapterRun, AnswersBesideItsBaseAndNoOther) {
   };
   const auto end = train({"--checkpoint.every=3"});
   ASSERT_EQ(end.exit_code, 0) << end.error;
-  EXPECT_THAT(end.output + end.error, HasSubstr("trained parameters "));
+  EXPECT_THAT(end.out + end.error, HasSubstr("trained parameters "));
 
   const auto answer = [&] {
     return run_tessera({"generate", run.string(), "ab", "--temperature=0", "--max-new-tokens=4"});
