@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "tessera/base/file.h"
+#include "tessera/generate/codec.h"
 #include "tessera/inference/scores.h"
 #include "tessera/train/document_scores.h"
 #include "tessera/train/step.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kBatch = 6, kSeqLen = 24;
 
-/// Bytes, and eleven questions of two to four choices, some longer than a row. The parent writes them: call it before ranks
+/// Bytes, and eleven questions of two to four choices, the first empty, some longer than a row. The parent writes them: call it before ranks
 /// start.
 config::RunConfig job_with_questions(const SharedFolder& folder) {
   config::RunConfig job;
@@ -46,11 +47,10 @@ config::RunConfig job_with_questions(const SharedFolder& folder) {
 
 /// The scores of `tessera evaluate`: each choice by itself, on one rank.
 std::vector<double> scores_alone(train::Run& run) {
+  const generate::Codec codec(nullptr, run.model->shape().vocab_size);
   const documents::TextEncoding bytes{
-      .whole =
-          [](const std::string& text) { return std::vector<int64_t>(text.begin(), text.end()); },
-      .plain =
-          [](const std::string& text) { return std::vector<int64_t>(text.begin(), text.end()); }};
+      .whole = [&](const std::string& text) { return codec.encode(text); },
+      .plain = [&](const std::string& text) { return codec.encode_plain(text); }};
   std::vector<inference::Passage> passages;
   for (const auto& row : run.questions->rows) {
     for (const auto& choice : documents::encode_choices(row, bytes, kSeqLen)) {
