@@ -24,7 +24,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
     {"an error gets what only the caller knows: rank, axis, unit, action, key",
      {"chat/template.cpp", "comm/exchange.cpp", "comm/gloo.cpp", "comm/secret.cpp",
       "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp", "comm/store.cpp",
-      "inference/evaluate.cpp", "plan/pipeline.cpp", "parallel/data/unit.cpp",
+      "documents/choices.cpp", "plan/pipeline.cpp", "parallel/data/unit.cpp",
       "parallel/pipeline/pipeline.cpp"}},
     {"an error is carried to another thread, through C, or to the other ranks",
      {"checkpoint/run_on_all.cpp", "comm/queue.cpp", "documents/documents.cpp", "hub/http.cpp",
