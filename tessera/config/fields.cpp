@@ -163,12 +163,9 @@ Section adapter_section() {
            {kNewAdapter}, {.aliases = {"lora_bias"}})
       .add("init", &S::init,
            "first values; a run starts with the model as it is. Of A, B being zero: kaiming: "
-           "uniform "
-           "within inputs^-0.5; gaussian: of deviation 1 / rank. Of both: orthogonal: with a "
-           "product "
-           "of zero; pissa: the matrix's largest singular values, whose rest is the base (Meng et "
-           "al. "
-           "2024)",
+           "uniform within inputs^-0.5; gaussian: of deviation 1 / rank. Of both: orthogonal: with "
+           "a product of zero; pissa: the matrix's largest singular values, whose rest is the base "
+           "(Meng et al. 2024)",
            {kNewAdapter}, {.aliases = {"init_lora_weights", "peft_init_lora_weights"}})
       .add("pissa_iterations", &S::pissa_iterations,
            "subspace iterations in place of all singular values, which take long (PEFT's "

@@ -31,15 +31,9 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kBlock = 64;
 
-std::string torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "bfloat16";
-    case DType::f16:
-      return "float16";
-    default:
-      return "float32";
-  }
+/// The dtype that values have once they are dequantised, of which bitsandbytes has no wider one.
+std::string torch_name(DType stored) {
+  return checkpoint::config_name(stored == DType::f64 ? DType::f32 : stored);
 }
 
 /// The file's name of the type: double quantisation is said by nested states.

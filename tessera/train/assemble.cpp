@@ -294,14 +294,11 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
                   .questions = std::nullopt,
                   .tokenizer = std::move(opened.tokenizer),
                   .notes = std::move(opened.notes)};
-  if (opened.validation) {
-    // Its order is its own and always the same: however few batches are asked for, they are of
-    // every part.
-    loading.seed = 0, loading.shuffle = true;
-    loading.past_end = data::PastEnd::ignore;
-    loaders.validation.emplace(std::move(opened.validation), loading);
-  }
+  // The order of what is held out is its own and always the same: however few batches are asked for,
+  // they are of every part.
+  loading.seed = 0, loading.shuffle = true;
   loading.past_end = data::PastEnd::ignore;
+  if (opened.validation) loaders.validation.emplace(std::move(opened.validation), loading);
   loaders.questions = open_questions(config, loaders.tokenizer, shape.vocab_size, loading);
   return loaders;
 }

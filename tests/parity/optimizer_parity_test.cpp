@@ -213,6 +213,13 @@ TEST(AdamW8bitStates, TensorParallelismCutsBlocksOrIsRefused) {
 
 class InBackward : public EachLayout {};
 
+void expect_the_same_steps(config::RunConfig job, const mesh::DeviceMesh& mesh, int64_t count) {
+  job.optimizer.max_grad_norm = 0;
+  const auto plain = steps_of(job, mesh, count);
+  job.optimizer.in_backward = true;
+  EXPECT_EQ(steps_of(job, mesh, count), plain);
+}
+
 TEST_P(InBackward, IsTheSameStepToTheBit) {
   on_mesh({.shape = layout().shape}, [&](const mesh::DeviceMesh& mesh) {
     using optim::OptimizerType;
@@ -222,13 +229,10 @@ TEST_P(InBackward, IsTheSameStepToTheBit) {
           SCOPED_TRACE(fmt::format("{} {} {}", text_of(type), text_of(compute), tied));
           auto job = job_of(layout());
           job.optimizer.type = type;
-          job.optimizer.max_grad_norm = 0;
           job.precision.compute = compute;
           job.model.tie_embeddings = tied;
           if (tied) job.memory.checkpointing = memory::CheckpointMode::selective;
-          const auto plain = steps_of(job, mesh, 5);
-          job.optimizer.in_backward = true;
-          EXPECT_EQ(steps_of(job, mesh, 5), plain);
+          expect_the_same_steps(job, mesh, 5);
         }
       }
     }
@@ -275,10 +279,7 @@ TEST(InBackwardOnDividedModels, IsTheSameStepToTheBit) {
       auto job = job_of({"full_shard", shape});
       job.parallel.tp = 2;
       job.model.tie_embeddings = tied;
-      job.optimizer.max_grad_norm = 0;
-      const auto plain = steps_of(job, mesh, 4);
-      job.optimizer.in_backward = true;
-      EXPECT_EQ(steps_of(job, mesh, 4), plain);
+      expect_the_same_steps(job, mesh, 4);
     }
   });
 }
@@ -288,10 +289,7 @@ TEST(InBackwardOfOffloadedUnits, IsTheSameStepToTheBit) {
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     auto job = job_of({"full_shard", shape});
     job.parallel.offload_optimizer = true;
-    job.optimizer.max_grad_norm = 0;
-    const auto plain = steps_of(job, mesh, 4);
-    job.optimizer.in_backward = true;
-    EXPECT_EQ(steps_of(job, mesh, 4), plain);
+    expect_the_same_steps(job, mesh, 4);
   });
 }
 

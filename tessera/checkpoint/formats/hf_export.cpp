@@ -70,18 +70,14 @@ void write_weights(const TensorSource& source, const std::vector<Tensors>& shard
   write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-/// What transformers calls the dtype that most of the floats have; "" if there are none.
+/// config_name of the dtype that most of the floats have; "" if there are none.
 std::string config_dtype(const Tensors& tensors) {
-  static const std::map<DType, std::string> names = {{DType::f64, "float64"},
-                                                     {DType::f32, "float32"},
-                                                     {DType::f16, "float16"},
-                                                     {DType::bf16, "bfloat16"}};
   std::map<DType, int64_t> elements;
   for (const auto& [name, info] : tensors) {
     if (is_float(info.dtype)) elements[info.dtype] += info.num_elements();
   }
   const auto most = std::ranges::max_element(elements, {}, [](const auto& e) { return e.second; });
-  return most == elements.end() ? "" : names.at(most->first);
+  return most == elements.end() ? "" : config_name(most->first);
 }
 
 void write_config(nlohmann::json config, const std::string& dtype, const fs::path& folder) {
@@ -93,6 +89,14 @@ void write_config(nlohmann::json config, const std::string& dtype, const fs::pat
 }
 
 }  // namespace
+
+std::string config_name(DType dtype) {
+  static const std::map<DType, std::string> names = {{DType::f64, "float64"},
+                                                     {DType::f32, "float32"},
+                                                     {DType::f16, "float16"},
+                                                     {DType::bf16, "bfloat16"}};
+  return names.at(dtype);
+}
 
 void export_hf(const TensorSource& source, const fs::path& destination,
                const HfExportOptions& options) {

@@ -22,6 +22,9 @@ struct HfExportOptions {
   int64_t max_shard_bytes = 5'000'000'000;  ///< of tensors in one file
 };
 
+/// What transformers calls a dtype of floats.
+std::string config_name(DType dtype);
+
 /// Writes the folder `destination`: model.safetensors, or, above `max_shard_bytes`,
 /// model-00001-of-0000N.safetensors and model.safetensors.index.json (filled in the order of
 /// `names`; a larger tensor has a file of its own), config.json with the exported dtype, and the
