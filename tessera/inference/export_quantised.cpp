@@ -127,7 +127,7 @@ class QuantisedSource : public TensorSource {
   /// The bytes of one of the tensors that stand for `weight`.
   torch::Tensor bytes_of(const std::string& name, const std::string& weight) const {
     const auto of_text = [](const std::string& text) {
-      const auto bytes = torch::empty({std::ssize(text)}, torch::kByte);
+      auto bytes = torch::empty({std::ssize(text)}, torch::kByte);
       std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
       return bytes;
     };
