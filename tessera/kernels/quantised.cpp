@@ -188,7 +188,7 @@ at::Tensor absmax_reference(const Quantised& weight) {
          floats_in(weight.nested_offset);
 }
 
-/// Nested absmax [begin, end) in float32.
+/// Nested absmax [begin, end) in float32, on all threads.
 void undo_nested(const Quantised& weight, int64_t begin, int64_t end, float* out) {
   const auto* codes = weight.absmax.const_data_ptr<uint8_t>();
   const auto* absmax =
@@ -196,14 +196,17 @@ void undo_nested(const Quantised& weight, int64_t begin, int64_t end, float* out
   const float offset =
       *reinterpret_cast<const float*>(weight.nested_offset.const_data_ptr<uint8_t>());
   const float* map = dynamic_map(/*is_signed=*/true).const_data_ptr<float>();
-  weight.absmax_stripe.for_each_stretch(
-      begin, end - begin, [&](int64_t position, int64_t k, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) {
-          out[k - begin + i] = map[codes[k + i]] * absmax[(position + i) / kNestedBlock];
-        }
-      });
-  // Apart, so that no compiler makes one rounding of the two that the peer has.
-  for (int64_t i = begin; i < end; ++i) out[i - begin] += offset;
+  constexpr int64_t kGrain = 1 << 14;
+  at::parallel_for(begin, end, kGrain, [&](int64_t first, int64_t last) {
+    weight.absmax_stripe.for_each_stretch(
+        first, last - first, [&](int64_t position, int64_t k, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) {
+            out[k - begin + i] = map[codes[k + i]] * absmax[(position + i) / kNestedBlock];
+          }
+        });
+    // Apart, so that no compiler makes one rounding of the two that the peer has.
+    for (int64_t i = first; i < last; ++i) out[i - begin] += offset;
+  });
 }
 
 }  // namespace

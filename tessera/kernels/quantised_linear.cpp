@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 
 #include "tessera/autograd/gradient_sink.h"
@@ -22,7 +23,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kPanelStep = 64;          // columns of a panel, and of a thread
+constexpr int64_t kPanelStep = 64;  // columns of a panel are a multiple of it
+constexpr int64_t kPanelsPerThread = 4;
 constexpr int64_t kCodesPerTask = 1 << 16;  // worth a thread's start
 
 /// rows [N, in] -> [N, out], for a few rows.
@@ -59,42 +61,57 @@ at::ScalarType type_of_product(const at::Tensor& rows) {
   return narrow ? at::kBFloat16 : at::kFloat;
 }
 
-/// Columns [begin, end) of x W^T, or (`transposed`) of x W, a panel at a time, on this thread.
-void multiply_own_panels(const at::Tensor& y, const at::Tensor& x, const Quantised& weight,
-                         bool transposed, int64_t begin, int64_t end) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  const int64_t out = weight.shape.out, in = weight.shape.in;
-  const int64_t depth = transposed ? out : in;
-  // Measured: with smaller panels the products of float32 are slow, with larger ones of bfloat16.
-  const int64_t bytes = x.scalar_type() == at::kBFloat16 ? kPanelBytes / 4 : kPanelBytes;
-  const int64_t fitting = bytes / (depth * x.element_size()) / kPanelStep * kPanelStep;
-  const int64_t step = std::min(end - begin, std::max(kPanelStep, fitting));
-  const auto space = at::empty({step * depth}, x.options());
-  const ScaledCodes codes(weight, transposed ? 0 : begin, transposed ? out : end);
-  for (int64_t first = begin; first < end; first += step) {
-    const int64_t count = std::min(step, end - first);
-    TileArgs tile{.depth = in, .first = first, .last = first + count, .begin = 0, .count = in};
-    if (transposed) tile = {.depth = in, .first = 0, .last = out, .begin = first, .count = count};
-    tile.out = space.mutable_data_ptr();
-    codes.dequantise(tile, x.scalar_type() == at::kBFloat16);
-    const auto panel = space.narrow(0, 0, count * depth).view({tile.last - tile.first, tile.count});
-    auto result = y.narrow(1, first, count);
-    at::mm_out(result, x, transposed ? panel : panel.t());
+/// Panels of a weight: of rows, or (`transposed`) of columns, `step` at a time.
+struct Panels {
+  const Quantised& weight;
+  bool transposed;
+  int64_t depth, columns, step;
+
+  Panels(const Quantised& weight, bool transposed, int64_t element_size)
+      : weight(weight),
+        transposed(transposed),
+        depth(transposed ? weight.shape.out : weight.shape.in),
+        columns(transposed ? weight.shape.in : weight.shape.out) {
+    // Measured: with smaller panels the products of float32 are slow, with larger ones of bfloat16.
+    const int64_t bytes = element_size == 2 ? kPanelBytes / 4 : kPanelBytes;
+    const int64_t fitting = bytes / (depth * element_size);
+    const int64_t share = columns / (kPanelsPerThread * at::get_num_threads());
+    step = std::max(kPanelStep, std::min(fitting, share) / kPanelStep * kPanelStep);
   }
-}
+  int64_t count() const { return (columns + step - 1) / step; }
+
+  /// The panel that begins at `first`, in `space`.
+  at::Tensor make(const ScaledCodes& codes, int64_t first, const at::Tensor& space) const {
+    const int64_t width = std::min(step, columns - first);
+    TileArgs tile{
+        .depth = depth, .first = first, .last = first + width, .begin = 0, .count = depth};
+    if (transposed) {
+      tile = {.depth = columns, .first = 0, .last = depth, .begin = first, .count = width};
+    }
+    tile.out = space.mutable_data_ptr();
+    codes.dequantise(tile, space.scalar_type() == at::kBFloat16);
+    return space.narrow(0, 0, width * depth).view({tile.last - tile.first, tile.count});
+  }
+};
 
 /// rows [N, in] W^T -> [N, out], or (`transposed`) rows [N, out] W -> [N, in]: a panel of rows or
-/// columns of W at a time makes as many columns of the result, each once. Threads have panels of
-/// their own and wait for one another at the end alone.
+/// columns of W at a time makes as many columns of the result, each once. A thread takes the next
+/// panel when it is done with one, so that none waits long for a slower one.
 at::Tensor multiply_panels(const at::Tensor& rows, const Quantised& weight, bool transposed) {
   const auto x = rows.detach().to(type_of_product(rows));
-  const int64_t columns = transposed ? weight.shape.in : weight.shape.out;
-  const auto y = at::empty({x.size(0), columns}, x.options());
-  const int64_t threads = at::get_num_threads();
-  const int64_t share = (columns / kPanelStep + threads - 1) / threads * kPanelStep;
-  const int64_t grain = std::max(kPanelStep, share);
-  at::parallel_for(0, (columns + grain - 1) / grain, 1, [&](int64_t first, int64_t last) {
-    multiply_own_panels(y, x, weight, transposed, first * grain, std::min(columns, last * grain));
+  const Panels panels(weight, transposed, x.element_size());
+  const auto y = at::empty({x.size(0), panels.columns}, x.options());
+  const ScaledCodes codes(weight, 0, weight.shape.out);
+  std::atomic<int64_t> next = 0;
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), panels.count());
+  at::parallel_for(0, threads, 1, [&](int64_t /*begin*/, int64_t /*end*/) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto space = at::empty({panels.step * panels.depth}, x.options());
+    for (int64_t i = next++; i < panels.count(); i = next++) {
+      const auto panel = panels.make(codes, i * panels.step, space);
+      auto result = y.narrow(1, i * panels.step, panel.size(transposed ? 1 : 0));
+      at::mm_out(result, x, transposed ? panel : panel.t());
+    }
   });
   return y.to(rows.scalar_type());
 }

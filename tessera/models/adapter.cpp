@@ -277,6 +277,20 @@ int64_t num_trained(const AdapterSpec& spec, const ModelShape& shape) {
   return sum;
 }
 
+double adapter_flops_per_token(const AdapterSpec& spec, const ModelShape& shape, int64_t seq_len) {
+  const double all = training_flops_per_token(shape, seq_len);
+  if (spec.type == AdapterType::none) return all;
+  int64_t own = 0, trained = 0;
+  for (const auto& parameter : trained_parameters(spec, shape)) {
+    const bool is_looked_up =
+        parameter.of_embedding && (parameter.of_adapter || !shape.tie_embeddings);
+    if (parameter.shape.size() < 2 || is_looked_up) continue;
+    (parameter.of_adapter ? own : trained) += parameter.num_elements();
+  }
+  const int64_t frozen = matrix_weights(shape) - trained;
+  return all - 2 * static_cast<double>(frozen) + 6 * static_cast<double>(own);
+}
+
 int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape) {
   int64_t sum = 0;
   for (const auto& parameter : trained_parameters(spec, shape)) {

@@ -165,6 +165,20 @@ TEST(AdapterTest, ATiedHeadIsTheTable) {
   EXPECT_EQ(trained_parameters(spec, shape).back().name, "model.embed_tokens.weight");
 }
 
+TEST(AdapterTest, FrozenMatricesHaveNoGradientToCompute) {
+  const auto shape = model_preset("micro");
+  const double all = training_flops_per_token(shape, 64);
+  EXPECT_EQ(adapter_flops_per_token({}, shape, 64), all);
+  AdapterSpec spec{.type = AdapterType::lora, .rank = 4, .targets = {"q_proj"}};
+  const double weights = 2.0 * (8192 + 4096 + 33792) + 16384;  // as ModelShapeTest has them
+  const double own = 2.0 * 4 * (64 + 64);
+  EXPECT_EQ(adapter_flops_per_token(spec, shape, 64), all - 2 * weights + 6 * own);
+  spec.modules_to_save = {"lm_head", "norm"};
+  EXPECT_EQ(adapter_flops_per_token(spec, shape, 64), all - 2 * (weights - 16384) + 6 * own);
+  spec.modules_to_save = {"embed_tokens"};  // looked up
+  EXPECT_EQ(adapter_flops_per_token(spec, shape, 64), all - 2 * weights + 6 * own);
+}
+
 TEST(AdapterTest, WithoutAnAdapterAllIsTrained) {
   const auto shape = shape_of("gpt2");
   EXPECT_EQ(num_trained({}, shape), num_parameters(shape));

@@ -49,15 +49,6 @@ double keys_seen(const ModelShape& s, int64_t seq_len) {
   return keys;
 }
 
-/// Weights of one block's matrix products, biases and norms not counted.
-int64_t block_matrix_weights(const ModelShape& s) {
-  int64_t weights = 0;
-  for (const auto& parameter : spec_of(s.family).parameters(s).block) {
-    if (parameter.shape.size() > 1) weights += parameter.num_elements();
-  }
-  return weights;
-}
-
 }  // namespace
 
 ModelShape model_preset(std::string_view name) {
@@ -145,12 +136,17 @@ int64_t num_parameters(const ModelShape& s) {
          num_elements(parameters.head);
 }
 
+int64_t matrix_weights(const ModelShape& s) {
+  int64_t of_block = 0;
+  for (const auto& parameter : spec_of(s.family).parameters(s).block) {
+    if (parameter.shape.size() > 1) of_block += parameter.num_elements();
+  }
+  return s.num_layers * of_block + s.vocab_size * s.dim;
+}
+
 double training_flops_per_token(const ModelShape& s, int64_t seq_len) {
-  const double products =
-      static_cast<double>(s.num_layers) * static_cast<double>(block_matrix_weights(s)) +
-      static_cast<double>(s.vocab_size) * static_cast<double>(s.dim);
   const double attention = static_cast<double>(s.num_heads * s.head_dim) * keys_seen(s, seq_len);
-  return 6 * products + 12 * attention;
+  return 6 * static_cast<double>(matrix_weights(s)) + 12 * attention;
 }
 
 }  // namespace tessera::models

@@ -129,6 +129,9 @@ std::optional<int64_t> longest_sequence(const ModelShape& shape);
 /// Number of parameters, a tied head counted once.
 int64_t num_parameters(const ModelShape& shape);
 
+/// Weights of all matrix products: of the blocks and the head, without biases.
+int64_t matrix_weights(const ModelShape& shape);
+
 /// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per
 /// parameter of every matrix product (head included, embedding look-up not, nor biases), and 12
 /// layers heads head_dim for each key that a query sees: seq_len / 2 of them (causal), fewer with a

@@ -183,7 +183,8 @@ std::string nothing_left_text(int64_t step, int64_t steps) {
 double mfu_of(const Run& run, double tokens_per_second, double peak_flops) {
   if (peak_flops <= 0) return -1;
   return tokens_per_second / peak_flops *
-         models::training_flops_per_token(run.model->shape(), run.config.data.seq_len);
+         models::adapter_flops_per_token(run.config.adapter, run.model->shape(),
+                                         run.config.data.seq_len);
 }
 
 struct StepTimes {

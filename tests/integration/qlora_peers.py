@@ -1,11 +1,12 @@
 """LoRA and QLoRA of small and larger Llamas beside PyTorch + PEFT (+ bitsandbytes) on a CPU, in one run, with the same weights, adapter, rows of
 tokens and settings: losses of 20 steps in float32 arithmetic, and what each takes of memory and time.
 
-usage: qlora_peers.py TESSERA [losses] [small] [1b] [--rounds N] [--kinds LoRA QLoRA] [--out FILE.json]
+usage: qlora_peers.py TESSERA [losses] [small] [1b] [--rounds N] [--kinds LoRA QLoRA] [--dtypes bf16 fp32] [--out FILE.json]
 (the command; needs torch, transformers, peft and bitsandbytes; without a name: losses and small)
 
 losses: 20 steps of a small Llama; every loss within 1e-4 of PyTorch's, relative. small, 1b (the shape of Llama-3.2-1B, random weights):
-tokens a second (median of the steps after the first) and peak memory (the process's own), each as many times as --rounds says, in turns.
+tokens a second (median of the steps after the first) and peak memory (the process's own), each as many times as --rounds says, in turns;
+in brackets the share of what the processor can multiply, as Tessera measures it in its run (of the matmuls that a frozen base needs).
 Figures of memory: VmHWM of the rank, that is, files that are mapped count while they are in memory. Prints what differs and a table;
 ends with 1 if a loss differs, with 77 where a package is missing."""
 import argparse
@@ -79,7 +80,7 @@ def ours(tessera, folder, run):
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "run" / "summary.json").read_text())
     return {"losses": [line["loss"] for line in lines], "seconds": [line["step_seconds"] for line in lines],
-            "peak_bytes": max(summary["peak_memory_bytes"])}
+            "peak_bytes": max(summary["peak_memory_bytes"]), "mfu": summary["mfu"]}
 
 
 def load(folder, run):
@@ -160,8 +161,9 @@ def figures(run, results):
 def compare_costs(tessera, name, folder, kind, run, rounds):
     pairs = [(ours(tessera, folder, run), theirs(folder, run)) for _ in range(rounds)]
     (speed, memory), (their_speed, their_memory) = (figures(run, side) for side in zip(*pairs))
-    print(f"| {name} | {kind} {run['dtype']} | {their_speed:.1f} | {their_memory:.0f} | {speed:.1f} ({speed / their_speed:.2f} x) | "
-          f"{memory:.0f} ({memory / their_memory:.2f} x) |", flush=True)
+    mfu = statistics.median(mine["mfu"] for mine, _ in pairs)
+    print(f"| {name} | {kind} {run['dtype']} | {their_speed:.1f} ({100 * mfu * their_speed / speed:.0f} %) | {their_memory:.0f} | "
+          f"{speed:.1f} ({100 * mfu:.0f} %; {speed / their_speed:.2f} x) | {memory:.0f} ({memory / their_memory:.2f} x) |", flush=True)
     return {"shape": name, "kind": kind, "run": run, "tokens_per_second": speed, "mib": memory, "peer_tokens_per_second": their_speed,
             "peer_mib": their_memory, "rounds": [{"ours": a, "peer": b} for a, b in pairs]}
 
@@ -173,6 +175,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kinds", nargs="+", choices=["LoRA", "QLoRA"], default=["LoRA", "QLoRA"])
+    parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16", "fp32"])
     parser.add_argument("--out")
     options = parser.parse_args()
     tessera = str(pathlib.Path(options.tessera).resolve())
@@ -194,7 +197,8 @@ def main():
                 if name == "losses":
                     run["dtype"] = "fp32"
                     good = compare_losses(kind, ours(tessera, folder, run), theirs(folder, run)) and good
-                else:
+                    continue
+                for run["dtype"] in options.dtypes:
                     rows.append(compare_costs(tessera, name, folder, kind, dict(run), options.rounds))
                 if options.out:
                     pathlib.Path(options.out).write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")

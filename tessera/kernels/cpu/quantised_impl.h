@@ -81,11 +81,30 @@ TESSERA_INLINE void interleave(Vec a, Vec b, Vec& first, Vec& second) {
 TESSERA_INLINE void put_one(float* place, float x) { *place = x; }
 TESSERA_INLINE void put_one(Bf16* place, float x) { store_partial(place, splat(x), 1); }
 
-/// Elements [begin, end) of the flattened weight, which lie in one block.
+/// a0 b0 a1 b1 .. at `out`.
 template <typename Y>
-TESSERA_INLINE void dequantise_run(const FourBitArgs& args, const Values& values, int64_t begin,
-                                   int64_t end, Y* out) {
-  const float scale = args.absmax[begin / args.block - args.first_block];
+TESSERA_INLINE void store_interleaved(Y* out, Vec a, Vec b) {
+  Vec first, second;
+  interleave(a, b, first, second);
+  store(out, first);
+  store(out + kWidth, second);
+}
+#if defined(__AVX512BF16__)
+/// Half the shuffles: they are made of the narrow numbers.
+TESSERA_INLINE void store_interleaved(Bf16* out, Vec a, Vec b) {
+  using Lanes = short __attribute__((vector_size(64)));  // NOLINT(google-runtime-int)
+  const auto both = (Lanes)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+  const Lanes order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto placed = _mm512_maskz_permutexvar_epi16(~0u, (__m512i)order, (__m512i)both);
+  __builtin_memcpy(out, &placed, sizeof placed);
+}
+#endif
+
+/// Elements [begin, end) of the flattened weight, which lie in one block of this scale.
+template <typename Y>
+TESSERA_INLINE void dequantise_run(const FourBitArgs& args, const Values& values, float scale,
+                                   int64_t begin, int64_t end, Y* out) {
   const auto one = [&](int64_t i) __attribute__((always_inline)) {
     const uint8_t byte = args.codes[i / 2];
     put_one(out++, args.values[i % 2 == 0 ? byte >> 4 : byte & 15] * scale);
@@ -94,10 +113,7 @@ TESSERA_INLINE void dequantise_run(const FourBitArgs& args, const Values& values
   if (i % 2 != 0 && i < end) one(i++);
   for (; i + 2 * kWidth <= end; i += 2 * kWidth, out += 2 * kWidth) {
     const IntVec bytes = widened(args.codes + i / 2);
-    Vec first, second;
-    interleave(values.of(bytes >> 4), values.of(bytes & 15), first, second);
-    store(out, first * scale);
-    store(out + kWidth, second * scale);
+    store_interleaved(out, values.of(bytes >> 4) * scale, values.of(bytes & 15) * scale);
   }
   for (; i < end; ++i) one(i);
 }
@@ -109,10 +125,12 @@ void dequantise_4bit(const FourBitArgs& args, const TileArgs& tile) {
     Y* out = static_cast<Y*>(tile.out) + (row - tile.first) * tile.count;
     int64_t at = row * tile.depth + tile.begin;
     const int64_t end = at + tile.count;
+    int64_t block = at / args.block;
+    const float* scale = args.absmax + (block - args.first_block);
     while (at < end) {
-      const int64_t block_end = (at / args.block + 1) * args.block;
+      const int64_t block_end = ++block * args.block;
       const int64_t stop = block_end < end ? block_end : end;
-      dequantise_run(args, values, at, stop, out);
+      dequantise_run(args, values, *scale++, at, stop, out);
       out += stop - at;
       at = stop;
     }
