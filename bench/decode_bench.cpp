@@ -17,6 +17,7 @@
 #include "tessera/base/file.h"
 #include "tessera/generate/cached_model.h"
 #include "tessera/generate/generate.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::bench {
 namespace {
@@ -48,7 +49,7 @@ double read_bandwidth() {
   for (int pass = 0; pass < 7; ++pass) {
     const double seconds = seconds_of([&] {
       const int64_t threads = at::get_num_threads();
-      at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+      kernels::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
         for (int64_t thread = first; thread < last; ++thread) {
           int64_t sum = 0;
           for (int64_t i = kWords * thread / threads; i < kWords * (thread + 1) / threads; ++i) {

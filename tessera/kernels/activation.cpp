@@ -1,11 +1,11 @@
 #include "tessera/kernels/activation.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -28,8 +28,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
                           .gate_stride = g.stride,
                           .up_stride = u.stride};
     const auto& table = fused_table(gate.scalar_type());
-    at::parallel_for(0, g.rows, grain_of_rows(g.dim),
-                     [&](int64_t begin, int64_t end) { table.swiglu(args, begin, end); });
+    parallel_for(0, g.rows, grain_of_rows(g.dim),
+                 [&](int64_t begin, int64_t end) { table.swiglu(args, begin, end); });
     return y;
   }
 
@@ -50,8 +50,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
                               .gate_stride = g.stride,
                               .up_stride = u.stride};
     const auto& table = fused_table(grad.scalar_type());
-    at::parallel_for(0, g.rows, grain_of_rows(g.dim),
-                     [&](int64_t begin, int64_t end) { table.swiglu_grad(args, begin, end); });
+    parallel_for(0, g.rows, grain_of_rows(g.dim),
+                 [&](int64_t begin, int64_t end) { table.swiglu_grad(args, begin, end); });
     return {grad_gate, grad_up};
   }
 };
@@ -62,7 +62,7 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     ctx->save_for_backward({x});
     auto y = at::empty_like(x);
     const auto& table = fused_table(x.scalar_type());
-    at::parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
+    parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
       table.gelu_tanh(x.const_data_ptr(), y.data_ptr(), begin, end);
     });
     return y;
@@ -74,7 +74,7 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     const auto grad = grads[0].contiguous();
     auto grad_x = at::empty_like(x);
     const auto& table = fused_table(x.scalar_type());
-    at::parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
+    parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
       table.gelu_tanh_grad(grad.const_data_ptr(), x.const_data_ptr(), grad_x.data_ptr(), begin,
                            end);
     });

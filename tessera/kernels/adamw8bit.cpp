@@ -1,6 +1,5 @@
 #include "tessera/kernels/adamw8bit.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -10,6 +9,7 @@
 #include <cmath>
 
 #include "tessera/base/choices.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/quantised.h"
 
 namespace tessera::kernels {
@@ -116,7 +116,7 @@ void update_all(const at::Tensor& parameter, const at::Tensor& gradient, const B
                 const BlockCodes& exp_avg_sq, const AdamWOptions& options, const at::Tensor& copy) {
   const Moment mean(exp_avg, /*is_signed=*/true), square(exp_avg_sq, /*is_signed=*/false);
   const int64_t num_blocks = parameter.numel() / kBlock;
-  at::parallel_for(0, num_blocks, kBlocksAtOnce, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_blocks, kBlocksAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end; first += kBlocksAtOnce) {
       update_blocks<P, G>(parameter, gradient, mean, square, options, copy, first,
                           std::min(end, first + kBlocksAtOnce));
@@ -149,7 +149,7 @@ BlockCodes block_codes(const at::Tensor& values, bool is_signed) {
   BlockCodes result{.codes = at::empty({count}, at::kByte), .absmax = at::empty({num_blocks})};
   const Moment moment(result, is_signed);
   const auto* from = flat.const_data_ptr<float>();
-  at::parallel_for(0, num_blocks, kBlocksAtOnce, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_blocks, kBlocksAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       moment.write(block, from + block * kBlock, std::min(kBlock, count - block * kBlock));
     }

@@ -13,6 +13,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/attention_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/documents.h"
 
 namespace tessera::kernels {
@@ -163,7 +164,7 @@ void run_parallel(const AttentionProblem& all, const std::vector<Document>& part
   const auto longest = std::ranges::max(parts, {}, &Document::size);
   const int64_t buffer_size = workspace(part_of(all, longest));
   const int64_t workers = std::min<int64_t>(at::get_num_threads(), std::ssize(parts) * heads);
-  at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
     const auto buffer = at::empty({buffer_size}, at::kFloat);  // LibTorch aligns to 64 bytes
     for (size_t i = 0; i < parts.size(); ++i) {
       const int64_t before = i == 0 ? 0 : ends[i - 1], cost = ends[i] - before;

@@ -1,7 +1,5 @@
 #include "tessera/kernels/flat.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -9,6 +7,7 @@
 
 #include "tessera/kernels/cpu/flat_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
 namespace {
@@ -74,14 +73,14 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
                        .eps = static_cast<float>(options.eps),
                        .stochastic = options.rounding.has_value(),
                        .bits = bits_of(options.rounding.value_or(StochasticRounding{}))};
-  at::parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) { run(args, begin, end); });
+  parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) { run(args, begin, end); });
 }
 
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding) {
   TORCH_INTERNAL_ASSERT(index_of(from, to.numel()) == 0 && index_of(to, from.numel()) == 1);
   const RandomBits bits = bits_of(rounding);
-  at::parallel_for(0, to.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, to.numel(), kGrain, [&](int64_t begin, int64_t end) {
     table().round_stochastically(from.const_data_ptr<float>(), to.data_ptr(), bits, begin, end);
   });
 }
@@ -106,8 +105,7 @@ void drop(const at::Tensor& from, const at::Tensor& to, double probability, cons
                       .threshold = drop_threshold(probability),
                       .scale = static_cast<float>(1 / (1 - probability)),
                       .bits = {.key = {halves[0], halves[1]}, .first = key.first_position}};
-  at::parallel_for(0, to.numel(), kGrain,
-                   [&](int64_t begin, int64_t end) { run(args, begin, end); });
+  parallel_for(0, to.numel(), kGrain, [&](int64_t begin, int64_t end) { run(args, begin, end); });
 }
 
 double sum_of_squares(const at::Tensor& values) {
@@ -121,7 +119,7 @@ double sum_of_squares(const at::Tensor& values) {
   const int64_t count = values.numel(), bytes = values.element_size();
   const int64_t num_blocks = (count + kBlock - 1) / kBlock;
   std::vector<double> sums(static_cast<size_t>(num_blocks));
-  at::parallel_for(0, num_blocks, 16, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_blocks, 16, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kBlock;
       sums[static_cast<size_t>(block)] =

@@ -1,12 +1,12 @@
 #include "tessera/kernels/layer_norm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
 namespace {
@@ -29,8 +29,8 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
                              .dim = dim,
                              .eps = static_cast<float>(eps)};
     const auto& table = norm_table(x.scalar_type(), dtype);
-    at::parallel_for(0, rows, grain_of_rows(dim),
-                     [&](int64_t begin, int64_t end) { table.layer_norm(args, begin, end); });
+    parallel_for(0, rows, grain_of_rows(dim),
+                 [&](int64_t begin, int64_t end) { table.layer_norm(args, begin, end); });
     ctx->save_for_backward({x, weight, bias, statistics});
     return y;
   }

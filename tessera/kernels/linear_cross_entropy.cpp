@@ -1,7 +1,6 @@
 #include "tessera/kernels/linear_cross_entropy.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -12,6 +11,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
 namespace {
@@ -70,8 +70,8 @@ void fused_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options,
       .vocab = chunk.logits.size(1),
       .ignore_index = options.ignore_index};
   const auto& table = fused_table(dtype);
-  at::parallel_for(0, chunk.logits.size(0), grain_of_rows(args.vocab),
-                   [&](int64_t begin, int64_t end) { table.cross_entropy(args, begin, end); });
+  parallel_for(0, chunk.logits.size(0), grain_of_rows(args.vocab),
+               [&](int64_t begin, int64_t end) { table.cross_entropy(args, begin, end); });
 }
 
 /// The same in LibTorch's operators.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/quantised.h"
 
 namespace tessera::kernels {
@@ -90,7 +91,7 @@ void quantise_absmax(const at::Tensor& absmax, Quantised& to) {
   const uint8_t* places = dynamic_places(/*is_signed=*/true);
   const auto codes = at::empty({count}, at::kByte);
   const auto nested = at::empty({(count + kNestedBlock - 1) / kNestedBlock});
-  at::parallel_for(0, nested.numel(), 64, [&](int64_t first, int64_t last) {
+  parallel_for(0, nested.numel(), 64, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       const int64_t begin = b * kNestedBlock, end = std::min(count, begin + kNestedBlock);
       float most = 0;
@@ -114,7 +115,7 @@ template <typename QuantisePart>
 void read_in_parts(const ReadPart& read, int64_t count, int64_t size, int64_t elements,
                    const QuantisePart& quantise_part) {
   const int64_t at_once = std::max<int64_t>(1, kReadAtOnce / size);
-  at::parallel_for(0, count, at_once, [&](int64_t first, int64_t last) {
+  parallel_for(0, count, at_once, [&](int64_t first, int64_t last) {
     const auto space = at::empty({std::min(at_once, last - first) * size});
     for (int64_t i = first; i < last; i += at_once) {
       const int64_t end = std::min(last, i + at_once);
@@ -197,7 +198,7 @@ void undo_nested(const Quantised& weight, int64_t begin, int64_t end, float* out
       *reinterpret_cast<const float*>(weight.nested_offset.const_data_ptr<uint8_t>());
   const float* map = dynamic_map(/*is_signed=*/true).const_data_ptr<float>();
   constexpr int64_t kGrain = 1 << 14;
-  at::parallel_for(begin, end, kGrain, [&](int64_t first, int64_t last) {
+  parallel_for(begin, end, kGrain, [&](int64_t first, int64_t last) {
     weight.absmax_stripe.for_each_stretch(
         first, last - first, [&](int64_t position, int64_t k, int64_t n) {
           for (int64_t i = 0; i < n; ++i) {
@@ -236,17 +237,17 @@ at::Tensor rows_of(const Quantised& weight, int64_t begin, int64_t end, bool bfl
   auto result = at::empty({end - begin, in}, bfloat16 ? at::kBFloat16 : at::kFloat);
   auto* place = static_cast<char*>(result.mutable_data_ptr());
   const int64_t row_bytes = in * result.element_size();
-  at::parallel_for(begin, end, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, in)),
-                   [&](int64_t first, int64_t last) {
-                     ScaledCodes(weight, first, last)
-                         .dequantise({.depth = in,
-                                      .first = first,
-                                      .last = last,
-                                      .begin = 0,
-                                      .count = in,
-                                      .out = place + (first - begin) * row_bytes},
-                                     bfloat16);
-                   });
+  parallel_for(begin, end, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, in)),
+               [&](int64_t first, int64_t last) {
+                 ScaledCodes(weight, first, last)
+                     .dequantise({.depth = in,
+                                  .first = first,
+                                  .last = last,
+                                  .begin = 0,
+                                  .count = in,
+                                  .out = place + (first - begin) * row_bytes},
+                                 bfloat16);
+               });
   return result;
 }
 

@@ -15,6 +15,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/quantised.h"
 
 namespace tessera::kernels {
@@ -36,22 +37,21 @@ at::Tensor multiply_rows_by_codes(const at::Tensor& rows, const Quantised& weigh
   const auto even = four_bits ? pairs.select(2, 0).contiguous() : x;
   const auto odd = four_bits ? pairs.select(2, 1).contiguous() : x;
   const auto y = at::empty({count, out});
-  at::parallel_for(0, out, std::max<int64_t>(1, kCodesPerTask / in),
-                   [&](int64_t begin, int64_t end) {
-                     constexpr int64_t kColumnsAtOnce = 256;  // whose absmax stay in the cache
-                     for (int64_t column = begin; column < end; column += kColumnsAtOnce) {
-                       const int64_t last = std::min(end, column + kColumnsAtOnce);
-                       ScaledCodes(weight, column, last)
-                           .multiply_few_rows({.even = even.const_data_ptr<float>(),
-                                               .odd = odd.const_data_ptr<float>(),
-                                               .out = y.mutable_data_ptr<float>(),
-                                               .rows = count,
-                                               .depth = in,
-                                               .columns = out,
-                                               .begin = column,
-                                               .end = last});
-                     }
-                   });
+  parallel_for(0, out, std::max<int64_t>(1, kCodesPerTask / in), [&](int64_t begin, int64_t end) {
+    constexpr int64_t kColumnsAtOnce = 256;  // whose absmax stay in the cache
+    for (int64_t column = begin; column < end; column += kColumnsAtOnce) {
+      const int64_t last = std::min(end, column + kColumnsAtOnce);
+      ScaledCodes(weight, column, last)
+          .multiply_few_rows({.even = even.const_data_ptr<float>(),
+                              .odd = odd.const_data_ptr<float>(),
+                              .out = y.mutable_data_ptr<float>(),
+                              .rows = count,
+                              .depth = in,
+                              .columns = out,
+                              .begin = column,
+                              .end = last});
+    }
+  });
   return y.to(rows.scalar_type());
 }
 
@@ -104,7 +104,7 @@ at::Tensor multiply_panels(const at::Tensor& rows, const Quantised& weight, bool
   const ScaledCodes codes(weight, 0, weight.shape.out);
   std::atomic<int64_t> next = 0;
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), panels.count());
-  at::parallel_for(0, threads, 1, [&](int64_t /*begin*/, int64_t /*end*/) {
+  parallel_for(0, threads, 1, [&](int64_t /*begin*/, int64_t /*end*/) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto space = at::empty({panels.step * panels.depth}, x.options());
     for (int64_t i = next++; i < panels.count(); i = next++) {

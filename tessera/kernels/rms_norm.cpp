@@ -1,12 +1,12 @@
 #include "tessera/kernels/rms_norm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -36,8 +36,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x,
                          .dim = dim,
                          .eps = static_cast<float>(eps)};
   const auto& table = norm_table(x.scalar_type(), dtype);
-  at::parallel_for(0, rows, grain_of_rows(dim),
-                   [&](int64_t begin, int64_t end) { table.rms_norm(args, begin, end); });
+  parallel_for(0, rows, grain_of_rows(dim),
+               [&](int64_t begin, int64_t end) { table.rms_norm(args, begin, end); });
   return {sum, y, reciprocal_rms};
 }
 

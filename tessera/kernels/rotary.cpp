@@ -1,7 +1,6 @@
 #include "tessera/kernels/rotary.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -10,6 +9,7 @@
 #include <numbers>
 
 #include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -35,8 +35,8 @@ at::Tensor rotate(const at::Tensor& any, const at::Tensor& cos, const at::Tensor
                         .table_rows = cos.numel() / x.size(3),
                         .inverse = inverse};
   const auto& table = fused_table(x.scalar_type());
-  at::parallel_for(0, x.size(0) * x.size(1), grain_of_rows(args.heads * args.dim),
-                   [&](int64_t begin, int64_t end) { table.rotary(args, begin, end); });
+  parallel_for(0, x.size(0) * x.size(1), grain_of_rows(args.heads * args.dim),
+               [&](int64_t begin, int64_t end) { table.rotary(args, begin, end); });
   return y;
 }
 

@@ -1,13 +1,13 @@
 #include "tessera/kernels/cpu/fused.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
 
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
 
@@ -68,7 +68,7 @@ at::Tensor sum_of_rows(int64_t rows, int64_t dim,
   const int64_t groups = std::max<int64_t>(1, (rows + group_rows - 1) / group_rows);
   const auto partial = at::zeros({groups, dim}, at::kFloat);
   float* sums = partial.data_ptr<float>();
-  at::parallel_for(0, groups, grain_of_rows(dim * group_rows), [&](int64_t begin, int64_t end) {
+  parallel_for(0, groups, grain_of_rows(dim * group_rows), [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
       add(group * group_rows, std::min(rows, (group + 1) * group_rows), sums + group * dim);
     }

@@ -1,13 +1,13 @@
 #include "tessera/kernels/cpu/matmul.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 
 #include "tessera/base/machine.h"
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 // MKL inside LibTorch exports it, but the headers are not in the wheel. Weak: other builds of
 // LibTorch have no MKL.
@@ -111,8 +111,8 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
                       .depth = depth,
                       .columns = columns,
                       .accumulate = accumulate};
-  at::parallel_for(0, columns, std::max<int64_t>(1, kNumbersPerTask / depth),
-                   [&](int64_t begin, int64_t end) { product(args, begin, end); });
+  parallel_for(0, columns, std::max<int64_t>(1, kNumbersPerTask / depth),
+               [&](int64_t begin, int64_t end) { product(args, begin, end); });
 }
 
 }  // namespace
