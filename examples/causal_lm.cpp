@@ -11,6 +11,7 @@
 #include <cstddef>
 
 #include "tessera/base/file.h"
+#include "tessera/comm/run_program.h"
 #include "tessera/data/batch.h"
 #include "tessera/kernels/rotary.h"
 #include "tessera/launch/rank_environment.h"
@@ -51,7 +52,7 @@ struct ModelImpl : nn::Hookable {  // ids [B, T] -> logits [B, T, 256]; with tar
   nn::LanguageModelHead head = register_module("head", nn::LanguageModelHead(kDim, 256));
 };
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   const auto ranks = launch::rank_environment().value_or(launch::RankEnvironment{});
   const mesh::DeviceMesh mesh({.dp_shard = ranks.world_size},
                               {ranks.rank, ranks.world_size, ranks.master_addr, ranks.master_port,
@@ -96,4 +97,8 @@ int main(int argc, char** argv) {
   for (int64_t i = 0; i < written.size(1); ++i) continued += char(written[0][i].item<int64_t>());
   if (mesh.rank() == 0) fmt::print("{}\n", continued);
   return last < 3.2 ? 0 : 1;  // ln 256 = 5.55 at first
+}
+
+int main(int argc, char** argv) {
+  return tessera::run_program([&] { return program(argc, argv); });
 }

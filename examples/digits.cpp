@@ -15,6 +15,7 @@
 
 #include "drawn_digits.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/run_program.h"
 #include "tessera/data/batch.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/nn/batch_norm.h"
@@ -96,7 +97,7 @@ double train(const tessera::mesh::DeviceMesh& mesh) {
   return correct;
 }
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   try {
     const auto ranks =
         tessera::launch::rank_environment().value_or(tessera::launch::RankEnvironment{});
@@ -117,4 +118,8 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "digits: {}\n", error.what());
     return tessera::kFailureExit;
   }
+}
+
+int main(int argc, char** argv) {
+  return tessera::run_program([&] { return program(argc, argv); });
 }

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
+#include "tessera/comm/run_program.h"
 #include "tessera/data/batch.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/parallel/data/data_parallel.h"
@@ -32,7 +33,7 @@ struct NetImpl : nn::Hookable {  // pairs of numbers [B, 2] -> logits of their s
   nn::Hooked<BlockImpl> first, second;
 };
 
-int main() {
+int program() {
   const auto ranks = launch::rank_environment().value_or(launch::RankEnvironment{});
   const mesh::DeviceMesh mesh({.dp_shard = ranks.world_size},
                               {ranks.rank, ranks.world_size, ranks.master_addr, ranks.master_port,
@@ -58,3 +59,5 @@ int main() {
   }
   return last < 0.1 ? 0 : 1;  // ln 16 = 2.77 at first
 }
+
+int main() { return tessera::run_program(program); }  // errors as a line and an exit code

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
+#include "tessera/comm/run_program.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/nn/initialise.h"
 #include "tessera/nn/layers.h"
@@ -42,7 +43,7 @@ struct NetImpl : nn::Hookable {  // pairs of numbers [B, 2] -> logits of their s
   std::vector<Block> blocks;
 };
 
-int main() {
+int program() {
   const auto ranks = launch::rank_environment().value_or(launch::RankEnvironment{});
   const mesh::DeviceMesh mesh({.pp = ranks.world_size},
                               {ranks.rank, ranks.world_size, ranks.master_addr, ranks.master_port,
@@ -86,3 +87,5 @@ int main() {
   }
   return pipeline.has_last_stage() && last >= 0.1 ? 1 : 0;  // ln 16 = 2.77 at first
 }
+
+int main() { return tessera::run_program(program); }  // errors as a line and an exit code

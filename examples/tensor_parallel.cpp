@@ -12,6 +12,7 @@
 
 #include <cstdlib>
 
+#include "tessera/comm/run_program.h"
 #include "tessera/data/batch.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/nn/initialise.h"
@@ -43,7 +44,7 @@ const nn::TensorPlan kPlan{{.pattern = "embed", .style = nn::TensorStyle::per_po
                            {.pattern = "down", .style = nn::TensorStyle::row_wise},
                            {.pattern = "head", .style = nn::TensorStyle::per_position}};
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   const auto ranks = launch::rank_environment().value_or(launch::RankEnvironment{});
   const int tp = argc > 1 ? std::atoi(argv[1]) : ranks.world_size;
   const mesh::DeviceMesh mesh({.dp_shard = ranks.world_size / tp, .tp = tp},
@@ -76,4 +77,8 @@ int main(int argc, char** argv) {
     if (step % 20 == 0 && mesh.rank() == 0) fmt::print("step {}: loss {:.4f}\n", step, last);
   }
   return last < 0.1 ? 0 : 1;  // ln 16 = 2.77 at first
+}
+
+int main(int argc, char** argv) {
+  return tessera::run_program([&] { return program(argc, argv); });
 }

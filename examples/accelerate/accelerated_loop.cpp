@@ -10,9 +10,10 @@
 #include <torch/optim/schedulers/step_lr.h>
 
 #include "examples/accelerate/spiral.h"
+#include "tessera/comm/run_program.h"
 #include "tessera/train/accelerator.h"
 
-int main() {
+int program() {
   tessera::Accelerator accelerator({.split_batches = true});  // +
   torch::manual_seed(0);
   Net net;
@@ -37,3 +38,5 @@ int main() {
   }
   return last < 0.3 ? 0 : 1;
 }
+
+int main() { return tessera::run_program(program); }  // errors as a line and an exit code

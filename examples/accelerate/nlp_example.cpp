@@ -19,6 +19,7 @@
 #include <random>
 
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/comm/run_program.h"
 #include "tessera/models/bert/modules.h"
 #include "tessera/train/accelerator.h"
 
@@ -105,7 +106,7 @@ Classifier make_model(const char* folder) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   constexpr int kEpochs = 6;
   tessera::Accelerator accelerator({.split_batches = true});
   tessera::set_seed(42);
@@ -144,4 +145,8 @@ int main(int argc, char** argv) {
     accelerator.print("epoch {}: accuracy {:.3f} of {} held-out pairs", epoch, accuracy, count);
   }
   return accuracy > 0.9 ? 0 : 1;  // one half by guessing
+}
+
+int main(int argc, char** argv) {
+  return tessera::run_program([&] { return program(argc, argv); });
 }

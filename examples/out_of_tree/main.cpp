@@ -10,6 +10,7 @@
 
 #include <numbers>
 
+#include "tessera/comm/run_program.h"
 #include "tessera/launch/rank_environment.h"
 #include "tessera/parallel/data/data_parallel.h"
 #include "tessera/version.h"
@@ -22,7 +23,7 @@ struct CurveImpl : nn::Hookable {  // [B, 1] -> [B, 1]
   torch::nn::Linear inner{1, 33}, outer{33, 1};  // 100 parameters
 };
 
-int main() {
+int program() {
   const auto ranks = launch::rank_environment().value_or(launch::RankEnvironment{});
   const mesh::DeviceMesh mesh({.dp_shard = ranks.world_size},
                               {ranks.rank, ranks.world_size, ranks.master_addr, ranks.master_port,
@@ -46,3 +47,5 @@ int main() {
     fmt::print("Tessera {}, {} ranks: loss {:.5f}\n", TESSERA_VERSION, mesh.size(), last);
   return last < 0.01 ? 0 : 1;  // 0.5 at first
 }
+
+int main() { return tessera::run_program(program); }  // errors as a line and an exit code

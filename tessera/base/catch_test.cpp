@@ -38,7 +38,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
      {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "inference/chat.cpp",
       "train/watch.cpp"}},
     {"a program of its own",
-     {"launch/rank_probe.cpp", "text/text_probe.cpp", "chat/chat_probe.cpp",
+     {"comm/run_program.cpp", "launch/rank_probe.cpp", "text/text_probe.cpp", "chat/chat_probe.cpp",
       "records/records_probe.cpp"}}};
 
 TEST(CatchTest, OnlyTheseFilesCatch) {

@@ -1,0 +1,53 @@
+#include "tessera/comm/run_program.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "tessera/base/error.h"
+#include "tessera/base/mapped_files.h"
+#include "tessera/base/text.h"
+
+namespace tessera {
+namespace {
+
+/// What LibTorch logs on its own (a store it cannot reach, with a stack trace, ..) is in our one
+/// line already.
+void quieten_libtorch() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+}
+
+int tell(const std::string& message, int exit_code) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "tessera: %s\n", printable(message, LineBreaks::kept).c_str());
+  return exit_code;
+}
+
+}  // namespace
+
+int run_program(const std::function<int()>& program, const ProgramOptions& options) {
+  const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
+  const auto in_users_words = [&](const std::string& message) {
+    return options.in_users_words ? options.in_users_words(message) : message;
+  };
+  try {
+    quieten_libtorch();
+    watch_mapped_files(WhenCut::note);
+    return program();
+  } catch (const UserError& error) {
+    return tell(in_users_words(error.what()), kUserErrorExit);
+  } catch (const c10::ValueError& error) {
+    return tell(trace ? error.what() : in_users_words(error.what_without_backtrace()),
+                kUserErrorExit);
+  } catch (const c10::Error& error) {
+    return tell(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
+  } catch (const std::exception& error) {
+    return tell(error.what(), kFailureExit);
+  }
+}
+
+}  // namespace tessera
