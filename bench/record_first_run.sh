@@ -1,6 +1,6 @@
 #!/bin/sh
 # What a first run prints, shortened for the README: the first and last steps and the summary.
-# usage: bench/record_first_run.sh [tessera train options]   (after ./dev train, or with tessera on the PATH)
+# usage: bench/record_first_run.sh --data.train=FOLDER [tessera train options]   (after ./dev train, or with tessera on the PATH)
 set -eu
 cd "$(dirname "$0")/.."
 tessera=build/release/bin/tessera

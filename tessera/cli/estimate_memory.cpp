@@ -21,6 +21,7 @@
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/cli/bytes_option.h"
+#include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
@@ -58,15 +59,14 @@ struct RankOption {
 const RankOption kRankOptions[] = {
     {"--batch-size", "train.micro_batch", "Sequences that a rank takes at once; 1 unless given"},
     {"--seq-len", "data.seq_len", "Tokens of a sequence; 512 unless given"},
-    {"--precision", "precision.compute", "fp32, bf16 or fp16; fp32 unless given"},
-    {"--placement", "parallel.placement",
-     "replicate, shard_optimizer, shard_gradients or full_shard"},
+    {"--precision", "precision.compute", "Of computation; fp32 unless given"},
+    {"--placement", "parallel.placement", "What each rank keeps; replicate unless given"},
     {"--ranks", "parallel.num_ranks", "1 unless given"},
     {"--tp", "parallel.tp", "Ranks that divide each matrix; 1 unless given"},
     {"--pp", "parallel.pp",
      "Ranks that divide the layers; 1 unless given. A rank then takes four micro-batches for each"},
-    {"--checkpointing", "memory.checkpointing", "Of activations: none, selective or full"},
-    {"--optimizer", "optimizer.type", "adamw or sgd"}};
+    {"--checkpointing", "memory.checkpointing", "Of activations; none unless given"},
+    {"--optimizer", "optimizer.type", "adamw unless given"}};
 
 struct EstimateArguments {
   std::string model, job, library, transformers;
@@ -205,9 +205,10 @@ config::RunConfig run_of(const EstimateArguments& arguments,
                  config.train.micro_batch);
     }
     config.train.global_batch = config.train.micro_batch * num_shares(config.parallel);
-    config.data.train = {"any"};  // a run has data; how much a rank takes does not depend on it
-    config.model.path = "any";    // MODEL; whether ranks can divide its heads is seen below
+    config.model.path = "any";  // MODEL; whether ranks can divide its heads is seen below
   }
+  // A run has data; how much a rank takes does not depend on it.
+  if (config.data.train.empty()) config.data.train = {"any"};
   config::Origins origins;
   for (const auto& [option, value] : arguments.rank_settings) origins[option->key] = option->name;
   if (!arguments.offload.empty()) {
@@ -367,15 +368,17 @@ void add_estimate_memory(CLI::App& app, int& exit_code) {
                       "wrote the config.json, or the newest");
   command->add_option("--job", arguments->job, "Job file, whose model and settings are taken");
   for (const auto& option : kRankOptions) {
-    command->add_option_function<std::string>(
+    auto* added = command->add_option_function<std::string>(
         option.name,
         [arguments, &option](const std::string& value) {
           arguments->rank_settings.emplace_back(&option, value);
         },
         option.meaning);
+    if (const auto& words = config::find_field(option.key)->rule.choices; !words.empty())
+      takes(added, words);
   }
-  command->add_option("--offload", arguments->offload,
-                      "What waits on the host: none, optimizer or params");
+  takes(command->add_option("--offload", arguments->offload, "What waits on the host"),
+        {"none", "optimizer", "params"});
   command->add_option("--device-memory", arguments->device_memory,
                       "Of a GPU, such as 80GB; unless given, this machine's by the ranks on it");
   command->add_flag("--json", arguments->json, "As JSON, in bytes");

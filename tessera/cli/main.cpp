@@ -58,7 +58,8 @@ int main(int argc, char** argv) {
   tessera::cli::add_completion(app, exit_code);
   // Last: commands take the footer that is there when they are added.
   app.footer(
-      "tessera COMMAND --help says more.\nExample:\n  tessera train recipes/tiny_llama.yaml");
+      "tessera COMMAND --help says more.\nExample:\n  tessera train recipes/tiny_llama.yaml "
+      "--data.train=FOLDER");
   try {
     tessera::watch_mapped_files(tessera::WhenCut::end);
     app.parse(argc, argv);

@@ -75,20 +75,25 @@ void read_whole(const fs::path& path, std::span<std::byte> out) {
   }
 }
 
-/// A NUL early in a file is how git, too, tells that it is no text.
-void check_looks_like_text(const fs::path& path, std::span<const std::byte> bytes) {
-  const auto head = bytes.first(std::min<size_t>(bytes.size(), 8000));
+/// A NUL early in a file is how git, too, tells that it is no text. Tokens have some among their first numbers.
+void check_looks_like_text(const fs::path& path, DataFormat format) {
+  const MappedFile file(path);
+  const auto head = file.bytes().first(std::min<size_t>(file.bytes().size(), 8000));
   if (std::ranges::find(head, std::byte{0}) == head.end()) return;
+  if (format == DataFormat::text) {
+    user_error(
+        "{}: expected text, got zero bytes, as files of tokens have them; set format to auto, or "
+        "to what it is",
+        path.string());
+  }
   user_error(
       "{}: unknown format: expected a .bin of tokens, a Megatron .bin with .idx, or text; set "
       "format",
       path.string());
 }
 
-bool all_token_files(std::span<const fs::path> files) {
-  return std::ranges::all_of(files, [](const fs::path& path) {
-    return path.extension() == ".bin" || path.extension() == ".idx";
-  });
+bool may_have_tokens(const fs::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx";
 }
 
 }  // namespace
@@ -111,11 +116,13 @@ void TokenSource::append_path(const fs::path& path, const TokenSourceOptions& op
     const std::vector<std::string> bin{".bin"};
     files = list_folder(path, format == DataFormat::tokens ? bin : options.extensions);
     if (format == DataFormat::automatic)
-      format = all_token_files(files) ? DataFormat::tokens : DataFormat::text;
+      format = std::ranges::all_of(files, may_have_tokens) ? DataFormat::tokens : DataFormat::text;
+    for (const auto& file : files)
+      if (format == DataFormat::text && may_have_tokens(file)) check_looks_like_text(file, format);
   } else {
     files = {path};
     if (format == DataFormat::automatic && path.extension() == ".bin") format = DataFormat::tokens;
-    if (format == DataFormat::automatic) check_looks_like_text(path, MappedFile(path).bytes());
+    if (format != DataFormat::tokens) check_looks_like_text(path, format);
   }
   if (format != DataFormat::tokens) {
     if (options.token_dtype != TokenDtype::automatic) {

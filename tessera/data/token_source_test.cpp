@@ -127,6 +127,8 @@ TEST(TokenSource, RefusesWhatItCannotRead) {
   EXPECT_THAT(opening({}), HasSubstr("expected at least one file or folder"));
   EXPECT_THAT(opening({.paths = {no_file}}), HasSubstr("none: no such file or folder"));
   EXPECT_THAT(opening({.paths = {binary}}), HasSubstr("x.dat: unknown format"));
+  EXPECT_THAT(opening({.paths = {binary}, .format = DataFormat::text}),
+              HasSubstr("x.dat: expected text, got zero bytes"));
   EXPECT_THAT(opening({.paths = {empty}}),
               HasSubstr("e.txt: expected text, got nothing but empty files"));
   EXPECT_THAT(opening({.paths = {folder.path()}, .extensions = {".py", ".rs"}}),

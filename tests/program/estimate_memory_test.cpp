@@ -97,7 +97,7 @@ TEST(EstimateMemory, TakesAJobThatDividesMatricesAndLayers) {
   const auto job = ::testing::TempDir() + "estimate_divided.yaml";
   write_file(job, R"(
 model: {preset: tiny, num_layers: 8}
-data: {train: [any], seq_len: 128}
+data: {seq_len: 128}
 parallel: {num_ranks: 16, pp: 4, tp: 2, placement: shard_optimizer, stage_layers: [2, 2, 2, 2]}
 train: {global_batch: 16}
 )");
