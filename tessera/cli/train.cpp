@@ -30,8 +30,8 @@ using Overrides = std::vector<config::Override>;
 
 constexpr const char* kExample =
     "Examples:\n"
-    "  tessera train recipes/tiny_llama.yaml --parallel.num_ranks=2 --train.steps=200\n"
-    "  tessera train recipes/tiny_llama.yaml --config_file fsdp.yaml --cpu\n"
+    "  tessera train recipes/tiny_llama.yaml --data.train=FOLDER --train.steps=200\n"
+    "  tessera train JOB.yaml --config_file fsdp.yaml --cpu\n"
     "  tessera train tiny_llama --data.train=FOLDER          (a recipe that was installed)\n\n"
     "Every key of the job file can be set on the command line as --section.key=value:\n\n";
 
@@ -120,17 +120,31 @@ config::Override micro_batch(const config::accelerate::Setting& steps,
           .origin = steps.origin};
 }
 
+/// UserError for a number of ranks that another launcher did not start, neither on this machine nor in all.
+void check_num_ranks(int64_t asked, const std::string& origin,
+                     const launch::RankEnvironment& ranks) {
+  if (asked == -1 || origin == "default") return;
+  if (asked == ranks.local_world_size || asked == ranks.world_size) return;
+  user_error(
+      "{}: parallel.num_ranks {}, but this is one of {} ranks ({}'s variables); set it to {}, or "
+      "to "
+      "-1 for as many as there are",
+      origin, asked, ranks.world_size, ranks.source, ranks.world_size);
+}
+
 /// The job file with what takes the place of its values: first the Accelerate configuration's, then
 /// the command line's.
 config::LoadedConfig load(const TrainArguments& arguments, const Overrides& overrides,
                           const Ranks& ranks) {
   auto loaded = config::load_run_config(arguments.job, overrides);
   auto& parallel = loaded.config.parallel;
-  parallel.num_ranks = num_ranks(parallel.num_ranks);
+  auto& origin = loaded.origins["parallel.num_ranks"];
   if (ranks) {
+    check_num_ranks(parallel.num_ranks, origin, *ranks);
     parallel.num_ranks = ranks->world_size;
-    loaded.origins["parallel.num_ranks"] = ranks->source;
+    origin = ranks->source;
   }
+  parallel.num_ranks = num_ranks(parallel.num_ranks);
   return loaded;
 }
 

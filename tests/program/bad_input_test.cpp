@@ -224,6 +224,18 @@ TEST_F(BadInputTest, DataTruncated) {
                  "got 399; make it again, or set data\\.token_dtype or data\\.format");
 }
 
+TEST_F(BadInputTest, TokensReadAsText) {
+  const std::string line =
+      "tokens\\.bin: expected text, got zero bytes, as files of tokens have them; set "
+      "data\\.format "
+      "to auto, or to what it is";
+  expect_refusal({"train", "job.yaml", "--data.format=text"}, line);
+  fs::create_directory("folder");
+  fs::rename("tokens.bin", "folder/tokens.bin");
+  expect_refusal({"train", "job.yaml", "--data.format=text", "--data.train=folder"},
+                 "folder/" + line);
+}
+
 TEST_F(BadInputTest, OccupiedPort) {
   const Stranger stranger;
   const auto port = std::to_string(stranger.socket.port);
@@ -241,10 +253,20 @@ TEST_F(BadInputTest, WorldSizeThatDoesNotMatchTheMesh) {
   expect_refusal({"train", "job.yaml"},
                  "job\\.yaml:10: parallel\\.dp_replicate: the mesh has 4 ranks but the run has 2; "
                  "set 2 or -1");
+  change("num_ranks: 2", "num_ranks: -1\n  dp_replicate: 4");
   expect_refusal({"train", "job.yaml"},
                  "job\\.yaml:10: parallel\\.dp_replicate: the mesh has 4 ranks but the run has 1; "
                  "set 1 or -1",
                  as_rank(0, 1, 4000));
+}
+
+TEST_F(BadInputTest, AnotherNumberOfRanksThanALauncherStarted) {
+  const std::string what =
+      "parallel\\.num_ranks 2, but this is one of 4 ranks \\(torchrun's "
+      "variables\\); set it to 4, or to -1 for as many as there are";
+  expect_refusal({"train", "job.yaml"}, "job\\.yaml:9: " + what, as_rank(0, 4, 4000));
+  expect_refusal({"train", "job.yaml", "--parallel.num_ranks=2"}, "command line: " + what,
+                 as_rank(0, 4, 4000));
 }
 
 TEST_F(BadInputTest, MatricesThatCannotBeDivided) {
