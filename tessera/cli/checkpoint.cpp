@@ -19,6 +19,7 @@
 #include "tessera/checkpoint/formats/open_source.h"
 #include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/cli/checkpoint_text.h"
+#include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/ranges.h"
 #include "tessera/report/amount_progress.h"
@@ -123,11 +124,14 @@ void add_inspect(CLI::App& app, int& exit_code) {
   auto* command =
       add_command(app, "inspect", "Show what a checkpoint or a stored model holds",
                   "  tessera checkpoint inspect run/checkpoints/step_00000100 --tensors");
-  command->add_option("PATH", arguments->path, "Checkpoint or stored model")->required();
+  command->add_option("PATH", arguments->path, "Checkpoint or stored model; of a run, the last")
+      ->required();
   command->add_flag("--tensors", arguments->tensors, "Each tensor: dtype, shape, where it lies");
   command->add_flag("--json", arguments->json, "As JSON");
   command->callback([arguments, &exit_code] {
-    const auto about = inspect(open_with_format(arguments->path), arguments->tensors);
+    const auto steps = checkpoints_in(arguments->path);
+    const auto path = steps.empty() ? fs::path(arguments->path) : steps.back().path;
+    const auto about = inspect(open_with_format(path), arguments->tensors);
     fmt::print("{}", arguments->json ? about.dump(2) + "\n" : inspection_text(about));
     exit_code = 0;
   });
@@ -253,9 +257,10 @@ void add_convert(CLI::App& app, int& exit_code) {
                    "or DeepSpeed (universal), .safetensors, llm.c's .bin")
       ->required();
   command->add_option("-o,--out", options.destination, "What to write; must not exist")->required();
-  command->add_option("--to", arguments->to, "huggingface, tessera or llmc")->required();
-  command->add_option("--dtype", arguments->dtype,
-                      "bf16, fp16 or fp32 for the parameters; as they are unless given");
+  takes(command->add_option("--to", arguments->to), {"huggingface", "tessera", "llmc"})->required();
+  takes(command->add_option("--dtype", arguments->dtype,
+                            "Of the parameters; as they are unless given"),
+        {"bf16", "fp16", "fp32"});
   command->add_option("--max-shard-size", options.max_file_bytes, "Of one file; 5GB unless given")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check(whole_number(1, "at least 1"));

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
@@ -22,9 +23,9 @@ struct Word {
 /// What may follow "tessera" or "tessera checkpoint verify".
 struct Place {
   std::string words;
-  std::vector<Word> commands, options;
+  std::vector<Word> commands, options;                      ///< or what the first argument may be
   std::vector<Word> keys;                                   ///< "--parallel.placement="
-  std::map<std::string, std::vector<std::string>> choices;  ///< of some keys
+  std::map<std::string, std::vector<std::string>> choices;  ///< after "--to", "--to=" and such keys
 };
 
 void add_keys(Place& place) {
@@ -42,8 +43,17 @@ void add_keys(Place& place) {
 void add_places(const CLI::App& app, const std::string& words, std::vector<Place>& places) {
   Place place{.words = words};
   for (const auto* option : app.get_options()) {
-    if (option->get_lnames().empty() || option->get_group().empty()) continue;
-    place.options.push_back({"--" + option->get_lnames().front(), option->get_description()});
+    if (option->get_group().empty()) continue;
+    const auto choices = choices_of(*option);
+    if (option->get_positional()) {
+      for (const auto& choice : choices)
+        place.commands.push_back({choice, option->get_description()});
+      continue;
+    }
+    if (option->get_lnames().empty()) continue;
+    const auto name = "--" + option->get_lnames().front();
+    place.options.push_back({name, option->get_description()});
+    if (!choices.empty()) place.choices[name] = place.choices[name + "="] = choices;
   }
   const auto commands = app.get_subcommands(nullptr);
   for (const auto* command : commands) {
@@ -74,6 +84,7 @@ _tessera() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" place=tessera key='' word names flags choices=''
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case "$place $word" in
+      'tessera launch tessera') place=tessera ;;
       {}) place="$place $word" ;;
     esac
   done
@@ -82,12 +93,14 @@ _tessera() {{
     key="${{COMP_WORDS[COMP_CWORD-1]}}=" current=''
   elif [[ ${{COMP_WORDS[COMP_CWORD-1]}} == = ]]; then
     key="${{COMP_WORDS[COMP_CWORD-2]}}="
+  elif [[ $current != -* ]]; then
+    key="${{COMP_WORDS[COMP_CWORD-1]}}"
   fi
   case "$place" in
 {}  esac
   case "$place $key" in
 {}  esac
-  if [[ -n $key ]]; then
+  if [[ $key == *= || -n $choices ]]; then
     COMPREPLY=($(compgen -W "$choices" -- "$current"))
   elif [[ $current == -* ]]; then
     COMPREPLY=($(compgen -W "$flags" -- "$current"))
@@ -119,19 +132,24 @@ _tessera() {{
   local -a names flags keys choices
   for word in "${{(@)words[2,CURRENT-1]}}"; do
     case "$place $word" in
+      ('tessera launch tessera') place=tessera ;;
       ({}) place="$place $word" ;;
     esac
   done
   if [[ $PREFIX == -*=* ]]; then
     key="${{PREFIX%%=*}}="
     compset -P 1 '*='
+  elif [[ $PREFIX != -* ]]; then
+    key="${{words[CURRENT-1]}}"
   fi
   case "$place" in
 {}  esac
   case "$place $key" in
 {}  esac
-  if [[ -n $key ]]; then
-    if (( $#choices )); then compadd -a choices; else _files; fi
+  if (( $#choices )); then
+    compadd -a choices
+  elif [[ $key == *= ]]; then
+    _files
   elif [[ $PREFIX == -* ]]; then
     _describe -o option flags
     _describe -o key keys -S ''
@@ -177,7 +195,7 @@ void add_completion(CLI::App& app, int& exit_code) {
   const auto shell = std::make_shared<std::string>();
   auto* command =
       app.add_subcommand("completion", "Print a script that completes words for bash or zsh");
-  command->add_option("SHELL", *shell, "bash or zsh")->required();
+  takes(command->add_option("SHELL", *shell), {"bash", "zsh"})->required();
   command->footer(
       "Examples:\n"
       "  source <(tessera completion bash)                    (in ~/.bashrc)\n"

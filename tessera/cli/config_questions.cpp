@@ -11,6 +11,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/units.h"
+#include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/menu.h"
 #include "tessera/cli/output_file.h"
@@ -190,8 +191,9 @@ void add_default(CLI::App& app, const std::shared_ptr<QuestionArguments>& argume
       app.add_subcommand("default", "Write the basic file: one process, or one per GPU");
   add_file_option(*command, arguments, "File to write");
   add_yes_flag(*command, arguments);
-  command->add_option("--mixed_precision,--mixed-precision", arguments->mixed_precision,
-                      "no, fp16 or bf16; no unless given");
+  takes(command->add_option("--mixed_precision,--mixed-precision", arguments->mixed_precision,
+                            "no unless given"),
+        {"no", "fp16", "bf16"});
   command->footer("Example:\n  tessera config default --mixed_precision bf16");
   command->callback([arguments, &exit_code] {
     write_default(*arguments);

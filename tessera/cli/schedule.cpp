@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/output_file.h"
 #include "tessera/report/terminal.h"
@@ -334,9 +335,12 @@ void add_schedule(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand(
       "schedule", "Check, time and draw a pipeline schedule; without a name, list them");
   command->footer(kScheduleFooter);
-  command->add_option(
-      "NAME", arguments->what,
-      "A schedule, or a .csv file of actions as PyTorch writes and torchtitan reads it");
+  std::vector<std::string> names;
+  for (const auto& facts : families()) names.emplace_back(facts.name);
+  takes(command->add_option(
+            "NAME", arguments->what,
+            "A schedule, or a .csv file of actions as PyTorch writes and torchtitan reads it"),
+        names);
   command->add_option("--ranks", arguments->num_ranks, "Of the pipeline");
   command->add_option("--micro-batches", arguments->num_micro_batches, "Of a step");
   command->add_option("--stages-per-rank", arguments->stages_per_rank,

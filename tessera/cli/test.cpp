@@ -5,6 +5,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launch_options.h"
+#include "tessera/cli/launch_settings.h"
 #include "tessera/cli/worker_program.h"
 #include "tessera/launch/launch.h"
 #include "tessera/launch/rank_environment.h"
@@ -30,12 +31,11 @@ int test(const TestArguments& arguments) {
   int processes = num_ranks(-1);
   config::RunConfig config;
   bool cpu = arguments.cpu;
-  if (!arguments.config_file.empty()) {
-    AccelerateRequest request{.quiet = true};
-    if (cpu) request.settings.set({.key = "use_cpu", .value = "true", .origin = "--cpu"});
-    if (arguments.num_processes > 0) request.processes_per_machine = arguments.num_processes;
-    const auto plan =
-        accelerate_run(request, arguments.config_file, "tessera test").translation.launch;
+  AccelerateRequest request{.config_file = arguments.config_file, .quiet = true};
+  if (cpu) request.settings.set({.key = "use_cpu", .value = "true", .origin = "--cpu"});
+  if (arguments.num_processes > 0) request.processes_per_machine = arguments.num_processes;
+  if (const auto file = configuration_file(request); !file.empty()) {
+    const auto plan = accelerate_run(request, file, "tessera test").translation.launch;
     processes = plan.num_processes / plan.num_machines;
     cpu = plan.cpu;
   } else if (arguments.num_processes > 0) {
@@ -62,7 +62,7 @@ void add_test(CLI::App& app, int& exit_code) {
           "Ranks on this machine; unset: as the configuration says, else one per two cores")
       ->check(CLI::Range(1, 1024));
   command->add_option("--config_file,--config-file", arguments->config_file,
-                      "Accelerate's configuration");
+                      "Accelerate's configuration; the default one, if there is one, unless given");
   command->add_flag("--cpu", arguments->cpu, "Even where there are GPUs");
   command->footer(kTestFooter);
   command->callback([arguments, &exit_code] { exit_code = test(*arguments); });

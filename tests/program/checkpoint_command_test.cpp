@@ -145,6 +145,7 @@ TEST_F(CheckpointCommandTest, Inspect) {
         "  shard_00001.safetensors  16.3 KiB\n", "  tokenizer.json  13 B\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+  EXPECT_EQ(run({"inspect", "run"}), text);
   EXPECT_THAT(run({"inspect", step_, "--tensors"}),
               HasSubstr("  norm.weight: F32 [5], 20 B: elements 0 to 4 in shard_0000"));
   const auto about = json::parse(run({"inspect", step_, "--json", "--tensors"}));
@@ -279,7 +280,7 @@ TEST_F(CheckpointCommandTest, WhatIsNoCheckpoint) {
   expect_refusal({"verify", "tokenizer.json"},
                  "tokenizer.json: no checkpoint; expected a folder with complete.json, [^\n]+");
   expect_refusal({"inspect", "."}, ".: no checkpoint; expected [^\n]+");
-  expect_refusal({"inspect", "run"},
+  expect_refusal({"diff", "run", step_},
                  "run: expected one checkpoint, got a folder of 1; name one, the last is " + step_);
   expect_refusal({"inspect", fixtures_ + "/dcp_micro"},
                  "[^ ]+: expected one folder of torch.distributed.checkpoint, got two; [^\n]+");

@@ -120,6 +120,9 @@ TEST_F(SurfaceTest, TestRefusesHardwareThatIsNotHere) {
   EXPECT_EQ(refusal({"test", "--config_file", "gaudi.yaml"}),
             "gaudi.yaml:1: distributed_type MULTI_HPU is refused: needs Gaudi HPUs; tessera drives "
             "NVIDIA GPUs and CPUs (--cpu tries it on a CPU)");
+  folder_.write("hf/accelerate/default_config.yaml",
+                "distributed_type: MULTI_HPU\nnum_processes: 2\n");
+  EXPECT_THAT(refusal({"test", "-n", "2"}), HasSubstr("default_config.yaml:1: distributed_type"));
 }
 
 TEST_F(SurfaceTest, TheBasicFile) {
@@ -238,6 +241,14 @@ TEST_F(SurfaceTest, BashCompletesCommandsOptionsAndKeys) {
   EXPECT_EQ(completed("tessera train job.yaml --data.shuffle ="), "true false\n");
   EXPECT_EQ(completed("tessera train job.yaml --train.steps ="), "\n");
   EXPECT_EQ(completed("tessera tokenize --parallel.pl"), "\n");
+  EXPECT_EQ(completed("tessera completion b"), "bash\n");
+  EXPECT_EQ(completed("tessera schedule ZB-H"), "ZB-H1 ZB-H2\n");
+  EXPECT_EQ(completed("tessera checkpoint convert run -o out --to h"), "huggingface\n");
+  EXPECT_EQ(completed("tessera estimate-memory llama --placement ''"),
+            "replicate shard_optimizer shard_gradients full_shard\n");
+  EXPECT_EQ(completed("tessera export run out.gguf --to = g"), "gguf\n");
+  EXPECT_EQ(completed("tessera launch -n 4 tessera train job.yaml --parallel.pl"),
+            "--parallel.placement=\n");
   EXPECT_EQ(refusal({"completion", "fish"}), "completion: expected bash or zsh, got 'fish'");
   EXPECT_THAT(output({"completion", "zsh"}), HasSubstr("'--parallel.placement=:"));
 }
