@@ -7,7 +7,7 @@ namespace tessera::comm {
 
 struct Counter {
   int64_t calls = 0;
-  int64_t bytes = 0;        ///< of the whole tensor (all_gather: output, [reduce_]scatter: input)
+  int64_t bytes = 0;        ///< of the whole tensor (all_gather: output, others: input)
   double wait_seconds = 0;  ///< the caller's thread stood still in Work::wait
 };
 

@@ -67,6 +67,31 @@ TEST_P(FailureTest, AKilledPeerRaisesLongBeforeTheDeadline) {
   }
 }
 
+TEST_P(FailureTest, APeerKilledInsideAnAllToAllIsNamed) {
+  const int n = GetParam();
+  const std::vector<int64_t> rows(static_cast<size_t>(n * n), 1 << 20);
+  for (const bool shared_memory : {true, false}) {
+    on_mesh({.shape = {.dp_shard = n, .ep = n},
+             .transport = {.shared_memory = shared_memory},
+             .killed = {n - 1}},
+            [&](const mesh::DeviceMesh& mesh) {
+              const auto& axis = mesh.axis("dp_shard");
+              const auto input = at::ones({n << 20, 4}), output = at::empty_like(input);
+              axis.barrier();
+              auto work = axis.all_to_all_uneven(output, input, rows);
+              if (axis.rank() == n - 1) raise(SIGKILL);
+              EXPECT_THAT(
+                  error_of([&] {
+                    work.wait();
+                    while (true) axis.all_to_all_uneven(output, input, rows).wait();
+                  }),
+                  ContainsRegex(fmt::format("^rank [01], axis dp_shard: all_to_all of {}.0 MiB "
+                                            "failed after [0-9.]+ s: rank ",
+                                            16 * n)));
+            });
+  }
+}
+
 TEST(Failure, AWriteToALostPeerDoesNotEndTheProcess) {
   on_mesh({.shape = {.dp_replicate = 2}}, [](const mesh::DeviceMesh& mesh) {
     mesh.axis("dp_replicate").barrier();
@@ -305,7 +330,14 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
        "broadcast of 40 B \\(Float, root 0\\)", "broadcast of 40 B \\(Float, root 1\\)"},
       {[&](const Group& axis) { axis.barrier(); },
        [&](const Group& axis) { axis.scatter(floats(2), floats(2 * axis.size()), 0).wait(); },
-       "barrier", "scatter of 24 B \\(Float, root 0\\)"}};
+       "barrier", "scatter of 24 B \\(Float, root 0\\)"},
+      {[&](const Group& axis) {
+         axis.all_to_all_uneven(floats(6), floats(6), std::vector<int64_t>(9, 2)).wait();
+       },
+       [&](const Group& axis) {
+         axis.all_to_all_uneven(floats(3), floats(3), std::vector<int64_t>(9, 1)).wait();
+       },
+       "all_to_all of 24 B \\(Float\\)", "all_to_all of 12 B \\(Float\\)"}};
   const auto all_cases = [&](const mesh::DeviceMesh& mesh) {
     for (size_t i = 0; i < cases.size(); ++i) {
       const auto& [first, others, name_of_first, name_of_others] = cases[i];

@@ -1,6 +1,10 @@
 #include "tessera/comm/group.h"
 
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -321,11 +325,42 @@ Work Group::all_to_all_single(const at::Tensor& output, const at::Tensor& input)
   const auto job = [output = flat(output), input = flat(input)](State& state,
                                                                 const Deadline& deadline) {
     const int parts = state.size();
-    if (state.algorithm(Operation::all_to_all, input) == Algorithm::shared_memory) {
-      return state.memory->all_to_all(output.data_ptr(), input.const_data_ptr(),
-                                      static_cast<int64_t>(input.nbytes()) / parts, deadline);
-    }
-    state.exchange->all_to_all(slices_of(output, parts), slices_of(input, parts), deadline);
+    state.all_to_all(slices_of(output, parts), slices_of(input, parts),
+                     static_cast<int64_t>(input.nbytes()) / parts, deadline);
+  };
+  return start(call, job);
+}
+
+Work Group::all_to_all_uneven(const at::Tensor& output, const at::Tensor& input,
+                              std::span<const int64_t> rows) const {
+  check_tensor(output, Operation::all_to_all);
+  check_tensor(input, Operation::all_to_all);
+  const int n = size();
+  TORCH_INTERNAL_ASSERT(std::ssize(rows) == n * n && output.dtype() == input.dtype() &&
+                        output.sizes().slice(1) == input.sizes().slice(1));
+  std::vector<int64_t> received, sent;
+  for (int r = 0; r < n; ++r) {
+    received.push_back(rows[r * n + rank()]);
+    sent.push_back(rows[rank() * n + r]);
+  }
+  const auto inputs = input.detach().split_with_sizes(sent);
+  const auto outputs = output.detach().split_with_sizes(received);
+  if (n == 1) {
+    copy_flat(output, input);
+    return {};
+  }
+  const int64_t row_bytes =
+      c10::multiply_integers(input.sizes().slice(1)) * static_cast<int64_t>(input.element_size());
+  auto call = call_of(Operation::all_to_all, input);
+  call.bytes = std::reduce(rows.begin(), rows.end()) * row_bytes / n;
+  if (!input.is_cpu()) {
+    return start_on_gpu(call, [&](const auto& gpu) {
+      return gpu.all_to_all(output.detach(), input.detach(), received, sent);
+    });
+  }
+  const auto job = [outputs, inputs, longest = *std::ranges::max_element(rows) * row_bytes](
+                       State& state, const Deadline& deadline) {
+    state.all_to_all(outputs, inputs, longest, deadline);
   };
   return start(call, job);
 }

@@ -129,6 +129,12 @@ class Group {
   /// in memory.
   Work all_to_all_single(const at::Tensor& output, const at::Tensor& input) const;
 
+  /// The same of rows of any number: rank s sends rows[s * N + d] rows to rank d, in the order of
+  /// d; output has those that came, in the order of s. Every rank knows all of `rows`. Rows have the
+  /// dimensions of output and input after the first. Counted as the mean of all ranks' inputs.
+  Work all_to_all_uneven(const at::Tensor& output, const at::Tensor& input,
+                         std::span<const int64_t> rows) const;
+
   /// Returns when all ranks have called it.
   void barrier() const;
 

@@ -170,6 +170,22 @@ void Group::State::all_gather(std::span<const at::Tensor> outputs, const at::Ten
   memory->all_gather(pointers, sizes, input.const_data_ptr(), deadline);
 }
 
+void Group::State::all_to_all(std::span<const at::Tensor> outputs,
+                              std::span<const at::Tensor> inputs, int64_t longest,
+                              const Deadline& deadline) {
+  if (algorithm(Operation::all_to_all, outputs[options.rank]) == Algorithm::exchange) {
+    return exchange->all_to_all(outputs, inputs, deadline);
+  }
+  std::vector<std::span<std::byte>> to;
+  SharedMemory::Parts from;
+  for (size_t r = 0; r < outputs.size(); ++r) {
+    to.emplace_back(static_cast<std::byte*>(outputs[r].data_ptr()), outputs[r].nbytes());
+    from.emplace_back(static_cast<const std::byte*>(inputs[r].const_data_ptr()),
+                      inputs[r].nbytes());
+  }
+  memory->all_to_all(to, from, longest, deadline);
+}
+
 std::vector<std::string> Group::State::gather_bytes(const std::string& bytes,
                                                     const Deadline& deadline) {
   const auto lengths = at::empty({size()}, at::kLong);

@@ -45,6 +45,9 @@ struct Group::State {
   void by_gloo(const Deadline& deadline, const std::function<void()>& body) const;
   void all_gather(std::span<const at::Tensor> outputs, const at::Tensor& input,
                   const Deadline& deadline);
+  /// outputs[r] = rank r's inputs[this rank]; `longest`: the most bytes of one of all ranks' parts.
+  void all_to_all(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
+                  int64_t longest, const Deadline& deadline);
   std::vector<std::string> gather_bytes(const std::string& bytes, const Deadline& deadline);
 
   /// Throws if the GPU's operations have failed.

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -331,6 +332,43 @@ TEST_P(GroupTest, AllToAll) {
         expect_close(output.narrow(0, r * count, count),
                      values_of(r, n * count, at::kFloat).narrow(0, axis.rank() * count, count),
                      {0, 0});
+      }
+    }
+  });
+}
+
+TEST_P(GroupTest, AllToAllOfUnevenRows) {
+  // Rows that rank s sends to rank d: some of everyone, none to rank 1, none at all, from one rank to
+  // another alone, and more than a slot of shared memory holds.
+  const std::function<int64_t(int s, int d)> patterns[] = {
+      [](int s, int d) { return (s * 3 + d * 5 + 1) % 7; },
+      [](int s, int d) { return d == 1 ? 0 : s + 1; }, [](int, int) { return 0; },
+      [](int s, int d) { return s == 1 && d == 0 ? 5 : 0; },
+      [](int s, int d) { return s == 0 ? 40'001 * (d + 1) : 2 * d; }};
+  for_each_transport(GetParam(), [&](const Group& axis) {
+    const int n = axis.size(), rank = axis.rank();
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
+                             at::kByte, at::kBool}) {
+      for (const auto& rows_of : patterns) {
+        std::vector<int64_t> rows;
+        for (int i = 0; i < n * n; ++i) rows.push_back(rows_of(i / n, i % n));
+        const auto sent_to = [&](int s, int d) {
+          return at::arange(rows_of(s, d) * 3, at::kDouble).add(10 * s + d).remainder(120);
+        };
+        std::vector<at::Tensor> sent, expected;
+        for (int r = 0; r < n; ++r) {
+          sent.push_back(sent_to(rank, r));
+          expected.push_back(sent_to(r, rank));
+        }
+        const auto input = at::cat(sent).to(dtype).view({-1, 3});
+        const auto result = at::cat(expected).to(dtype).view({-1, 3});
+        const auto output = at::zeros_like(result);
+        const auto before = axis.counters().all_to_all;
+        axis.all_to_all_uneven(output, input, rows).wait();
+        EXPECT_TRUE(output.equal(result)) << c10::toString(dtype) << " on rank " << rank;
+        const auto mean = std::reduce(rows.begin(), rows.end()) * 3 * input.element_size() / n;
+        EXPECT_EQ(axis.counters().all_to_all.bytes - before.bytes, n == 1 ? 0 : mean);
+        EXPECT_EQ(axis.counters().all_to_all.calls - before.calls, n == 1 ? 0 : 1);
       }
     }
   });

@@ -130,9 +130,10 @@ NativeWork NativeCollectives::scatter(const at::Tensor& output, std::span<const 
   return plain(backend_->scatter(outputs, lists, options));
 }
 
-NativeWork NativeCollectives::all_to_all(at::Tensor output, at::Tensor input) const {
-  std::vector<int64_t> even;
-  return plain(backend_->alltoall_base(output, input, even, even));
+NativeWork NativeCollectives::all_to_all(at::Tensor output, at::Tensor input,
+                                         std::vector<int64_t> received,
+                                         std::vector<int64_t> sent) const {
+  return plain(backend_->alltoall_base(output, input, received, sent));
 }
 
 }  // namespace tessera::comm

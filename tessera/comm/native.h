@@ -7,6 +7,7 @@
 #include <span>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
+#include <vector>
 
 #include "tessera/comm/reduce.h"
 
@@ -45,7 +46,9 @@ class NativeCollectives {
   NativeWork all_gather_uneven(std::span<const at::Tensor> outputs, const at::Tensor& input) const;
   NativeWork reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) const;
   NativeWork scatter(const at::Tensor& output, std::span<const at::Tensor> inputs, int root) const;
-  NativeWork all_to_all(at::Tensor output, at::Tensor input) const;
+  /// `received`, `sent`: rows of output and input by rank; empty: the same of each.
+  NativeWork all_to_all(at::Tensor output, at::Tensor input, std::vector<int64_t> received = {},
+                        std::vector<int64_t> sent = {}) const;
 
  private:
   using Start =

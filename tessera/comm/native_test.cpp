@@ -84,6 +84,13 @@ TEST_P(NativeTest, EveryCallEqualsArithmetic) {
     auto exchanged = at::zeros({n});
     native.all_to_all(exchanged, at::arange(n, at::kFloat) + 10.0 * rank).wait();
     expect_close(exchanged, at::arange(n, at::kFloat) * 10.0 + rank);
+    // Rank s sends d rows to rank d.
+    std::vector<int64_t> sent, received(static_cast<size_t>(n), rank);
+    for (int r = 0; r < n; ++r) sent.push_back(r);
+    auto rows = at::zeros({n * rank, 2});
+    native.all_to_all(rows, at::full({n * (n - 1) / 2, 2}, rank, at::kFloat), received, sent)
+        .wait();
+    expect_close(rows, at::arange(n, at::kFloat).repeat_interleave(2 * rank).view({-1, 2}));
     axis.barrier();  // rank 0 serves the store
   });
 }

@@ -41,6 +41,9 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
+  /// What a rank sends, by receiver.
+  using Parts = std::vector<std::span<const std::byte>>;
+
   /// What the functions below are called for from here on, until the next begin().
   void begin(const Call& call);
 
@@ -56,7 +59,9 @@ class SharedMemory {
                   const Deadline& deadline);
   void scatter(void* output, const void* input, int64_t part_bytes, int root,
                const Deadline& deadline);  ///< input: of the root
-  void all_to_all(void* output, const void* input, int64_t part_bytes, const Deadline& deadline);
+  /// outputs[r] = rank r's inputs[this rank]; `longest`: the most bytes of one of all ranks' parts.
+  void all_to_all(std::span<const std::span<std::byte>> outputs, const Parts& inputs,
+                  int64_t longest, const Deadline& deadline);
   void broadcast(void* data, int64_t bytes, int root, const Deadline& deadline);
 
   /// What is under way and whatever comes later fails, on every rank. From any thread.
@@ -81,12 +86,13 @@ class SharedMemory {
   SharedMemory(int rank, const std::vector<int>& ranks, int memory_fd);
 
   /// output(begin, length, parts): what to do with this rank's part of a chunk, given where every
-  /// rank's copy of it lies.
+  /// rank's copy of it lies. `length` is that of the longest part.
   using Use = std::function<void(int64_t begin, int64_t length, std::span<const void* const>)>;
-  /// Every rank's parts to their owners, a chunk at a time; `input` is null on ranks that send
-  /// none.
-  void distribute(const std::byte* input, int64_t part_bytes, int64_t unit, const Use& use,
+  /// Every rank's parts to their owners, a chunk at a time, until `longest` bytes of each were
+  /// handed on; parts may be shorter. `unit`: no chunk ends inside so many bytes.
+  void distribute(const Parts& inputs, int64_t longest, int64_t unit, const Use& use,
                   const Deadline& deadline);
+  Parts even_parts(const void* input, int64_t part_bytes) const;
   void barrier(const Deadline& deadline);
 
   std::byte* slot(int rank, Lane lane, uint32_t round) const;

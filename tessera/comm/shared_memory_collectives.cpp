@@ -62,17 +62,23 @@ void SharedMemory::all_reduce(ReduceOp op, at::ScalarType dtype, void* data, int
   });
 }
 
-void SharedMemory::distribute(const std::byte* input, int64_t part_bytes, int64_t unit,
-                              const Use& use, const Deadline& deadline) {
-  if (part_bytes == 0) return barrier(deadline);
+SharedMemory::Parts SharedMemory::even_parts(const void* input, int64_t part_bytes) const {
+  Parts parts;
+  for (int r = 0; r < size_; ++r) {
+    parts.emplace_back(static_cast<const std::byte*>(input) + r * part_bytes, part_bytes);
+  }
+  return parts;
+}
+
+void SharedMemory::distribute(const Parts& inputs, int64_t longest, int64_t unit, const Use& use,
+                              const Deadline& deadline) {
+  if (longest == 0) return barrier(deadline);
   const int64_t stride = std::max(unit, kSlotBytes / size_ / 64 * 64);
   const auto post_parts = [&](int64_t begin) {
     std::byte* to = open_slot(kParts, deadline);
-    const int64_t length = std::min(stride, part_bytes - begin);
     for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && input != nullptr) {
-        std::memcpy(to + r * stride, input + r * part_bytes + begin, length);
-      }
+      const int64_t length = std::min(stride, std::ssize(inputs[r]) - begin);
+      if (r != rank_ && length > 0) std::memcpy(to + r * stride, inputs[r].data() + begin, length);
     }
     post(kParts);
   };
@@ -80,14 +86,15 @@ void SharedMemory::distribute(const std::byte* input, int64_t part_bytes, int64_
     uint32_t round = rounds_[kParts];
     post_parts(0);
     std::vector<const void*> parts(static_cast<size_t>(size_));
-    for (int64_t begin = 0; begin < part_bytes; begin += stride, ++round) {
-      if (begin + stride < part_bytes) post_parts(begin + stride);
+    for (int64_t begin = 0; begin < longest; begin += stride, ++round) {
+      if (begin + stride < longest) post_parts(begin + stride);
       for (int r = 0; r < size_; ++r) {
         if (r != rank_) await(kParts, r, round, deadline);
         parts[r] = slot(r, kParts, round) + rank_ * stride;
-        if (r == rank_) parts[r] = input == nullptr ? nullptr : input + r * part_bytes + begin;
       }
-      use(begin, std::min(stride, part_bytes - begin), parts);
+      const auto& own = inputs[rank_];
+      parts[rank_] = begin < std::ssize(own) ? own.data() + begin : nullptr;
+      use(begin, std::min(stride, longest - begin), parts);
       finish(kParts, round);
     }
   });
@@ -99,7 +106,7 @@ void SharedMemory::reduce_scatter(ReduceOp op, at::ScalarType dtype, void* outpu
   const Use reduce = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
     reduce_parts(op, dtype, parts, static_cast<std::byte*>(output) + begin, length / unit);
   };
-  distribute(static_cast<const std::byte*>(input), count * unit, unit, reduce, deadline);
+  distribute(even_parts(input, count * unit), count * unit, unit, reduce, deadline);
 }
 
 void SharedMemory::scatter(void* output, const void* input, int64_t part_bytes, int root,
@@ -108,18 +115,20 @@ void SharedMemory::scatter(void* output, const void* input, int64_t part_bytes, 
     auto* to = static_cast<std::byte*>(output) + begin;
     if (to != parts[root]) std::memcpy(to, parts[root], length);
   };
-  const auto* from = rank_ == root ? static_cast<const std::byte*>(input) : nullptr;
-  distribute(from, part_bytes, 1, copy, deadline);
+  const auto inputs =
+      rank_ == root ? even_parts(input, part_bytes) : Parts(static_cast<size_t>(size_));
+  distribute(inputs, part_bytes, 1, copy, deadline);
 }
 
-void SharedMemory::all_to_all(void* output, const void* input, int64_t part_bytes,
-                              const Deadline& deadline) {
+void SharedMemory::all_to_all(std::span<const std::span<std::byte>> outputs, const Parts& inputs,
+                              int64_t longest, const Deadline& deadline) {
   const Use copy = [&](int64_t begin, int64_t length, std::span<const void* const> parts) {
     for (int r = 0; r < size_; ++r) {
-      std::memcpy(static_cast<std::byte*>(output) + r * part_bytes + begin, parts[r], length);
+      const int64_t here = std::min(length, std::ssize(outputs[r]) - begin);
+      if (here > 0) std::memcpy(outputs[r].data() + begin, parts[r], here);
     }
   };
-  distribute(static_cast<const std::byte*>(input), part_bytes, 1, copy, deadline);
+  distribute(inputs, longest, 1, copy, deadline);
 }
 
 void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes,
