@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <numeric>
+#include <set>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
@@ -11,9 +11,91 @@
 namespace tessera::mesh {
 namespace {
 
+/// What axes are made of, outermost first: data axes fall apart into what ep borrows and the rest.
+constexpr size_t kNumFactors = 7;
+enum Factor : unsigned {
+  of_pp = 1 << 0,
+  of_replicate = 1 << 1,
+  of_replicate_in_ep = 1 << 2,
+  of_shard = 1 << 3,
+  of_shard_in_ep = 1 << 4,
+  of_cp = 1 << 5,
+  of_tp = 1 << 6
+};
+
+std::array<int, kNumFactors> factors(const MeshShape& shape) {
+  const bool from_shard = shape.dp_shard > 1;
+  return {shape.pp,
+          shape.expert_replicate(),
+          from_shard ? 1 : shape.ep,
+          shape.expert_shard(),
+          from_shard ? shape.ep : 1,
+          shape.cp,
+          shape.tp};
+}
+
+/// The factors of an axis.
+unsigned factors_of(AxisName axis) {
+  switch (axis) {
+    case AxisName::pp:
+      return of_pp;
+    case AxisName::dp_replicate:
+      return of_replicate | of_replicate_in_ep;
+    case AxisName::dp_shard:
+      return of_shard | of_shard_in_ep;
+    case AxisName::cp:
+      return of_cp;
+    case AxisName::ep:
+      return of_replicate_in_ep | of_shard_in_ep;
+    case AxisName::tp:
+      return of_tp;
+    case AxisName::expert_replicate:
+      return of_replicate;
+    case AxisName::expert_shard:
+      return of_shard;
+  }
+  return 0;
+}
+
+/// Those of `chosen` that have more than one rank.
+unsigned wide(const MeshShape& shape, unsigned chosen) {
+  const auto sizes = factors(shape);
+  for (size_t d = 0; d < kNumFactors; ++d) {
+    if (sizes[d] == 1) chosen &= ~(1U << d);
+  }
+  return chosen;
+}
+
+/// A rank's place along each factor, and back.
+std::array<int, kNumFactors> place_of(const MeshShape& shape, int rank) {
+  const auto sizes = factors(shape);
+  std::array<int, kNumFactors> at{};
+  for (size_t d = kNumFactors; d-- > 0;) {
+    at[d] = rank % sizes[d];
+    rank /= sizes[d];
+  }
+  return at;
+}
+
+int rank_at(const MeshShape& shape, const std::array<int, kNumFactors>& at) {
+  const auto sizes = factors(shape);
+  int rank = 0;
+  for (size_t d = 0; d < kNumFactors; ++d) rank = rank * sizes[d] + at[d];
+  return rank;
+}
+
 int64_t product(const MeshShape& shape) {
-  const auto sizes = shape.sizes();
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  int64_t ranks = 1;
+  for (const int size : {shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp}) {
+    ranks *= size;
+  }
+  return ranks;
+}
+
+/// The axis that ep borrows from.
+std::pair<const char*, int> lender_of(const MeshShape& shape) {
+  if (shape.dp_shard > 1) return {"dp_shard", shape.dp_shard};
+  return {"dp_replicate", shape.dp_replicate};
 }
 
 /// What would make the shape fit: another dp_replicate, else another number of ranks.
@@ -42,6 +124,10 @@ AxisName axis_named(std::string_view name) {
 }
 
 void check_shape(const MeshShape& shape, int world_size) {
+  const auto [lender, ranks] = lender_of(shape);
+  if (shape.ep < 1 || (ranks >= 1 && ranks % shape.ep != 0)) {
+    user_error("ep: expected a divisor of the {} ranks of {}, got {}", ranks, lender, shape.ep);
+  }
   const auto sizes = shape.sizes();
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] < 1) user_error("{}: expected at least 1, got {}", kTexts<AxisName>[d], sizes[d]);
@@ -53,42 +139,42 @@ void check_shape(const MeshShape& shape, int world_size) {
 }
 
 Coordinates coordinates_of(const MeshShape& shape, int rank) {
-  const auto sizes = shape.sizes();
+  const auto sizes = factors(shape), place = place_of(shape, rank);
   Coordinates at{};
-  for (size_t d = sizes.size(); d-- > 0;) {
-    at[d] = rank % sizes[d];
-    rank /= sizes[d];
+  for (size_t axis = 0; axis < kNumAxes; ++axis) {
+    const unsigned of_axis = factors_of(static_cast<AxisName>(axis));
+    for (size_t d = 0; d < kNumFactors; ++d) {
+      if ((of_axis >> d & 1) != 0) at[axis] = at[axis] * sizes[d] + place[d];
+    }
   }
   return at;
 }
 
-int rank_of(const MeshShape& shape, const Coordinates& at) {
-  const auto sizes = shape.sizes();
-  int rank = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) rank = rank * sizes[d] + at[d];
-  return rank;
+std::vector<AxisName> spanning(const MeshShape& shape, std::span<const AxisName> axes) {
+  const std::set<AxisName> named(axes.begin(), axes.end());
+  std::vector<AxisName> kept;
+  for (const auto axis : named) {
+    const unsigned own = wide(shape, factors_of(axis));
+    const auto contains = [&](AxisName other) {
+      const unsigned all = wide(shape, factors_of(other));
+      return other != axis && (own & ~all) == 0 && (own != all || other < axis);
+    };
+    if (own != 0 && std::ranges::none_of(named, contains)) kept.push_back(axis);
+  }
+  return kept;
 }
 
 std::vector<int> group_of(const MeshShape& shape, std::span<const AxisName> axes, int rank) {
-  const auto sizes = shape.sizes();
-  std::vector<size_t> order;
-  for (const auto axis : axes) order.push_back(static_cast<size_t>(axis));
-  std::ranges::sort(order);
-  Coordinates at = coordinates_of(shape, rank);
-  for (const size_t d : order) at[d] = 0;
-
+  const auto sizes = factors(shape);
+  unsigned along = 0;
+  for (const auto axis : axes) along |= wide(shape, factors_of(axis));
   std::vector<int> ranks;
-  const auto visit = [&](const auto& self, size_t depth) -> void {
-    if (depth == order.size()) {
-      ranks.push_back(rank_of(shape, at));
-      return;
-    }
-    for (int i = 0; i < sizes[order[depth]]; ++i) {
-      at[order[depth]] = i;
-      self(self, depth + 1);
-    }
+  const auto visit = [&](const auto& self, std::array<int, kNumFactors> at, size_t d) -> void {
+    if (d == kNumFactors) return ranks.push_back(rank_at(shape, at));
+    if ((along >> d & 1) == 0) return self(self, at, d + 1);
+    for (at[d] = 0; at[d] < sizes[d]; ++at[d]) self(self, at, d + 1);
   };
-  visit(visit, 0);
+  visit(visit, place_of(shape, rank), 0);
   return ranks;
 }
 
@@ -102,7 +188,9 @@ std::string describe(const MeshShape& shape) {
   const auto sizes = shape.sizes();
   std::string text;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 1) continue;
+    const auto axis = static_cast<AxisName>(d);
+    const bool follows = axis == AxisName::expert_replicate || axis == AxisName::expert_shard;
+    if (sizes[d] == 1 || follows) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", kTexts<AxisName>[d], sizes[d]);
   }
   return text.empty() ? "one rank" : text;

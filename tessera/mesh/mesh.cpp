@@ -44,13 +44,10 @@ DeviceMesh DeviceMesh::with_transport(const std::string& name,
 
 const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
                              const AxisOptions& options) const {
-  std::vector<AxisName> named, along;
+  std::vector<AxisName> named;
   for (const auto name : names) named.push_back(axis_named(name));
   std::ranges::sort(named);
-  named.erase(std::unique(named.begin(), named.end()), named.end());
-  const auto sizes = shape_.sizes();
-  std::ranges::copy_if(named, std::back_inserter(along),
-                       [&](AxisName axis) { return sizes[static_cast<size_t>(axis)] > 1; });
+  auto along = spanning(shape_, named);
 
   std::string name;
   for (const auto axis : along.empty() ? named : along) {

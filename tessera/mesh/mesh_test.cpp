@@ -42,6 +42,22 @@ TEST(DeviceMesh, EachAxisSumsOverItsOwnRanks) {
   });
 }
 
+TEST(DeviceMesh, ExpertsHaveAxesOfTheirOwnOverTheSameRanks) {
+  on_mesh({.shape = {.dp_shard = 4, .ep = 2}}, [](const DeviceMesh& mesh) {
+    const auto sum_over = [&](const Axis& axis) {
+      auto tensor = at::full({1}, static_cast<double>(1 << mesh.rank()));
+      axis.all_reduce(tensor).wait();
+      return static_cast<int>(tensor.item<float>());
+    };
+    EXPECT_EQ(sum_over(mesh.axis("ep")), mesh.rank() < 2 ? 0b0011 : 0b1100);
+    EXPECT_EQ(sum_over(mesh.axis("expert_shard")), mesh.rank() % 2 == 0 ? 0b0101 : 0b1010);
+    EXPECT_EQ(mesh.axis("expert_shard").name(), "expert_shard");
+    EXPECT_EQ(&mesh.axis({"dp_shard", "ep", "tp"}), &mesh.axis("dp_shard"));
+    EXPECT_EQ(mesh.axis("expert_replicate").size(), 1);
+    EXPECT_EQ(sum_over(mesh.world()), 0b1111);
+  });
+}
+
 TEST(DeviceMesh, DimensionsOfOneRankAddNoGroups) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const DeviceMesh& mesh) {
     mesh.axis({"dp_replicate", "dp_shard"}).barrier();
