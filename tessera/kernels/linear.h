@@ -20,6 +20,24 @@ struct ProductOverRanks {
 };
 using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 
+/// Takes the three products of a linear layer in another way than in the dtype of its input. What it
+/// gives is new, contiguous and without a graph.
+class LinearProducts {
+ public:
+  virtual ~LinearProducts() = default;
+
+  /// rows [N, I] W^T -> [N, O] of the dtype of `rows`; `weight` [O, I], or the transpose of [I, O].
+  virtual at::Tensor forward(const at::Tensor& rows, const at::Tensor& weight) const = 0;
+  /// gradient [N, O] W -> [N, I].
+  virtual at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const = 0;
+  /// The weight's gradient [O, I], or its transpose if `in_out`: gradient^T rows, added to `sink` if
+  /// that is defined, else returned with `options`.
+  virtual at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& rows,
+                                     const at::Tensor& gradient, bool in_out,
+                                     const at::TensorOptions& options) const = 0;
+};
+using LinearProductsPtr = std::shared_ptr<const LinearProducts>;
+
 /// The same as at::linear: x [.., I], weight [O, I], bias [O] or undefined.
 ///
 /// If a parameter is a leaf whose .grad() is already there (contiguous; of its dtype, or float32
@@ -35,12 +53,15 @@ using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 /// Under autocast the products take its dtype; a float32 weight is cast once (kernels/autocast.h)
 /// and its gradient stays float32.
 ///
-/// `over_ranks`: the product is this rank's summand; the bias is added to the sum.
+/// `over_ranks`: the product is this rank's summand; the bias is added to the sum. `products`: takes
+/// the products, null: as they are.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
-                  const ProductOverRanksPtr& over_ranks = {});
+                  const ProductOverRanksPtr& over_ranks = {},
+                  const LinearProductsPtr& products = {});
 
 /// The same with the weight stored as [I, O]: x W + b.
 at::Tensor linear_in_out(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
-                         const ProductOverRanksPtr& over_ranks = {});
+                         const ProductOverRanksPtr& over_ranks = {},
+                         const LinearProductsPtr& products = {});
 
 }  // namespace tessera::kernels

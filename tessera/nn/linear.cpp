@@ -2,6 +2,7 @@
 
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/nn/dropout.h"
 
 namespace tessera::nn {
 namespace {
@@ -12,14 +13,15 @@ class DenseWeight : public LinearWeight {
 
   torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const override {
     const auto& weight = layer.weight;
+    const auto products = products_of(layer);
     if (layout_ == WeightLayout::in_out) {
-      return kernels::linear_in_out(x, weight, layer.bias, layer.over_ranks);
+      return kernels::linear_in_out(x, weight, layer.bias, layer.over_ranks, products);
     }
     TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type() || kernels::is_autocast(weight),
                       "Linear: expected an input of ", weight.scalar_type(), " as its weight, got ",
                       x.scalar_type(),
                       "; cast it, or let MixedPrecisionPolicy::cast_constant_inputs do that");
-    return kernels::linear(x, weight, layer.bias, layer.over_ranks);
+    return kernels::linear(x, weight, layer.bias, layer.over_ranks, products);
   }
 
   std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {
@@ -39,18 +41,32 @@ class DenseWeight : public LinearWeight {
       kernels::multiply(result, rows, right, /*accumulate=*/false);
       return result;
     };
-    return {
-        .forward = [=](const auto& rows) { return product(rows, out_in(rows.scalar_type()).t()); },
-        .backward = [=](const auto& rows) { return product(rows, out_in(rows.scalar_type())); },
-        .squared_row_norms =
-            [=] {
-              return at::linalg_vector_norm(out_in(used.scalar_type()), 2, 1, false,
-                                            torch::kFloat32)
-                  .square_();
-            }};
+    const auto products = products_of(layer);
+    return {.forward =
+                [=](const auto& rows) {
+                  const auto weight = out_in(rows.scalar_type());
+                  return products ? products->forward(rows, weight) : product(rows, weight.t());
+                },
+            .backward =
+                [=](const auto& rows) {
+                  const auto weight = out_in(rows.scalar_type());
+                  return products ? products->input_gradient(rows, weight) : product(rows, weight);
+                },
+            .squared_row_norms =
+                [=] {
+                  return at::linalg_vector_norm(out_in(used.scalar_type()), 2, 1, false,
+                                                torch::kFloat32)
+                      .square_();
+                }};
   }
 
  private:
+  /// A checkpointed module's first forward has no graph: it is known by its scope.
+  static kernels::LinearProductsPtr products_of(const LinearImpl& layer) {
+    const bool trains = torch::GradMode::is_enabled() || RandomScope::current().has_value();
+    return layer.is_training() && trains ? layer.products : nullptr;
+  }
+
   WeightLayout layout_;
 };
 

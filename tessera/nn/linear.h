@@ -69,6 +69,8 @@ class LinearImpl : public Hookable {
   WeightLayout weight_layout() const { return layout_; }  ///< of the weight that it was made with
   torch::Tensor weight, bias;                             ///< bias undefined without one
   kernels::ProductOverRanksPtr over_ranks;                ///< where `in` is divided over ranks
+  /// How a dense weight multiplies while the layer trains; null: in its dtype.
+  kernels::LinearProductsPtr products;
 
  private:
   WeightLayout layout_;

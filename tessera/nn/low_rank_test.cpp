@@ -118,5 +118,49 @@ TEST(DropoutModule, FeaturesDropTheSameInParts) {
   EXPECT_TRUE(part(x.narrow(2, 3, 5).contiguous()).equal(whole.narrow(2, 3, 5)));
 }
 
+/// What a job's products are taken by holds in training alone, beside an adapter too.
+TEST(Linear, TakesItsProductsAsToldWhileItTrains) {
+  struct Doubled : kernels::LinearProducts {
+    torch::Tensor forward(const torch::Tensor& rows, const torch::Tensor& weight) const override {
+      return 2 * rows.matmul(weight.t());
+    }
+    torch::Tensor input_gradient(const torch::Tensor& gradient,
+                                 const torch::Tensor& weight) const override {
+      return 3 * gradient.matmul(weight);
+    }
+    torch::Tensor weight_gradient(const torch::Tensor& /*sink*/, const torch::Tensor& rows,
+                                  const torch::Tensor& gradient, bool in_out,
+                                  const torch::TensorOptions& /*options*/) const override {
+      const auto product = 5 * gradient.t().matmul(rows);
+      return in_out ? product.t() : product;
+    }
+  };
+  for (const auto layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+    Linear layer(6, 9, /*with_bias=*/true, torch::TensorOptions(), layout);
+    fill_adapted(*layer);
+    layer->products = std::make_shared<Doubled>();
+    const auto plain = at::linear(
+        torch::ones({4, 6}), layout == WeightLayout::in_out ? layer->weight.t() : layer->weight);
+    const auto x = torch::ones({4, 6}).requires_grad_();
+    const auto y = layer(x);
+    EXPECT_TRUE(torch::allclose(y, 2 * plain + layer->bias));
+    y.sum().backward();
+    const auto weight = layout == WeightLayout::in_out ? layer->weight.t() : layer->weight;
+    EXPECT_TRUE(torch::allclose(x.grad()[0], 3 * weight.sum(0)));
+    EXPECT_TRUE(torch::allclose(layer->weight.grad(), torch::full_like(layer->weight, 20)));
+    {
+      const torch::NoGradGuard evaluation;
+      EXPECT_TRUE(torch::allclose(layer(x), plain + layer->bias));
+      const RandomScope first_forward_of_a_checkpointed_module(RandomContext{});
+      EXPECT_TRUE(torch::allclose(layer(x), 2 * plain + layer->bias));
+    }
+    add_low_rank(*layer, {.rank = 3});
+    const torch::NoGradGuard no_grad;
+    named(*layer, "lora_A").zero_(), named(*layer, "lora_B").zero_();
+    const RandomScope training(RandomContext{});
+    EXPECT_TRUE(torch::allclose(layer(x), 2 * plain + layer->bias));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::nn

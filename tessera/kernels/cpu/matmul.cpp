@@ -50,7 +50,8 @@ at::Tensor widen(const at::Tensor& space, const at::Tensor& block) {
 }
 
 /// Multiplies block by block, so that the copies stay small beside the operands and in the cache.
-void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
+void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
+                      float factor) {
   const int64_t rows = out.size(0), columns = out.size(1), depth = a.size(1);
   const auto space = [&](int64_t height, int64_t width) {
     return at::empty({std::min(height, kWidenedBlock) * std::min(width, kWidenedBlock)},
@@ -71,7 +72,7 @@ void multiply_widened(at::Tensor out, const at::Tensor& a, const at::Tensor& b, 
       for (int64_t inner = 0; inner < depth; inner += kWidenedBlock) {
         const float keep = accumulate || inner > 0 ? 1 : 0;
         sum.addmm_(widen(space_a, block(a, row, inner)), widen(space_b, block(b, inner, column)),
-                   /*beta=*/keep);
+                   /*beta=*/keep, factor);
       }
       if (narrow) target.copy_(sum);
     }
@@ -117,48 +118,53 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
 
 }  // namespace
 
-void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
-  if (is_gemv(out, a)) return multiply_few_rows(out, a, b, accumulate);
+bool multiplies_bf16_into_float() {
+  return cblas_gemm_bf16bf16f32 != nullptr && current_isa() == Isa::avx512_bf16 &&
+         mkl_serv_intel_cpu_true() != 0;
+}
+
+void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
+              float factor) {
+  if (factor == 1 && is_gemv(out, a)) return multiply_few_rows(out, a, b, accumulate);
   auto target = out;  // the _out functions take a non-const handle
   if (widens(a) && a.numel() > 0) {
-    multiply_widened(target, a, b, accumulate);
+    multiply_widened(target, a, b, accumulate, factor);
     return;
   }
   if (out.scalar_type() == a.scalar_type()) {
-    if (accumulate) {
-      target.addmm_(a, b);
+    if (accumulate || factor != 1) {
+      target.addmm_(a, b, /*beta=*/accumulate ? 1 : 0, factor);
     } else {
       at::mm_out(target, a, b);
     }
     return;
   }
   TORCH_INTERNAL_ASSERT(out.scalar_type() == at::kFloat && out.is_contiguous());
-  const bool exact = cblas_gemm_bf16bf16f32 != nullptr && a.device().is_cpu() &&
-                     a.scalar_type() == at::kBFloat16 && current_isa() == Isa::avx512_bf16 &&
-                     mkl_serv_intel_cpu_true() != 0;
+  const bool exact =
+      a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
   if (!exact) {
     const auto product = at::mm(a, b);
-    accumulate ? target.add_(product) : target.copy_(product);
+    accumulate ? target.add_(product, factor) : target.copy_(product).mul_(factor);
     return;
   }
   const bool plain_a = a.is_contiguous();
   const bool plain_b = b.is_contiguous();
   cblas_gemm_bf16bf16f32(
       kRowMajor, plain_a ? kPlain : kTransposed, plain_b ? kPlain : kTransposed,
-      static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), 1.0f,
+      static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), factor,
       a.const_data_ptr(), static_cast<int>(plain_a ? a.size(1) : a.size(0)), b.const_data_ptr(),
       static_cast<int>(plain_b ? b.size(1) : b.size(0)), accumulate ? 1.0f : 0.0f,
       target.data_ptr<float>(), static_cast<int>(out.size(1)));
 }
 
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
-                         const at::TensorOptions& options) {
+                         const at::TensorOptions& options, float factor) {
   if (sink.defined()) {
-    multiply(sink, a, b, /*accumulate=*/true);
+    multiply(sink, a, b, /*accumulate=*/true, factor);
     return {};
   }
   auto product = at::empty({a.size(0), b.size(1)}, options.requires_grad(false));
-  multiply(product, a, b, /*accumulate=*/false);
+  multiply(product, a, b, /*accumulate=*/false, factor);
   return product;
 }
 

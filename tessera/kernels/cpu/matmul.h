@@ -8,17 +8,22 @@ namespace tessera::kernels {
 /// Rows and columns of the blocks in which `multiply` widens its operands.
 inline constexpr int64_t kWidenedBlock = 1024;
 
-/// out = a b, or out += a b if `accumulate`. a [M, K], b [K, N] of one dtype, each contiguous or
+/// out = factor a b, or out += factor a b if `accumulate`. a [M, K], b [K, N] of one dtype, each contiguous or
 /// the transpose of a contiguous matrix; out [M, N] contiguous, of their dtype or float32.
 ///
 /// 16-bit operands on a processor without instructions for bfloat16 are multiplied in float32: each
 /// result is rounded once, and a block of a, of b and (if out has 16 bits) of out is in memory as
 /// float32. With those instructions, bfloat16 into float32 is one product without rounding in
-/// between where MKL's gemm_bf16bf16f32 is there, else rounds the product to bfloat16 first.
-void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
+/// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first.
+void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
+              float factor = 1);
 
-/// a b, added to `sink` if that is defined, else as a new tensor with `options`.
+/// factor a b, added to `sink` if that is defined, else as a new tensor with `options`.
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
-                         const at::TensorOptions& options);
+                         const at::TensorOptions& options, float factor = 1);
+
+/// Is a product of bfloat16 on the host added up in float32 and kept so? There are instructions for
+/// the type, and MKL's gemm_bf16bf16f32 is there.
+bool multiplies_bf16_into_float();
 
 }  // namespace tessera::kernels

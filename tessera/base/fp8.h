@@ -1,0 +1,54 @@
+// Recipes of products in 8-bit floating point: what is rounded to which type, and what shares a
+// scale.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/texts.h"
+
+namespace tessera {
+
+/// In what linear layers multiply. A scale is what numbers are multiplied by before they are rounded.
+enum class Matmul {
+  as_compute,   ///< in the dtype of computation
+  fp8_tensor,   ///< a scale for each tensor, from its own largest number
+  fp8_delayed,  ///< the same, from the largest of earlier steps (Transformer Engine's recipe)
+  fp8_row,      ///< for each row of the left operand and column of the right one, a power of two
+  fp8_row_wgrad16,  ///< the same, but the weight's gradient is a product in the dtype of computation
+  fp8_block,  ///< for 128 numbers of activations and gradients, 128 x 128 of weights (DeepSeek-V3)
+  mxfp8       ///< for 32 numbers, a power of two in 8 bits (OCP Microscaling, 2023)
+};
+template <>
+inline constexpr auto kTexts<Matmul> = std::to_array<std::string_view>({"as_compute", "fp8_tensor",
+                                                                        "fp8_delayed", "fp8_row",
+                                                                        "fp8_row_wgrad16",
+                                                                        "fp8_block", "mxfp8"});
+
+/// Types of fp8_tensor and fp8_delayed: E4M3 for inputs and weights, and for gradients E5M2 or E4M3.
+enum class Fp8Format { hybrid, e4m3 };
+template <>
+inline constexpr auto kTexts<Fp8Format> = std::to_array<std::string_view>({"hybrid", "e4m3"});
+
+/// Of fp8_delayed: which of the history's maxima a scale is made of.
+enum class AmaxOf { most_recent, max };
+template <>
+inline constexpr auto kTexts<AmaxOf> = std::to_array<std::string_view>({"most_recent", "max"});
+
+struct Fp8Recipe {
+  Matmul matmul = Matmul::fp8_tensor;
+  Fp8Format format = Fp8Format::hybrid;
+  // Of fp8_delayed:
+  int64_t history = 1024;  ///< steps whose maxima are kept
+  AmaxOf amax = AmaxOf::max;
+  int64_t margin = 0;    ///< scales are divided by 2^margin
+  int64_t interval = 1;  ///< steps between new scales
+
+  bool operator==(const Fp8Recipe&) const = default;
+};
+
+/// What the sizes of a layer must be multiples of, so that devices multiply it by this recipe.
+constexpr int64_t fp8_multiple(Matmul matmul) { return matmul == Matmul::mxfp8 ? 32 : 16; }
+
+}  // namespace tessera

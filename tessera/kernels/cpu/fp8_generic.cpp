@@ -1,0 +1,2 @@
+#define TESSERA_ISA_NAMESPACE generic
+#include "tessera/kernels/cpu/fp8_impl.h"

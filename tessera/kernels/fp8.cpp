@@ -1,0 +1,308 @@
+#include "tessera/kernels/fp8.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <vector>
+
+#include "tessera/kernels/cpu/fp8_kernel.h"
+#include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/parallel.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr int64_t kNumbersPerTask = 1 << 15;  // worth a thread's start
+constexpr int64_t kColumnsAtOnce = 512;       // whose scales stay in the cache
+constexpr double kSmallestAmax = 1e-12;       // torchao's
+
+const Fp8Table& fp8_table() {
+#if defined(__x86_64__)
+  static constexpr const Fp8Table* kTables[4] = {&generic::fp8_table, &avx2::fp8_table,
+                                                 &avx512::fp8_table, &avx512_bf16::fp8_table};
+  return table_in_use(kTables);
+#else
+  return generic::fp8_table;
+#endif
+}
+
+const Fp8Layout& layout_of(Fp8Type type) {
+  return type == Fp8Type::e5m2 ? kE5M2Layout : kE4M3Layout;
+}
+
+/// As the vector code takes it: contiguous float32 or bfloat16.
+at::Tensor readable(const at::Tensor& x) {
+  const bool as_it_is = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return (as_it_is ? x : x.to(at::kFloat)).contiguous();
+}
+bool is_narrow(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16; }
+
+const char* at_element(const at::Tensor& x, int64_t i) {
+  return static_cast<const char*>(x.const_data_ptr()) + i * x.element_size();
+}
+char* at_element_of(const at::Tensor& x, int64_t i) {
+  return static_cast<char*>(x.data_ptr()) + i * x.element_size();
+}
+
+/// The power of two below a positive number.
+float power_below(float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u);
+}
+
+/// The exponent, biased by 127, of the power of two above.
+uint32_t e8m0_above(float x) {
+  if (std::isnan(x)) return 0xff;
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t exponent = bits >> 23, mantissa = bits & 0x7fffffu;
+  if (exponent >= 0xfe) return 0xfe;
+  const bool within_subnormals = exponent == 0 && mantissa <= 0x400000u;
+  return exponent + (mantissa > 0 && !within_subnormals ? 1 : 0);
+}
+
+// --- A matrix on the host.
+
+class Rounding {
+ public:
+  Rounding(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values)
+      : x_(readable(matrix)),
+        scaling_(scaling),
+        rows_(x_.size(0)),
+        columns_(x_.size(1)),
+        high_(scaling.rows > 0 ? std::min(scaling.rows, rows_) : rows_),
+        wide_(scaling.columns > 0 ? std::min(scaling.columns, columns_) : columns_) {
+    result_.values = at::empty(x_.sizes(), x_.options().dtype(values));
+  }
+
+  Fp8Rounded whole(std::optional<float> given) && {
+    result_.amax = amax_of_all();
+    const float scale = given ? *given : fp8_scale(result_.amax, scaling_.type, scaling_.rule);
+    const bool exact = scaling_.rule == Fp8ScaleRule::exact;
+    result_.factor = exact ? 1 / scale : 1;
+    result_.scales = at::full({1, 1}, scale);
+    parallel_for(0, x_.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+      round(begin, end - begin, scale, exact ? 1 : 1 / scale);
+    });
+    return std::move(result_);
+  }
+
+  /// Each column of `high_` rows has a scale of its own.
+  Fp8Rounded by_columns() && {
+    const int64_t groups = (rows_ + high_ - 1) / high_;
+    const int64_t parts = (columns_ + kColumnsAtOnce - 1) / kColumnsAtOnce;
+    result_.scales = at::empty({groups, columns_});
+    const int64_t grain = std::max<int64_t>(1, kNumbersPerTask / (high_ * kColumnsAtOnce));
+    parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
+      std::vector<float> amax(kColumnsAtOnce), inverses(kColumnsAtOnce);
+      for (int64_t task = first; task < last; ++task) {
+        strip(task / parts, task % parts * kColumnsAtOnce, amax, inverses);
+      }
+    });
+    return std::move(result_);
+  }
+
+  Fp8Rounded by_rectangles() && {
+    const int64_t groups = (rows_ + high_ - 1) / high_;
+    const int64_t parts = (columns_ + wide_ - 1) / wide_;
+    result_.scales = at::empty({groups, parts});
+    const int64_t grain = std::max<int64_t>(1, kNumbersPerTask / (high_ * wide_));
+    parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) rectangle(task, parts);
+    });
+    return std::move(result_);
+  }
+
+ private:
+  void round(int64_t begin, int64_t count, float scale, float inverse) const {
+    table_.round[is_narrow(x_)][is_narrow(result_.values)](
+        {.x = at_element(x_, begin),
+         .out = at_element_of(result_.values, begin),
+         .count = count,
+         .scale = scale,
+         .inverse = inverse,
+         .scales = nullptr,
+         .inverses = nullptr,
+         .e5m2 = scaling_.type == Fp8Type::e5m2});
+  }
+
+  float amax(int64_t begin, int64_t count) const {
+    return table_.amax[is_narrow(x_)](at_element(x_, begin), count);
+  }
+
+  float amax_of_all() const {
+    const int64_t parts = (x_.numel() + kNumbersPerTask - 1) / kNumbersPerTask;
+    std::vector<float> largest(static_cast<size_t>(parts));
+    parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) {
+        const int64_t begin = part * kNumbersPerTask;
+        largest[part] = amax(begin, std::min(kNumbersPerTask, x_.numel() - begin));
+      }
+    });
+    return largest.empty() ? 0 : *std::ranges::max_element(largest);
+  }
+
+  void strip(int64_t group, int64_t column, std::vector<float>& largest,
+             std::vector<float>& inverses) const {
+    const int64_t top = group * high_, bottom = std::min(rows_, top + high_);
+    const int64_t count = std::min(kColumnsAtOnce, columns_ - column);
+    std::ranges::fill(largest, 0.0f);
+    for (int64_t row = top; row < bottom; ++row) {
+      table_.amax_of_columns[is_narrow(x_)](at_element(x_, row * columns_ + column), count,
+                                            largest.data());
+    }
+    float* scales = result_.scales.data_ptr<float>() + group * columns_ + column;
+    for (int64_t i = 0; i < count; ++i) {
+      scales[i] = fp8_scale(largest[i], scaling_.type, scaling_.rule);
+      inverses[i] = 1 / scales[i];
+    }
+    for (int64_t row = top; row < bottom; ++row) {
+      const int64_t begin = row * columns_ + column;
+      table_.round[is_narrow(x_)][is_narrow(result_.values)](
+          {.x = at_element(x_, begin),
+           .out = at_element_of(result_.values, begin),
+           .count = count,
+           .scale = 0,
+           .inverse = 0,
+           .scales = scales,
+           .inverses = inverses.data(),
+           .e5m2 = scaling_.type == Fp8Type::e5m2});
+    }
+  }
+
+  void rectangle(int64_t task, int64_t parts) const {
+    const int64_t top = task / parts * high_, bottom = std::min(rows_, top + high_);
+    const int64_t column = task % parts * wide_, count = std::min(wide_, columns_ - column);
+    float largest = 0;
+    for (int64_t row = top; row < bottom; ++row) {
+      largest = std::max(largest, amax(row * columns_ + column, count));
+    }
+    const float scale = fp8_scale(largest, scaling_.type, scaling_.rule);
+    result_.scales.data_ptr<float>()[task] = scale;
+    for (int64_t row = top; row < bottom; ++row) {
+      round(row * columns_ + column, count, scale, 1 / scale);
+    }
+  }
+
+  const Fp8Table& table_ = fp8_table();
+  at::Tensor x_;
+  Fp8Scaling scaling_;
+  int64_t rows_, columns_, high_, wide_;
+  Fp8Rounded result_;
+};
+
+/// The largest magnitudes [R / rows, C / columns] of rectangles.
+at::Tensor amax_of_rectangles(const at::Tensor& x, int64_t rows, int64_t columns) {
+  const auto above = [](int64_t size, int64_t step) { return (size + step - 1) / step; };
+  const int64_t down = above(x.size(0), rows), across = above(x.size(1), columns);
+  return at::constant_pad_nd(x.abs(), {0, across * columns - x.size(1), 0, down * rows - x.size(0)})
+      .view({down, rows, across, columns})
+      .amax({1, 3});
+}
+
+}  // namespace
+
+float largest_of(Fp8Type type) { return layout_of(type).largest; }
+
+at::ScalarType dtype_of(Fp8Type type) {
+  return type == Fp8Type::e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+}
+
+at::Tensor to_fp8(const at::Tensor& x, Fp8Type type, float scale, bool saturate) {
+  if (!x.device().is_cpu()) {
+    auto scaled = x.to(at::kFloat) * scale;
+    if (saturate) scaled.clamp_(-largest_of(type), largest_of(type));
+    return scaled.to(dtype_of(type));
+  }
+  const auto from = readable(x);
+  const auto codes = at::empty(x.sizes(), x.options().dtype(dtype_of(type)));
+  auto* out = static_cast<uint8_t*>(codes.data_ptr());
+  parallel_for(0, x.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+    fp8_table().encode[is_narrow(from)](at_element(from, begin), end - begin, scale,
+                                        type == Fp8Type::e5m2, saturate, out + begin);
+  });
+  return codes;
+}
+
+at::Tensor from_fp8(const at::Tensor& codes, at::ScalarType dtype, float factor) {
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kBFloat16,
+                    "from_fp8: expected float32 or bfloat16, got ", dtype);
+  if (!codes.device().is_cpu()) return (codes.to(at::kFloat) * factor).to(dtype);
+  const auto from = codes.contiguous();
+  const auto out = at::empty(codes.sizes(), codes.options().dtype(dtype));
+  const auto* data = static_cast<const uint8_t*>(from.const_data_ptr());
+  parallel_for(0, codes.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+    fp8_table().decode[is_narrow(out)](data + begin, end - begin, factor,
+                                       codes.scalar_type() == at::kFloat8_e5m2,
+                                       at_element_of(out, begin));
+  });
+  return out;
+}
+
+float fp8_scale(float amax, Fp8Type type, Fp8ScaleRule rule) {
+  const float largest = largest_of(type);
+  switch (rule) {
+    case Fp8ScaleRule::exact:
+    case Fp8ScaleRule::power_of_two: {
+      const auto scale =
+          static_cast<float>(largest / std::max(static_cast<double>(amax), kSmallestAmax));
+      return rule == Fp8ScaleRule::exact ? scale : power_below(scale);
+    }
+    case Fp8ScaleRule::block:
+      if (amax == 0 || std::isinf(amax)) return 1;
+      return power_below(std::min(largest / amax, FLT_MAX));
+    case Fp8ScaleRule::e8m0:
+      return std::ldexp(1.0f, 127 - static_cast<int>(e8m0_above(amax * (1 / largest))));
+  }
+  __builtin_unreachable();
+}
+
+Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values,
+                        std::optional<float> scale) {
+  TORCH_INTERNAL_ASSERT(matrix.dim() == 2);
+  if (!matrix.device().is_cpu()) return round_to_fp8_reference(matrix, scaling, values, scale);
+  if (!matrix.is_contiguous() && matrix.t().is_contiguous()) {
+    auto result = round_to_fp8(matrix.t(), scaling.transposed(), values, scale);
+    result.values = result.values.t(), result.scales = result.scales.t();
+    return result;
+  }
+  Rounding rounding(matrix, scaling, values);
+  if (scaling.rows == 0 && scaling.columns == 0) return std::move(rounding).whole(scale);
+  TORCH_INTERNAL_ASSERT(!scale && scaling.rule != Fp8ScaleRule::exact);
+  return scaling.columns == 1 ? std::move(rounding).by_columns()
+                              : std::move(rounding).by_rectangles();
+}
+
+Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
+                                  at::ScalarType values, std::optional<float> scale) {
+  const auto x = matrix.to(at::kFloat);
+  const bool whole = scaling.rows == 0 && scaling.columns == 0;
+  const int64_t rows = scaling.rows > 0 ? scaling.rows : x.size(0);
+  const int64_t columns = scaling.columns > 0 ? scaling.columns : x.size(1);
+  const auto amax = amax_of_rectangles(x, rows, columns).cpu().contiguous();
+  auto scales = at::empty_like(amax);
+  for (int64_t i = 0; i < amax.numel(); ++i) {
+    scales.data_ptr<float>()[i] =
+        scale ? *scale : fp8_scale(amax.data_ptr<float>()[i], scaling.type, scaling.rule);
+  }
+  const auto spread = scales.to(x.device())
+                          .repeat_interleave(rows, 0)
+                          .repeat_interleave(columns, 1)
+                          .narrow(0, 0, x.size(0))
+                          .narrow(1, 0, x.size(1));
+  const float largest = largest_of(scaling.type);
+  auto rounded = (x * spread).clamp(-largest, largest).to(dtype_of(scaling.type)).to(at::kFloat);
+  Fp8Rounded result{.values = {}, .factor = 1, .scales = scales, .amax = 0};
+  if (scaling.rule == Fp8ScaleRule::exact) {
+    TORCH_INTERNAL_ASSERT(whole);
+    result.factor = 1 / scales.data_ptr<float>()[0];
+  } else {
+    rounded = rounded / spread;
+  }
+  if (whole) result.amax = amax.data_ptr<float>()[0];
+  result.values = rounded.to(values);
+  return result;
+}
+
+}  // namespace tessera::kernels

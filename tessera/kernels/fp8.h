@@ -1,0 +1,63 @@
+// Numbers rounded to 8-bit floating point (Micikevicius et al., FP8 Formats for Deep Learning, 2022),
+// and the scales that numbers share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace tessera::kernels {
+
+/// E4M3: to 448, without infinity (float8_e4m3fn). E5M2: to 57344.
+enum class Fp8Type { e4m3, e5m2 };
+
+float largest_of(Fp8Type type);
+at::ScalarType dtype_of(Fp8Type type);
+
+/// Codes of x * scale, rounded once to nearest even: a tensor of dtype_of(type). x of any floating
+/// dtype; `saturate`: numbers above the largest become that, else what LibTorch's cast makes of them
+/// (NaN, or infinity).
+at::Tensor to_fp8(const at::Tensor& x, Fp8Type type, float scale = 1, bool saturate = true);
+/// The numbers of such codes, times `factor`, in float32 or bfloat16.
+at::Tensor from_fp8(const at::Tensor& codes, at::ScalarType dtype, float factor = 1);
+
+/// How a scale follows from the largest magnitude of the numbers that share it.
+enum class Fp8ScaleRule {
+  exact,         ///< largest_of(type) / amax, at least 1e-12 (torchao)
+  power_of_two,  ///< the power of two below that
+  block,         ///< the same in float32, 1 for zeros (Transformer Engine's blocks)
+  e8m0           ///< 2^-e with e = amax / largest_of(type) rounded up to a power of two (MXFP8)
+};
+float fp8_scale(float amax, Fp8Type type, Fp8ScaleRule rule);
+
+/// Which numbers of a matrix share a scale: rectangles of rows x columns, the last ones smaller; 0:
+/// all rows, or all columns.
+struct Fp8Scaling {
+  Fp8Type type = Fp8Type::e4m3;
+  int64_t rows = 0, columns = 0;
+  Fp8ScaleRule rule = Fp8ScaleRule::exact;
+
+  /// That of the transposed matrix.
+  Fp8Scaling transposed() const { return {type, columns, rows, rule}; }
+};
+
+/// A matrix whose numbers were rounded: they are values * factor. Values are exact in bfloat16: where
+/// scales are powers of two the numbers themselves, and factor is 1.
+struct Fp8Rounded {
+  at::Tensor values;  ///< [R, C], laid out as the matrix
+  float factor = 1;
+  at::Tensor scales;  ///< float32, one for each rectangle
+  float amax = 0;     ///< of all, where one scale is for all
+};
+
+/// `matrix` [R, C] of any floating dtype, contiguous or the transpose of such, with `values` in
+/// float32 or bfloat16. `scale`: in the place of its own, for a scaling of the whole matrix. On the
+/// threads of LibTorch; on devices by its operators.
+Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values,
+                        std::optional<float> scale = std::nullopt);
+/// The same by LibTorch's operators.
+Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
+                                  at::ScalarType values, std::optional<float> scale = std::nullopt);
+
+}  // namespace tessera::kernels
