@@ -248,9 +248,9 @@ void add_convert(CLI::App& app, int& exit_code) {
   auto& options = arguments->options;
   auto* command = add_command(app, "convert", "Write a stored model in another format",
                               "  tessera checkpoint convert run/checkpoints/step_00000100 -o "
-                              "exported --to huggingface --dtype bf16\n"
+                              "converted --to huggingface --dtype bf16\n"
                               "  tessera checkpoint convert fsdp_checkpoint -o "
-                              "run/checkpoints/step_00000100 --to tessera --config model");
+                              "run/checkpoints/step_00000005 --to tessera --config model_folder");
   command
       ->add_option("SOURCE", options.from.source,
                    "Checkpoint of Tessera, folder of Hugging Face, torch.distributed.checkpoint "

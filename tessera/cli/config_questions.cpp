@@ -194,7 +194,9 @@ void add_default(CLI::App& app, const std::shared_ptr<QuestionArguments>& argume
   takes(command->add_option("--mixed_precision,--mixed-precision", arguments->mixed_precision,
                             "no unless given"),
         {"no", "fp16", "bf16"});
-  command->footer("Example:\n  tessera config default --mixed_precision bf16");
+  command->footer(
+      "Example:
+  tessera config default --mixed_precision bf16 --config_file bf16.yaml");
   command->callback([arguments, &exit_code] {
     write_default(*arguments);
     exit_code = 0;

@@ -30,9 +30,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kExamples =
     "Examples:\n"
-    "  tessera finetune org/model chats.jsonl                     LoRA, if that fits; else QLoRA\n"
-    "  tessera finetune org/model chats.jsonl --qlora -n 2        4-bit base, over two ranks\n"
-    "  tessera finetune org/model pairs.jsonl --dry-run           the job, and why it is so\n\n"
+    "  tessera finetune org/model chats.jsonl               LoRA, if that fits; else QLoRA\n"
+    "  tessera finetune org/model chats.jsonl --qlora -n 2 --run-dir runs/two   4-bit base, over "
+    "two ranks\n"
+    "  tessera finetune org/model pairs.jsonl --dry-run     the job, and why it is so\n\n"
     "Any key of a job file can be set as --section.key=value (docs/config.md).\n";
 
 struct FinetuneArguments {

@@ -118,8 +118,8 @@ void add_merge_adapter(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("merge-adapter",
                                      "Add an adapter into the weights beside which it was trained");
   command->footer(
-      "Examples:\n  tessera merge-adapter runs/chat -o merged\n  tessera merge-adapter org/adapter "
-      "-o merged");
+      "Examples:\n  tessera merge-adapter runs/lora -o merged\n  tessera merge-adapter org/adapter "
+      "-o model_with_adapter");
   command
       ->add_option("ADAPTER", arguments->adapter,
                    "Run that trained an adapter, PEFT's folder of one, or its name on the Hub")

@@ -73,7 +73,7 @@ void add_merge_weights(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand(
       "merge-weights", "Write the weights of a sharded checkpoint as one .safetensors file");
   command->footer(
-      "Example:\n  tessera merge-weights output/checkpoint_0/pytorch_model_fsdp_0 merged");
+      "Example:\n  tessera merge-weights output/checkpoint_0/pytorch_model_fsdp_0 merged_weights");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
                    "Checkpoint of Tessera, or a folder of torch.distributed.checkpoint, as "

@@ -36,7 +36,8 @@ Examples:
   tessera schedule
   tessera schedule 1F1B --ranks 4 --micro-batches 8
   tessera schedule ZB-2p --ranks 8 --micro-batches 32 --forward-ms 18.5 --input-ms 18.1 --weight-ms 9.3 --transfer-ms 0.6
-  tessera schedule Interleaved1F1B --ranks 4 --micro-batches 8 --stages-per-rank 2 --svg picture.svg --csv table.csv
+  tessera schedule Interleaved1F1B --ranks 4 --micro-batches 8 --stages-per-rank 2 --svg picture.svg
+  tessera schedule ZB-H1 --ranks 4 --micro-batches 8 --csv table.csv
   tessera schedule table.csv --forward-ms 10,12,12,14)";
 
 struct ScheduleArguments {
@@ -72,11 +73,12 @@ std::string list() {
                     family.bubble, family.memory});
   }
   return table(rows) +
-         "p ranks, m micro-batches, v stages on a rank (2 unless given); F forward, I and W input "
-         "and "
-         "weight part of a\nbackward, FB a forward and a backward at once: idle time of a rank in "
-         "a "
-         "step, or its share. Memory: most\nactivations of one stage and micro-batch on a rank.\n";
+         "p ranks, m micro-batches, v stages on a rank (2 unless given); F, I, W: times of a "
+         "forward, of the input\nand of the weight part of a backward, FB: of a forward and a "
+         "backward at once. Bubble: how long a rank is idle\nin a step; where it has no F, I or W, "
+         "the idle share of the step. Memory: most activations (of one stage and\nmicro-batch) "
+         "that "
+         "a rank keeps.\n";
 }
 
 Times times_of(const ScheduleArguments& arguments) {
@@ -211,8 +213,8 @@ std::string bubble_text(const ScheduleOutcome& outcome) {
     return fmt::format("; {} without transfers: {:.2f} %", prediction->formula,
                        100 * prediction->bubble);
   };
-  auto text = fmt::format("time {:.6g}{}, bubble {:.2f} %{}\n", run.makespan, outcome.unit,
-                          100 * run.bubble(), by_formula(false));
+  auto text = fmt::format("time {:.6g}{}, bubble (idle share of all ranks' time) {:.2f} %{}\n",
+                          run.makespan, outcome.unit, 100 * run.bubble(), by_formula(false));
   const auto other = by_formula(true);
   if (outcome.has_barrier_cost() || !other.empty()) {
     text += fmt::format(

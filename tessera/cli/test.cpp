@@ -57,9 +57,8 @@ void add_test(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<TestArguments>();
   auto* command = app.add_subcommand("test", "Is this set-up working?");
   command
-      ->add_option(
-          "-n,--num_processes,--num-processes", arguments->num_processes,
-          "Ranks on this machine; unset: as the configuration says, else one per two cores")
+      ->add_option("-n,--num_processes,--num-processes", arguments->num_processes,
+                   "Ranks on this machine; unset: as --config_file says, else one per two cores")
       ->check(CLI::Range(1, 1024));
   command->add_option("--config_file,--config-file", arguments->config_file,
                       "Accelerate's configuration; the default one, if there is one, unless given");

@@ -108,7 +108,8 @@ std::string axis(const Frame& frame, const std::string& unit) {
                      frame.width);
   out += fmt::format(R"(<text x="{:.1f}" y="{:.0f}">{}</text>)"
                      "\n",
-                     kLeft + frame.width + 12, frame.bottom + 20, report::escaped(unit));
+                     kLeft + frame.width + 12, frame.bottom + 20,
+                     unit.empty() ? "time (a forward takes 1)" : report::escaped("time, " + unit));
   return out;
 }
 
@@ -129,8 +130,9 @@ std::string legend(const Schedule& schedule) {
   for (size_t kind = 0; kind < used.size(); ++kind)
     if (used[kind]) add(std::string_view("FBIW").substr(kind, 1), kMeanings[kind]);
   add("idle", "idle");
-  if (schedule.num_stages > schedule.num_ranks())
-    out += fmt::format(R"(<text x="{:.0f}" y="78">paler: later stages of a rank</text>)", x);
+  out += fmt::format(
+      R"(<text x="{:.0f}" y="78">number: micro-batch{}</text>)", x,
+      schedule.num_stages > schedule.num_ranks() ? "; paler: later stages of a rank" : "");
   return out + "\n";
 }
 

@@ -83,6 +83,8 @@ TEST(ScheduleSvg, HasEveryAction) {
   EXPECT_THAT(svg, HasSubstr("ZB-H1 &lt;a&amp;b&gt;"));
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(svg, HasSubstr("bubble 11.1 %, peak 4"));
+  EXPECT_THAT(svg, HasSubstr(">time, ms</text>"));
+  EXPECT_THAT(svg, HasSubstr(">number: micro-batch</text>"));
   EXPECT_THAT(svg, Not(HasSubstr("later stages")));
   EXPECT_THAT(svg, HasSubstr(">7</text>"));
 }

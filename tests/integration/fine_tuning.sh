@@ -1,18 +1,16 @@
 #!/bin/sh
-# docs/fine_tuning.md as a new user follows it: its blocks marked "sh run", one after the other in an empty folder; then the phrases
+# docs/fine_tuning.md as a new user follows it: its blocks (tests/docs/blocks.py), one after the other in an empty folder; then the phrases
 # that were held out are asked for, of which the model must know four in five that it knew none of before.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build/release}
 case $build in /*) ;; *) build=$PWD/$build ;; esac
-export TESSERA="$PWD" PATH="$build/bin:$PATH"
+command -v python3 >/dev/null || { echo "fine_tuning.sh: needs python3"; exit 77; }
+export PATH="$build/bin:$PATH"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-awk '/^```sh run$/ {inside = 1; next} /^```$/ {inside = 0} inside' docs/fine_tuning.md >"$folder/blocks.sh"
-[ "$(grep -c '^tessera' "$folder/blocks.sh")" -ge 6 ] || { echo "fine_tuning.sh: docs/fine_tuning.md has lost its blocks" >&2; exit 1; }
+python3 tests/docs/blocks.py "$build" --keep "$folder" docs/fine_tuning.md
 cd "$folder"
-sh -eux blocks.sh >log 2>&1 || { cat log >&2; exit 1; }
-grep -v "^step " log | tail -n 60
 
 # right MODEL: how many of the held-out phrases it translates.
 questions() { sed 's/.*"user", "content": "\([^"]*\)".*/\1/' held_out.jsonl; }

@@ -40,7 +40,7 @@ rank 1 |.FFF....BBFBBFBBFBBFBBFBB.BB.BB..|
 rank 2 |..FF..BBFBBFBBFBBFBBFBBFBB.BB....|
 rank 3 |...FBBFBBFBBFBBFBBFBBFBBFBB......|
 F forward, B backward, . idle
-time 33, bubble 27.27 %; (p-1)/(m+p-1) without transfers: 27.27 %
+time 33, bubble (idle share of all ranks' time) 27.27 %; (p-1)/(m+p-1) without transfers: 27.27 %
 rank  stages  bubble   peak activations  at most
 0     0       27.27 %  4                 4
 1     1       27.27 %  3                 3
