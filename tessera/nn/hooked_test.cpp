@@ -226,8 +226,8 @@ TEST_F(HooksTest, OneTensorInTwoPlacesStaysOne) {
 }
 
 /// Leaves a part of the loss in a member.
-struct RouterImpl : Hookable {
-  RouterImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
+struct GateImpl : Hookable {
+  GateImpl() { weight = register_parameter("weight", torch::full({3}, 2.0f)); }
   torch::Tensor forward(const torch::Tensor& x) {
     const auto scores = (x * weight).softmax(0);
     auxiliary = add_output(scores.square().sum() * weight.square().sum());
@@ -235,15 +235,15 @@ struct RouterImpl : Hookable {
   }
   torch::Tensor weight, auxiliary;
 };
-using Router = Hooked<RouterImpl>;
+using Gate = Hooked<GateImpl>;
 
 TEST_F(HooksTest, AnAddedOutputIsOneOfTheCalls) {
   for (const bool alone : {false, true}) {  // without the output itself
-    Router plain, watched;
+    Gate plain, watched;
     std::string log;
     watched->add_hooks(
         {.before_backward = [&] { log += "<"; }, .after_backward = [&] { log += ">"; }});
-    const auto run = [&](Router& module, const torch::Tensor& x) {
+    const auto run = [&](Gate& module, const torch::Tensor& x) {
       const auto y = module(x).sum();
       (alone ? module->auxiliary : y + module->auxiliary).backward();
     };

@@ -29,6 +29,8 @@ class DenseWeight : public LinearWeight {
     return {{"weight", layer.weight, out_first ? 0 : 1, out_first ? 1 : 0}};
   }
 
+  bool is_dense() const override { return layout_ == WeightLayout::out_in; }
+
   kernels::FrozenMatrix frozen(const LinearImpl& layer) const override {
     // The cast of a forward under autocast serves its backward, which is outside of it.
     const auto used = kernels::autocast_weight(layer.weight);

@@ -42,6 +42,8 @@ class LinearWeight {
   virtual std::vector<LinearParameter> parameters(const LinearImpl& layer) const = 0;
   /// The matrix alone, for this forward and its backward, where it is not trained.
   virtual kernels::FrozenMatrix frozen(const LinearImpl& layer) const = 0;
+  /// Is the layer's `weight` [out, in] all that it multiplies by? Then others may multiply by it.
+  virtual bool is_dense() const { return false; }
 };
 using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 

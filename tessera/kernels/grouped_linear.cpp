@@ -1,0 +1,185 @@
+#include "tessera/kernels/grouped_linear.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tessera/autograd/deferred_gradients.h"
+#include "tessera/autograd/gradient_sink.h"
+#include "tessera/autograd/held.h"
+#include "tessera/autograd/recompute.h"
+#include "tessera/kernels/autocast.h"
+#include "tessera/kernels/cpu/matmul.h"
+
+namespace tessera::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// visit(e, first row, rows) for each group, those without rows included.
+void for_each_group(const at::Tensor& counts, const auto& visit) {
+  const auto here = counts.cpu();
+  const auto* of_group = here.const_data_ptr<int64_t>();
+  for (int64_t e = 0, row = 0; e < here.numel(); row += of_group[e], ++e)
+    visit(e, row, of_group[e]);
+}
+
+/// Does one launch multiply all groups?
+bool multiplies_at_once(const at::Tensor& rows, at::TensorList weights) {
+  constexpr int64_t kAligned = 8;  // elements of 16 bytes together
+  return rows.is_cuda() && rows.scalar_type() == at::kBFloat16 && rows.size(0) > 0 &&
+         weights[0].size(0) % kAligned == 0 && weights[0].size(1) % kAligned == 0;
+}
+
+/// The matrices as one tensor [E, O, I]: a view where they lie evenly in one buffer.
+at::Tensor stacked(at::TensorList weights) {
+  const auto& first = weights[0];
+  const int64_t distance =
+      weights.size() > 1 ? weights[1].storage_offset() - first.storage_offset() : first.numel();
+  bool evenly = distance > 0;
+  for (size_t e = 0; evenly && e < weights.size(); ++e) {
+    evenly =
+        weights[e].is_contiguous() && weights[e].is_alias_of(first) &&
+        weights[e].storage_offset() == first.storage_offset() + static_cast<int64_t>(e) * distance;
+  }
+  if (!evenly) return at::stack(weights);
+  return first.as_strided({static_cast<int64_t>(weights.size()), first.size(0), first.size(1)},
+                          {distance, first.size(1), 1}, first.storage_offset());
+}
+
+at::Tensor ends_of(const at::Tensor& counts) { return counts.cumsum(0, at::kInt); }
+
+/// Rows times W_e^T, or W_e if `plain`.
+at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Tensor& counts,
+                   bool plain) {
+  if (multiplies_at_once(rows, weights)) {
+    const auto all = stacked(weights);
+    return at::_grouped_mm(rows, plain ? all : all.transpose(1, 2), ends_of(counts));
+  }
+  auto result = at::empty({rows.size(0), weights[0].size(plain ? 1 : 0)}, rows.options());
+  for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
+    if (count == 0) return;
+    const auto& weight = weights[static_cast<size_t>(e)];
+    multiply(result.narrow(0, row, count), rows.narrow(0, row, count), plain ? weight : weight.t(),
+             /*accumulate=*/false);
+  });
+  return result;
+}
+
+/// Adds each group's grad^T x to its sink; without one it is what is returned for the group.
+variable_list weight_gradients(const at::Tensor& x, const at::Tensor& grad, at::TensorList weights,
+                               at::TensorList sinks, const at::Tensor& counts) {
+  variable_list result(weights.size());
+  if (multiplies_at_once(x, weights)) {
+    auto all = at::_grouped_mm(grad.t(), x, ends_of(counts));
+    all.masked_fill_(counts.eq(0).view({-1, 1, 1}), 0);
+    for (size_t e = 0; e < weights.size(); ++e) {
+      result[e] =
+          autograd::hand_over(sinks[e], all[static_cast<int64_t>(e)], weights[e].scalar_type());
+    }
+    return result;
+  }
+  for_each_group(counts, [&](int64_t group, int64_t row, int64_t count) {
+    const auto e = static_cast<size_t>(group);
+    const auto options = weights[e].options().requires_grad(false);
+    if (count > 0) {
+      result[e] =
+          multiply_into(sinks[e], grad.narrow(0, row, count).t(), x.narrow(0, row, count), options);
+    } else if (!sinks[e].defined()) {
+      result[e] = at::zeros(weights[e].sizes(), options);
+    }
+  });
+  return result;
+}
+
+std::vector<at::Tensor> sinks_of(at::TensorList weights) {
+  std::vector<at::Tensor> sinks;
+  for (const auto& weight : weights) sinks.push_back(autograd::gradient_sink(weight));
+  return sinks;
+}
+
+struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
+  /// `operands`: the weights as the products take them, if those are other tensors (autocast).
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& counts,
+                            at::TensorList weights, const std::vector<at::Tensor>& operands) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const bool trains = std::ranges::any_of(weights, &at::Tensor::requires_grad);
+    variable_list saved{trains ? x : at::Tensor(), counts};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    saved.insert(saved.end(), operands.begin(), operands.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["groups"] = static_cast<int64_t>(weights.size());
+    if (const auto& deferred = autograd::DeferScope::current())
+      autograd::hold(ctx, "deferred", deferred);
+    return autograd::compute_once(1, [&]() -> variable_list {
+      return {product(x, operands.empty() ? weights : operands, counts, /*plain=*/false)};
+    })[0];
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &counts = saved[1];
+    const auto groups = static_cast<size_t>(ctx->saved_data["groups"].toInt());
+    const std::vector<at::Tensor> weights(saved.begin() + 2, saved.begin() + 2 + groups);
+    const bool cast = saved.size() > 2 + groups;
+    const at::TensorList operands =
+        cast ? at::TensorList(saved).slice(2 + groups) : at::TensorList(weights);
+    // Outside the guard: .grad() is autograd's.
+    const bool trains = x.defined();
+    const auto sinks = trains ? sinks_of(weights) : std::vector<at::Tensor>();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto grad = grads[0].contiguous();
+    variable_list out(2 + groups + 1);
+    if (ctx->needs_input_grad(0)) out[0] = product(grad, operands, counts, /*plain=*/true);
+    if (!trains) return out;
+    const auto* deferred = autograd::held<autograd::DeferredGradientsPtr>(ctx, "deferred");
+    if (deferred != nullptr && std::ranges::all_of(sinks, &at::Tensor::defined)) {
+      (*deferred)->add([x, grad, weights, counts] {
+        const auto sinks = sinks_of(weights);
+        at::AutoDispatchBelowADInplaceOrView guard;
+        weight_gradients(x, grad, weights, sinks, counts);
+      });
+      return out;
+    }
+    std::ranges::move(weight_gradients(x, grad, weights, sinks, counts), out.begin() + 2);
+    return out;
+  }
+};
+
+void check(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts) {
+  TORCH_CHECK_VALUE(!weights.empty(), "grouped_linear: expected a weight, got none");
+  TORCH_CHECK_VALUE(weights[0].dim() == 2 && x.dim() == 2 && x.size(1) == weights[0].size(1),
+                    "grouped_linear: expected x [R, I] and weights [O, I], got ", x.sizes(),
+                    " and ", weights[0].sizes());
+  TORCH_CHECK_VALUE(
+      counts.scalar_type() == at::kLong && counts.numel() == static_cast<int64_t>(weights.size()),
+      "grouped_linear: expected int64 counts of ", weights.size(), " groups, got ", counts.numel());
+}
+
+}  // namespace
+
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts) {
+  check(x, weights, counts);
+  std::vector<at::Tensor> operands;
+  if (is_autocast(weights[0])) {
+    for (const auto& weight : weights) operands.push_back(autocast_weight(weight));
+  }
+  return GroupedLinear::apply(autocast(x).contiguous(), counts, weights, operands);
+}
+
+at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,
+                                    const at::Tensor& counts) {
+  check(x, weights, counts);
+  std::vector<at::Tensor> results;
+  for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
+    results.push_back(at::linear(x.narrow(0, row, count), weights[static_cast<size_t>(e)]));
+  });
+  return at::cat(results);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,142 @@
+#include "tessera/kernels/grouped_linear.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "tessera/autograd/deferred_gradients.h"
+
+namespace tessera::kernels {
+namespace {
+
+/// Groups of many rows, of one and of none.
+const std::vector<int64_t> kCounts{5, 0, 40, 1, 0};
+
+struct Operands {
+  at::Tensor x, counts;
+  std::vector<at::Tensor> weights;
+
+  explicit Operands(at::ScalarType type) {
+    at::manual_seed(3);
+    counts = at::tensor(kCounts, at::kLong);
+    x = at::randn({counts.sum().item<int64_t>(), 24}).to(type).requires_grad_();
+    for (size_t e = 0; e < kCounts.size(); ++e)
+      weights.push_back(at::randn({17, 24}).to(type).requires_grad_());
+  }
+
+  std::vector<at::Tensor> leaves() const {
+    std::vector<at::Tensor> all{x};
+    all.insert(all.end(), weights.begin(), weights.end());
+    return all;
+  }
+};
+
+at::Tensor loss_of(const at::Tensor& y) { return y.to(at::kFloat).cos().sum(); }
+
+double error(const at::Tensor& got, const at::Tensor& want) {
+  const auto w = want.to(at::kDouble);
+  return ((got.to(at::kDouble) - w).norm() / w.norm().clamp_min(1e-30)).item<double>();
+}
+
+class GroupedLinearTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  double tolerance() const { return GetParam() == at::kFloat ? 1e-6 : 2e-2; }
+};
+
+TEST_P(GroupedLinearTest, IsAProductForEachGroup) {
+  const Operands at(GetParam());
+  const auto got = grouped_linear(at.x, at.weights, at.counts);
+  const auto want = grouped_linear_reference(at.x, at.weights, at.counts);
+  EXPECT_EQ(got.scalar_type(), GetParam());
+  EXPECT_LT(error(got, want), tolerance());
+  const auto of_got = torch::autograd::grad({loss_of(got)}, at.leaves());
+  const auto of_want = torch::autograd::grad({loss_of(want)}, at.leaves());
+  for (size_t i = 0; i < of_got.size(); ++i) {
+    ASSERT_TRUE(of_got[i].defined()) << i;  // without rows, too
+    EXPECT_LT(error(of_got[i], of_want[i]), tolerance()) << i;
+  }
+}
+
+// Kept gradients are float32 where parameters have 16 bits, as those of flat buffers.
+TEST_P(GroupedLinearTest, AddsToKeptGradients) {
+  const Operands at(GetParam());
+  const auto want = torch::autograd::grad(
+      {loss_of(grouped_linear_reference(at.x, at.weights, at.counts))}, at.weights);
+  for (const auto& weight : at.weights)
+    weight.mutable_grad() = at::ones(weight.sizes(), at::kFloat);
+  std::vector<int64_t> versions;
+  for (const auto& weight : at.weights) versions.push_back(weight.grad()._version());
+  loss_of(grouped_linear(at.x, at.weights, at.counts)).backward();
+  for (size_t e = 0; e < kCounts.size(); ++e) {
+    const auto& grad = at.weights[e].grad();
+    EXPECT_EQ(grad.scalar_type(), at::kFloat);
+    EXPECT_LT(error(grad, want[e].to(at::kFloat) + 1), tolerance()) << e;
+    EXPECT_GT(grad._version(), versions[e]) << "a group without rows took part";
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Types, GroupedLinearTest,
+                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+
+TEST(GroupedLinear, WeightsWaitInASplitBackward) {
+  const Operands at(at::kFloat);
+  for (const auto& weight : at.weights) weight.mutable_grad() = at::zeros_like(weight);
+  const auto deferred = std::make_shared<autograd::DeferredGradients>();
+  at::Tensor y;
+  {
+    const autograd::DeferScope scope(deferred);
+    y = grouped_linear(at.x, at.weights, at.counts);
+  }
+  loss_of(y).backward();
+  EXPECT_EQ(at.weights[2].grad().abs().max().item<float>(), 0);
+  EXPECT_GT(at.x.grad().abs().max().item<float>(), 0);
+  deferred->run();
+  const auto want = torch::autograd::grad(
+      {loss_of(grouped_linear_reference(at.x, at.weights, at.counts))}, at.weights);
+  EXPECT_LT(error(at.weights[2].grad(), want[2]), 1e-6);
+}
+
+TEST(GroupedLinear, FrozenWeightsHaveNone) {
+  const Operands at(at::kFloat);
+  for (const auto& weight : at.weights) weight.requires_grad_(false);
+  loss_of(grouped_linear(at.x, at.weights, at.counts)).backward();
+  EXPECT_TRUE(at.x.grad().defined());
+  EXPECT_FALSE(at.weights[0].grad().defined());
+}
+
+TEST(GroupedLinear, TakesNoRowsAtAll) {
+  const Operands at(at::kFloat);
+  const auto none = at::zeros_like(at.counts);
+  const auto x = at::empty({0, 24}).requires_grad_();
+  const auto y = grouped_linear(x, at.weights, none);
+  EXPECT_EQ(y.sizes(), (std::vector<int64_t>{0, 17}));
+  y.sum().backward();
+  EXPECT_EQ(at.weights[1].grad().abs().max().item<float>(), 0);
+}
+
+TEST(GroupedLinear, TakesAutocastsType) {
+  const Operands at(at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const auto y = grouped_linear(at.x, at.weights, at.counts);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  const auto want = grouped_linear_reference(at.x, at.weights, at.counts);
+  EXPECT_LT(error(y, want), 2e-2);
+  loss_of(y).backward();
+  EXPECT_EQ(at.weights[0].grad().scalar_type(), at::kFloat);
+}
+
+TEST(GroupedLinear, RefusesShapesThatDoNotFit) {
+  const Operands at(at::kFloat);
+  EXPECT_THROW(grouped_linear(at.x, {at.weights[0]}, at.counts), c10::ValueError);
+  EXPECT_THROW(grouped_linear(at.x.narrow(1, 0, 8), at.weights, at.counts), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace tessera::kernels

@@ -1,0 +1,80 @@
+#include "tessera/nn/experts.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/kernels/activation.h"
+#include "tessera/kernels/expert_rows.h"
+#include "tessera/kernels/grouped_linear.h"
+
+namespace tessera::nn {
+
+torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
+                            const ExpertProducts& products) {
+  const auto order = kernels::order_by_expert(routing.experts, num_experts);
+  const auto results = products(kernels::gather_rows(x, order), order.counts);
+  return kernels::combine_rows(results, routing.weights, order);
+}
+
+ExpertsImpl::ExpertsImpl(const ExpertsOptions& options, const torch::TensorOptions& tensors)
+    : options_(options) {
+  for (int64_t e = 0; e < options.num_experts; ++e) {
+    const Expert expert{Linear(options.dim, options.ffn_dim, false, tensors),
+                        Linear(options.dim, options.ffn_dim, false, tensors),
+                        Linear(options.ffn_dim, options.dim, false, tensors)};
+    auto module = register_module(std::to_string(e), std::make_shared<torch::nn::Module>());
+    module->register_module(options.names.gate, expert.gate);
+    module->register_module(options.names.up, expert.up);
+    module->register_module(options.names.down, expert.down);
+    here_.emplace(e, expert);
+  }
+}
+
+void ExpertsImpl::keep(int64_t begin, int64_t end) {
+  TORCH_CHECK_VALUE(0 <= begin && begin < end && end <= num_experts(),
+                    "Experts: expected a part of ", num_experts(), " experts to keep, got [", begin,
+                    ", ", end, ")");
+  std::erase_if(here_, [&](const auto& expert) {
+    const bool leaves = expert.first < begin || expert.first >= end;
+    if (leaves) unregister_module(std::to_string(expert.first));
+    return leaves;
+  });
+}
+
+torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tensor& counts) {
+  std::vector<torch::Tensor> gates, ups, downs;
+  const auto take = [](const Linear& layer, std::vector<torch::Tensor>& weights) {
+    weights.push_back(layer->weight);
+    return layer->kept()->is_dense() && !layer->bias.defined() && layer->products == nullptr;
+  };
+  bool dense = true;
+  for (const auto& [number, expert] : here_) {
+    dense &= take(expert.gate, gates) & take(expert.up, ups) & take(expert.down, downs);
+  }
+  if (dense) {
+    const auto inside = kernels::swiglu(kernels::grouped_linear(rows, gates, counts),
+                                        kernels::grouped_linear(rows, ups, counts));
+    return kernels::grouped_linear(inside, downs, counts);
+  }
+  const auto here = counts.cpu();
+  const auto parts =
+      rows.split_with_sizes({here.const_data_ptr<int64_t>(), static_cast<size_t>(here.numel())});
+  std::vector<torch::Tensor> results;
+  for (auto& [number, expert] : here_) {
+    const auto& part = parts[results.size()];
+    results.push_back(expert.down(kernels::swiglu(expert.gate(part), expert.up(part))));
+  }
+  return at::cat(results);
+}
+
+torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const Routing& routing) {
+  const auto result = dispatch(x.reshape({-1, x.size(-1)}), routing, num_experts(),
+                               [this](const torch::Tensor& rows, const torch::Tensor& counts) {
+                                 return products(rows, counts);
+                               });
+  return result.view(x.sizes());
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,77 @@
+// The experts of a mixture: feed-forwards of which each token takes a few. Without capacity: no
+// token is dropped, no row padded.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "tessera/nn/linear.h"
+#include "tessera/nn/router.h"
+
+namespace tessera::nn {
+
+/// What an expert's three matrices are called in the register, as its family's files have them.
+struct ExpertNames {
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
+
+struct ExpertsOptions {
+  int64_t num_experts = 8;
+  int64_t dim = 0;      ///< D
+  int64_t ffn_dim = 0;  ///< F, of each expert
+  ExpertNames names;
+};
+
+/// Computes the experts that are here: rows [R, D] in the order of these experts, counts int64
+/// [experts here] of the rows of each, on the rows' device -> [R, D]. Differentiable; R may be 0, and
+/// every expert's matrices take part in any case.
+using ExpertProducts =
+    std::function<torch::Tensor(const torch::Tensor& rows, const torch::Tensor& counts)>;
+
+/// Brings rows to experts and results back: x [N, D] and its routing -> [N, D], the weighted sums of
+/// each token's results.
+using ExpertDispatch =
+    std::function<torch::Tensor(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
+                                const ExpertProducts& products)>;
+
+/// All experts are on this rank: rows are sorted by expert (kernels/expert_rows.h).
+torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
+                            const ExpertProducts& products);
+
+/// down(silu(gate(x)) * up(x)) of each expert, summed by the routing's weights. Holds nothing but
+/// experts "0", "1", .., modules of three Linear each, whose matrices are parameters of their own:
+/// what reads, writes, divides, adapts or optimises a Linear's weight finds them under the names of
+/// published files. Dense ones are multiplied group by group (kernels/grouped_linear.h), others by
+/// calling each.
+///
+/// Who divides experts over ranks calls `keep` and puts another dispatch in the place of
+/// dispatch_here, as another core is put into nn::Attention.
+class ExpertsImpl : public Hookable {
+ public:
+  explicit ExpertsImpl(const ExpertsOptions& options, const torch::TensorOptions& tensors = {});
+
+  torch::Tensor forward(const torch::Tensor& x, const Routing& routing);  ///< [.., D] -> [.., D]
+
+  /// Keeps experts [begin, end) alone, with their names; the others leave the register. Before
+  /// anything else is attached to the model.
+  void keep(int64_t begin, int64_t end);
+
+  int64_t num_experts() const { return options_.num_experts; }  ///< of all ranks
+  int64_t num_here() const { return std::ssize(here_); }
+
+  ExpertDispatch dispatch = dispatch_here;
+
+ private:
+  struct Expert {
+    Linear gate, up, down;
+  };
+  torch::Tensor products(const torch::Tensor& rows, const torch::Tensor& counts);
+
+  ExpertsOptions options_;
+  std::map<int64_t, Expert> here_;  // by its number
+};
+using Experts = Hooked<ExpertsImpl>;
+
+}  // namespace tessera::nn

@@ -1,0 +1,61 @@
+// Which experts a token goes to, and how much each of them counts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "tessera/nn/hooked.h"
+
+namespace tessera::nn {
+
+/// What makes a token's scores of its logits.
+enum class RouterScores { softmax, sigmoid };
+
+struct RouterOptions {
+  int64_t num_experts = 8;
+  int64_t top_k = 2;  ///< experts of a token, those with the highest scores
+  RouterScores scores = RouterScores::softmax;
+  /// Divides a token's K scores by their sum. After a softmax that is the softmax of the K highest
+  /// logits alone, as Mixtral (Jiang et al., 2024) puts it.
+  bool normalise = true;
+  double scale = 1;  ///< of the weights, last
+};
+
+/// Where the rows of N tokens go.
+struct Routing {
+  torch::Tensor experts;  ///< int64 [N, K]
+  torch::Tensor weights;  ///< float32 [N, K], of the experts' results
+
+  void visit_tensors(const auto& visit) { visit(experts), visit(weights); }
+};
+
+/// What a router found in one call for B sequences of T tokens, N = B T.
+struct RouterCall {
+  int64_t num_sequences = 0;     ///< B
+  torch::Tensor logits, scores;  ///< float32 [N, E], with their graph
+  torch::Tensor experts;         ///< int64 [N, K]
+};
+
+/// A router, in float32 whatever the model's dtype: logits x W^T, scores of them, the K best. Its
+/// weight [E, D] is the register's `weight`, as Hugging Face's `gate.weight`.
+class RouterImpl : public Hookable {
+ public:
+  RouterImpl(int64_t dim, const RouterOptions& options, const torch::TensorOptions& tensors = {});
+  Routing forward(const torch::Tensor& x);  ///< [B, T, D]
+
+  const RouterOptions& options() const { return options_; }
+
+  torch::Tensor weight;
+  /// Added to the scores that experts are chosen by, not to their weights: float32 [E], or
+  /// undefined (Wang et al., Auxiliary-Loss-Free Load Balancing, 2024).
+  torch::Tensor selection_bias;
+  /// Sees each call, and gives the weights [N, K] to go on with: what it adds to the loss hangs on
+  /// their graph. Empty: nothing.
+  std::function<torch::Tensor(const RouterCall& call, const torch::Tensor& weights)> balance;
+
+ private:
+  RouterOptions options_;
+};
+using Router = Hooked<RouterImpl>;
+
+}  // namespace tessera::nn
