@@ -39,15 +39,15 @@ function(tessera_executable name)
   endif()
 endfunction()
 
-# tessera_test(NAME [TORCH] SOURCES a_test.cpp .. [DEPS ..]): a GoogleTest program that CTest runs.
+# tessera_test(NAME [TORCH] SOURCES a_test.cpp .. [ARGUMENTS ..] [DEPS ..]): a GoogleTest program that CTest runs.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;ARGUMENTS;DEPS" ${ARGN})
   set(torch)
   if(ARG_TORCH)
     set(torch TORCH)
   endif()
   tessera_executable(${name} ${torch} SOURCES ${ARG_SOURCES} DEPS ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 ${ARG_ARGUMENTS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 enable_testing()

@@ -99,7 +99,7 @@ def check_functions(path, lines):
 
 for path in sorted(pathlib.Path("tessera").rglob("*")):
     is_test = path.stem.endswith(("_test", "_bench")) or path.stem.startswith("testing")
-    if path.suffix not in (".h", ".cpp") or is_test:
+    if path.suffix not in (".h", ".cpp", ".cu") or is_test:
         continue
     lines = path.read_text().splitlines()
     check_includes(path, lines)

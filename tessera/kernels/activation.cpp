@@ -4,8 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -21,15 +20,14 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
     const auto g = rows_of(gate);
     const auto u = rows_of(up);
     auto y = at::empty(gate.sizes(), gate.options());
-    const SwigluArgs args{.gate = g.tensor.const_data_ptr(),
-                          .up = u.tensor.const_data_ptr(),
-                          .y = y.data_ptr(),
-                          .dim = g.dim,
-                          .gate_stride = g.stride,
-                          .up_stride = u.stride};
-    const auto& table = fused_table(gate.scalar_type());
-    parallel_for(0, g.rows, grain_of_rows(g.dim),
-                 [&](int64_t begin, int64_t end) { table.swiglu(args, begin, end); });
+    fused_kernels(gate).swiglu({.gate = g.tensor.const_data_ptr(),
+                                .up = u.tensor.const_data_ptr(),
+                                .y = y.data_ptr(),
+                                .rows = g.rows,
+                                .dim = g.dim,
+                                .gate_stride = g.stride,
+                                .up_stride = u.stride,
+                                .type = element_of(gate.scalar_type())});
     return y;
   }
 
@@ -41,17 +39,16 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
     const auto grad = grads[0].contiguous();
     auto grad_gate = at::empty(saved[0].sizes(), saved[0].options());
     auto grad_up = at::empty(saved[1].sizes(), saved[1].options());
-    const SwigluGradArgs args{.grad = grad.const_data_ptr(),
-                              .gate = g.tensor.const_data_ptr(),
-                              .up = u.tensor.const_data_ptr(),
-                              .grad_gate = grad_gate.data_ptr(),
-                              .grad_up = grad_up.data_ptr(),
-                              .dim = g.dim,
-                              .gate_stride = g.stride,
-                              .up_stride = u.stride};
-    const auto& table = fused_table(grad.scalar_type());
-    parallel_for(0, g.rows, grain_of_rows(g.dim),
-                 [&](int64_t begin, int64_t end) { table.swiglu_grad(args, begin, end); });
+    fused_kernels(grad).swiglu_grad({.grad = grad.const_data_ptr(),
+                                     .gate = g.tensor.const_data_ptr(),
+                                     .up = u.tensor.const_data_ptr(),
+                                     .grad_gate = grad_gate.data_ptr(),
+                                     .grad_up = grad_up.data_ptr(),
+                                     .rows = g.rows,
+                                     .dim = g.dim,
+                                     .gate_stride = g.stride,
+                                     .up_stride = u.stride,
+                                     .type = element_of(grad.scalar_type())});
     return {grad_gate, grad_up};
   }
 };
@@ -61,10 +58,11 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x});
     auto y = at::empty_like(x);
-    const auto& table = fused_table(x.scalar_type());
-    parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
-      table.gelu_tanh(x.const_data_ptr(), y.data_ptr(), begin, end);
-    });
+    fused_kernels(x).gelu_tanh({.x = x.const_data_ptr(),
+                                .grad = nullptr,
+                                .y = y.data_ptr(),
+                                .count = x.numel(),
+                                .type = element_of(x.scalar_type())});
     return y;
   }
 
@@ -73,11 +71,11 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     const auto x = ctx->get_saved_variables()[0];
     const auto grad = grads[0].contiguous();
     auto grad_x = at::empty_like(x);
-    const auto& table = fused_table(x.scalar_type());
-    parallel_for(0, x.numel(), 8192, [&](int64_t begin, int64_t end) {
-      table.gelu_tanh_grad(grad.const_data_ptr(), x.const_data_ptr(), grad_x.data_ptr(), begin,
-                           end);
-    });
+    fused_kernels(x).gelu_tanh({.x = x.const_data_ptr(),
+                                .grad = grad.const_data_ptr(),
+                                .y = grad_x.data_ptr(),
+                                .count = x.numel(),
+                                .type = element_of(x.scalar_type())});
     return {grad_x};
   }
 };

@@ -4,7 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -14,20 +14,18 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor dropped(const at::Tensor& x, double probability, DropoutKey key) {
-  if (key.row != 0) {
-    auto y = at::empty_like(x);
-    const auto from = x.view({-1, key.row}), to = y.view({-1, key.row});
-    const int64_t row = key.row, stride = key.row_stride;
-    key.row = key.row_stride = 0;
-    for (int64_t i = 0; i < from.size(0); ++i, key.first_position += stride) {
-      to[i].copy_(dropped(from[i], probability, key));
-    }
-    TORCH_INTERNAL_ASSERT(row <= stride);
+  auto y = at::empty_like(x);
+  if (can_fuse({x})) {
+    drop(x, y, probability, key);
     return y;
   }
-  if (!can_fuse({x})) return dropout_reference(x, probability, key);
-  auto y = at::empty_like(x);
-  drop(x, y, probability, key);
+  if (key.row == 0) return dropout_reference(x, probability, key);
+  const auto from = x.view({-1, key.row}), to = y.view({-1, key.row});
+  const int64_t stride = key.row_stride;
+  key.row = key.row_stride = 0;
+  for (int64_t i = 0; i < from.size(0); ++i, key.first_position += stride) {
+    to[i].copy_(dropout_reference(from[i], probability, key));
+  }
   return y;
 }
 

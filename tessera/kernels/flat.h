@@ -24,16 +24,19 @@ struct AdamWOptions {
   int64_t step = 1;           ///< number of this update, from 1
   double gradient_scale = 1;  ///< gradients are multiplied by it; the tensor stays as it is
   std::optional<StochasticRounding> rounding;  ///< of bfloat16 results; unset: to nearest
+  /// Both float32 [1] on the parameter's device, or undefined, so that the host need not know them:
+  /// nothing is changed if found_inf is not 0; gradients are multiplied by gradient_factor, too.
+  at::Tensor found_inf, gradient_factor;
 };
 
 /// One update of decoupled-decay Adam (Loshchilov and Hutter, ICLR 2019) in one pass, arithmetic in
-/// float32. All 1-D, contiguous, on the CPU, of one length: parameter, gradient and the two states
+/// float32. All 1-D, contiguous, on one device that has kernels (fused.h), of one length: parameter, gradient and the two states
 /// each float32 or bfloat16, the states alike. `copy`, if defined, is bfloat16 and gets the new
 /// parameter rounded to nearest.
 void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const AdamWOptions& options, const at::Tensor& copy = {});
 
-/// to [n] bfloat16 = from [n] float32, both contiguous, on the CPU.
+/// to [n] bfloat16 = from [n] float32, both contiguous, on one device that has kernels.
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding);
 
@@ -55,12 +58,13 @@ uint32_t drop_threshold(double probability);
 std::array<uint32_t, 2> random_key(const DropoutKey& key);
 
 /// to [n] = from [n] / (1 - probability), or 0 for the elements that are drawn. Both contiguous, on
-/// the CPU, float32 or bfloat16 alike.
+/// one device that has kernels, float32 or bfloat16 alike.
 void drop(const at::Tensor& from, const at::Tensor& to, double probability, const DropoutKey& key);
 
-/// The sum of squares of a contiguous float32, bfloat16 or float16 tensor on the CPU: in double,
-/// over blocks of 4096 elements that are added in order. The same bits for any number of threads
-/// and any instruction set.
-double sum_of_squares(const at::Tensor& values);
+/// The sum of squares of a contiguous tensor in float64, 0-d, on its device: the host does not wait
+/// for it. float32, bfloat16 and float16 in one pass on the CPU (blocks of 4096 elements, added in
+/// order: the same bits for any number of threads and any instruction set) and on GPUs (the same bits
+/// at each run).
+at::Tensor sum_of_squares(const at::Tensor& values);
 
 }  // namespace tessera::kernels

@@ -5,8 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/gradient_sink.h"
-#include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {
@@ -21,16 +20,16 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const int64_t dim = x.size(-1), rows = x.numel() / dim;
     auto y = at::empty(x.sizes(), x.options().dtype(dtype));
     auto statistics = at::empty({rows, 2}, x.options().dtype(at::kFloat));
-    const LayerNormArgs args{.x = x.const_data_ptr(),
-                             .weight = weight.const_data_ptr(),
-                             .bias = bias.const_data_ptr(),
-                             .y = y.data_ptr(),
-                             .statistics = statistics.data_ptr<float>(),
-                             .dim = dim,
-                             .eps = static_cast<float>(eps)};
-    const auto& table = norm_table(x.scalar_type(), dtype);
-    parallel_for(0, rows, grain_of_rows(dim),
-                 [&](int64_t begin, int64_t end) { table.layer_norm(args, begin, end); });
+    fused_kernels(x).layer_norm({.x = x.const_data_ptr(),
+                                 .weight = weight.const_data_ptr(),
+                                 .bias = bias.const_data_ptr(),
+                                 .y = y.data_ptr(),
+                                 .statistics = statistics.data_ptr<float>(),
+                                 .rows = rows,
+                                 .dim = dim,
+                                 .eps = static_cast<float>(eps),
+                                 .type = element_of(x.scalar_type()),
+                                 .y_type = element_of(dtype)});
     ctx->save_for_backward({x, weight, bias, statistics});
     return y;
   }
@@ -46,22 +45,22 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const int64_t dim = x.size(-1);
     variable_list out(5);
     out[0] = at::empty_like(x);
-    const LayerNormGradArgs args{.grad = grad.const_data_ptr(),
-                                 .x = x.const_data_ptr(),
-                                 .weight = weight.const_data_ptr(),
-                                 .statistics = saved[3].const_data_ptr<float>(),
-                                 .grad_x = out[0].data_ptr(),
-                                 .dim = dim};
-    const auto& table = norm_table(x.scalar_type(), grad.scalar_type());
     const auto sums =
-        sum_of_rows(x.numel() / dim, 2 * dim, [&](int64_t begin, int64_t end, float* sums) {
-          table.layer_norm_grad(args, begin, end, sums);
-        });
+        fused_kernels(x).layer_norm_grad({.grad = grad.const_data_ptr(),
+                                          .x = x.const_data_ptr(),
+                                          .weight = weight.const_data_ptr(),
+                                          .statistics = saved[3].const_data_ptr<float>(),
+                                          .grad_x = out[0].data_ptr(),
+                                          .rows = x.numel() / dim,
+                                          .dim = dim,
+                                          .type = element_of(x.scalar_type()),
+                                          .grad_type = element_of(grad.scalar_type())},
+                                         x.device());
     if (ctx->needs_input_grad(1)) {
-      out[1] = autograd::hand_over(weight_sink, sums.narrow(0, 0, dim), weight.scalar_type());
+      out[1] = autograd::hand_over(weight_sink, sums[0], weight.scalar_type());
     }
     if (ctx->needs_input_grad(2)) {
-      out[2] = autograd::hand_over(bias_sink, sums.narrow(0, dim, dim), bias.scalar_type());
+      out[2] = autograd::hand_over(bias_sink, sums[1], bias.scalar_type());
     }
     return out;
   }

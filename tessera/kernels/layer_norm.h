@@ -10,7 +10,7 @@ namespace tessera::kernels {
 /// bfloat16, rounded as the next product would. The gradients of weight and bias are summed in
 /// float32 over fixed groups of rows, so that they do not depend on the number of threads, and
 /// added unrounded to a .grad() that is there (autograd/gradient_sink.h). Saves x and two floats per
-/// row. float64, float16 and CUDA go through at::layer_norm. Throws c10::ValueError if weight or
+/// row. float64 and float16 go through at::layer_norm. Throws c10::ValueError if weight or
 /// bias is not [D].
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);

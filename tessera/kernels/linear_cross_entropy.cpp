@@ -9,9 +9,8 @@
 #include <numeric>
 
 #include "tessera/kernels/autocast.h"
-#include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/matmul.h"
-#include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {
@@ -61,17 +60,16 @@ struct Chunk {
 void fused_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options,
                  at::ScalarType dtype) {
   const auto& gradient = chunk.gradient;
-  const CrossEntropyArgs args{
-      .logits = chunk.logits.data_ptr<float>(),
-      .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
-      .targets = chunk.targets.const_data_ptr<int64_t>(),
-      .losses = chunk.losses.data_ptr<double>(),
-      .scales = gradient.defined() ? chunk.slopes.const_data_ptr<float>() : nullptr,
-      .vocab = chunk.logits.size(1),
-      .ignore_index = options.ignore_index};
-  const auto& table = fused_table(dtype);
-  parallel_for(0, chunk.logits.size(0), grain_of_rows(args.vocab),
-               [&](int64_t begin, int64_t end) { table.cross_entropy(args, begin, end); });
+  fused_kernels(chunk.logits)
+      .cross_entropy({.logits = chunk.logits.data_ptr<float>(),
+                      .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
+                      .targets = chunk.targets.const_data_ptr<int64_t>(),
+                      .losses = chunk.losses.data_ptr<double>(),
+                      .scales = gradient.defined() ? chunk.slopes.const_data_ptr<float>() : nullptr,
+                      .rows = chunk.logits.size(0),
+                      .vocab = chunk.logits.size(1),
+                      .ignore_index = options.ignore_index,
+                      .type = element_of(dtype)});
 }
 
 /// The same in LibTorch's operators.
@@ -139,7 +137,7 @@ at::Tensor pass_over(const Problem& problem, const at::Tensor& slopes, const Gra
   const int64_t chunk_rows = rows_per_chunk(problem);
   const bool want_gradient = slopes.defined();
   const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const bool fused = can_fuse({hidden, weight}) && targets.device().is_cpu();
+  const bool fused = can_fuse({hidden, weight}) && targets.device() == hidden.device();
   const auto all_logits = at::empty({chunk_rows, vocab}, hidden.options().dtype(wide));
   const auto all_gradients = !want_gradient ? at::Tensor()
                              : hidden.scalar_type() == wide

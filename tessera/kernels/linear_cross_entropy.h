@@ -62,9 +62,8 @@ struct LinearCrossEntropyOptions {
 /// Memory: chunk_rows * V floats, N * D for the gradient of hidden, V * D for the weight's unless
 /// `weight_gradient` is given. Without grad mode: the loss only. bfloat16: logits, softmax and the
 /// sum of the weight's gradient are in float32. Under autocast the products take its dtype, with
-/// the weight cast once (kernels/autocast.h) and its gradient in float32. float32 and bfloat16 on
-/// the CPU run vector code of our own; other devices and dtypes LibTorch's operators, in the same
-/// chunks. The result does not depend on the number of threads.
+/// the weight cast once (kernels/autocast.h) and its gradient in float32. float32 and bfloat16 run
+/// kernels of our own (fused.h); other dtypes LibTorch's operators, in the same chunks. The result does not depend on the number of threads.
 ///
 /// Throws c10::IndexError naming the position if a target is neither ignore_index nor in [0, V);
 /// c10::ValueError if shapes do not fit, or if backward is asked to scale a gradient that was

@@ -13,10 +13,10 @@
 #include "tessera/autograd/held.h"
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/autocast.h"
-#include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/quantised.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {

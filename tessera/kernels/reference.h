@@ -1,5 +1,5 @@
 // Every operator in plain LibTorch: what the fused ones are tested against, and what runs where
-// they cannot (float64, CUDA, meta). Arguments and results as in the header of the operator.
+// they cannot (float64, meta, a GPU in a build without its kernels). Arguments and results as in the header of the operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>

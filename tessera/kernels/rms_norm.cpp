@@ -5,8 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/gradient_sink.h"
-#include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -14,8 +13,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-const void* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 
 /// {sum (undefined without a residual), y in `dtype`, reciprocal rms}.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x,
@@ -27,17 +24,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x,
   auto y = at::empty(x.sizes(), x.options().dtype(dtype));
   auto sum = residual.defined() ? at::empty_like(x) : at::Tensor();
   auto reciprocal_rms = at::empty({rows}, x.options().dtype(at::kFloat));
-  const RmsNormArgs args{.x = x.const_data_ptr(),
-                         .residual = data_or_null(residual),
-                         .weight = weight.const_data_ptr(),
-                         .sum = sum.defined() ? sum.data_ptr() : nullptr,
-                         .y = y.data_ptr(),
-                         .reciprocal_rms = reciprocal_rms.data_ptr<float>(),
-                         .dim = dim,
-                         .eps = static_cast<float>(eps)};
-  const auto& table = norm_table(x.scalar_type(), dtype);
-  parallel_for(0, rows, grain_of_rows(dim),
-               [&](int64_t begin, int64_t end) { table.rms_norm(args, begin, end); });
+  fused_kernels(x).rms_norm({.x = x.const_data_ptr(),
+                             .residual = data_or_null(residual),
+                             .weight = weight.const_data_ptr(),
+                             .sum = sum.defined() ? sum.data_ptr() : nullptr,
+                             .y = y.data_ptr(),
+                             .reciprocal_rms = reciprocal_rms.data_ptr<float>(),
+                             .rows = rows,
+                             .dim = dim,
+                             .eps = static_cast<float>(eps),
+                             .type = element_of(x.scalar_type()),
+                             .y_type = element_of(dtype)});
   return {sum, y, reciprocal_rms};
 }
 
@@ -51,17 +48,18 @@ std::tuple<at::Tensor, at::Tensor> backward(at::Tensor grad, at::Tensor grad_sum
   const int64_t dim = x.size(-1);
   const int64_t rows = x.numel() / dim;
   auto grad_x = at::empty_like(x);
-  const RmsNormGradArgs args{.grad = grad.const_data_ptr(),
-                             .grad_sum = data_or_null(grad_sum),
-                             .x = x.const_data_ptr(),
-                             .weight = weight.const_data_ptr(),
-                             .reciprocal_rms = reciprocal_rms.const_data_ptr<float>(),
-                             .grad_x = grad_x.data_ptr(),
-                             .dim = dim};
-  const auto& table = norm_table(x.scalar_type(), grad.scalar_type());
-  const auto grad_weight = sum_of_rows(rows, dim, [&](int64_t begin, int64_t end, float* sums) {
-    table.rms_norm_grad(args, begin, end, sums);
-  });
+  const auto grad_weight =
+      fused_kernels(x).rms_norm_grad({.grad = grad.const_data_ptr(),
+                                      .grad_sum = data_or_null(grad_sum),
+                                      .x = x.const_data_ptr(),
+                                      .weight = weight.const_data_ptr(),
+                                      .reciprocal_rms = reciprocal_rms.const_data_ptr<float>(),
+                                      .grad_x = grad_x.data_ptr(),
+                                      .rows = rows,
+                                      .dim = dim,
+                                      .type = element_of(x.scalar_type()),
+                                      .grad_type = element_of(grad.scalar_type())},
+                                     x.device());
   return {grad_x, grad_weight};
 }
 

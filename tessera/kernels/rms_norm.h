@@ -13,8 +13,7 @@ namespace tessera::kernels {
 /// bfloat16 the result of float32 is bfloat16, rounded as the next product would. Saves x and one
 /// float32 per row. The weight's gradient is summed in float32 over fixed groups of rows, so that
 /// it does not depend on the number of threads, and added unrounded to a .grad() that is there
-/// (autograd/gradient_sink.h). Not twice differentiable (the plain version, for float64 and CUDA,
-/// is). Throws c10::ValueError if weight is not [D].
+/// (autograd/gradient_sink.h). Not twice differentiable (the plain version, for float64, is). Throws c10::ValueError if weight is not [D].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// {x + residual, rms_norm(x + residual)} in the same one pass; the two gradients meet in one pass,

@@ -8,8 +8,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "tessera/kernels/cpu/fused.h"
-#include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -22,21 +21,20 @@ at::Tensor rotate(const at::Tensor& any, const at::Tensor& cos, const at::Tensor
                   bool inverse) {
   const auto x = any.stride(-1) == 1 ? any : any.contiguous();
   auto y = at::empty(x.sizes(), x.options());
-  const RotaryArgs args{.x = x.const_data_ptr(),
-                        .y = y.data_ptr(),
-                        .cos = cos.const_data_ptr<float>(),
-                        .sin = sin.const_data_ptr<float>(),
-                        .tokens = x.size(1),
-                        .heads = x.size(2),
-                        .dim = x.size(3),
-                        .batch_stride = x.stride(0),
-                        .token_stride = x.stride(1),
-                        .head_stride = x.stride(2),
-                        .table_rows = cos.numel() / x.size(3),
-                        .inverse = inverse};
-  const auto& table = fused_table(x.scalar_type());
-  parallel_for(0, x.size(0) * x.size(1), grain_of_rows(args.heads * args.dim),
-               [&](int64_t begin, int64_t end) { table.rotary(args, begin, end); });
+  fused_kernels(x).rotary({.x = x.const_data_ptr(),
+                           .y = y.data_ptr(),
+                           .cos = cos.const_data_ptr<float>(),
+                           .sin = sin.const_data_ptr<float>(),
+                           .batch = x.size(0),
+                           .tokens = x.size(1),
+                           .heads = x.size(2),
+                           .dim = x.size(3),
+                           .batch_stride = x.stride(0),
+                           .token_stride = x.stride(1),
+                           .head_stride = x.stride(2),
+                           .table_rows = cos.numel() / x.size(3),
+                           .inverse = inverse,
+                           .type = element_of(x.scalar_type())});
   return y;
 }
 
@@ -154,7 +152,8 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
                     sin.sizes());
   const auto c = cos.narrow(-2, 0, x.size(1));
   const auto s = sin.narrow(-2, 0, x.size(1));
-  if (!can_fuse({x}) || !can_fuse({c, s}) || c.scalar_type() != at::kFloat || x.numel() == 0) {
+  if (!can_fuse({x}) || !can_fuse({c, s}) || c.device() != x.device() ||
+      c.scalar_type() != at::kFloat || x.numel() == 0) {
     return rotary_reference(x, c, s);
   }
   return Rotary::apply(x, c.contiguous(), s.contiguous());

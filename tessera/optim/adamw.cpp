@@ -1,7 +1,5 @@
 // AdamW (Loshchilov and Hutter, ICLR 2019), with states of 32, 16 or 8 bits: one fused kernel a
 // slice.
-#include <ATen/ops/_fused_adamw.h>
-
 #include "tessera/kernels/adamw8bit.h"
 #include "tessera/kernels/flat.h"
 #include "tessera/optim/algorithm.h"
@@ -37,17 +35,8 @@ kernels::AdamWOptions fused_options(const Update& update) {
 }
 
 void adamw(const Update& update) {
-  const auto& [slice, states, options, learning_rate, gradient_scale, step] = update;
-  if (!slice.parameter.is_cpu()) {
-    const auto scalar = slice.parameter.options().dtype(torch::kFloat32);
-    // LibTorch's kernel divides by its grad_scale (made for loss scaling).
-    at::_fused_adamw_({slice.parameter}, {slice.gradient}, {states[0]}, {states[1]}, {},
-                      {torch::full({}, static_cast<double>(step), scalar)}, learning_rate,
-                      options.beta1, options.beta2, slice.weight_decay, options.eps,
-                      /*amsgrad=*/false, /*maximize=*/false,
-                      torch::full({}, 1 / gradient_scale, scalar));
-    return;
-  }
+  const auto& slice = update.slice;
+  const auto& states = update.states;
   kernels::adamw(slice.parameter, slice.gradient, states[0], states[1], fused_options(update),
                  slice.copy);
 }

@@ -7,9 +7,7 @@ namespace tessera::optim {
 double squared_norm(std::span<const torch::Tensor> tensors) {
   double sum = 0;
   for (const auto& tensor : tensors) {
-    const bool plain = !tensor.is_cpu() || tensor.scalar_type() == torch::kFloat64;
-    sum += plain ? tensor.to(torch::kFloat64).square().sum().item<double>()
-                 : kernels::sum_of_squares(tensor);
+    sum += kernels::sum_of_squares(tensor.contiguous()).item<double>();
   }
   return sum;
 }

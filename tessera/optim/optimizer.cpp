@@ -23,14 +23,6 @@ void check(const Slice& slice, const OptimizerOptions& options) {
           (options.state_dtype == torch::kBFloat16 && options.type == OptimizerType::adamw),
       "optimizer: expected states in float32, or with adamw in bfloat16, got ",
       options.state_dtype);
-  if (parameter.is_cpu()) return;
-  TORCH_CHECK_VALUE(!options.stochastic_rounding && !slice.copy.defined() &&
-                        parameter.scalar_type() == slice.gradient.scalar_type() &&
-                        parameter.scalar_type() == options.state_dtype,
-                    "optimizer: expected parameters, gradients and states of one dtype and no "
-                    "stochastic rounding on ",
-                    parameter.device(), ", got ", parameter.scalar_type(), ", ",
-                    slice.gradient.scalar_type(), " and ", options.state_dtype);
 }
 
 /// What updates slices other than muon's matrices.

@@ -1,28 +1,18 @@
 #include "tessera/kernels/cpu/fused.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
+#include <c10/util/FunctionRef.h>
 
 #include <algorithm>
 
-#include "tessera/kernels/autocast.h"
+#include "tessera/kernels/cpu/fused_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
-
-bool can_fuse(std::initializer_list<at::Tensor> tensors) {
-  const at::Tensor& first = *tensors.begin();
-  if (first.scalar_type() != at::kFloat && first.scalar_type() != at::kBFloat16) return false;
-  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& x) {
-    return !x.defined() || (x.device().is_cpu() && x.scalar_type() == first.scalar_type() &&
-                            x.layout() == at::kStrided);
-  });
-}
-
 namespace {
 
-const FusedTables& tables() {
+const FusedTables& vector_code() {
 #if defined(__x86_64__)
   static constexpr const FusedTables* kTables[4] = {&generic::fused_tables, &avx2::fused_tables,
                                                     &avx512::fused_tables,
@@ -33,37 +23,19 @@ const FusedTables& tables() {
 #endif
 }
 
-}  // namespace
-
-const FusedTable& fused_table(at::ScalarType dtype) {
-  return dtype == at::kFloat ? tables().float32 : tables().bfloat16;
+const FusedTable& vector_code(Element type) {
+  return type == Element::float32 ? vector_code().float32 : vector_code().bfloat16;
 }
 
-const NormTable& norm_table(at::ScalarType x, at::ScalarType y) {
-  return x == y ? fused_table(y).norms : tables().norms_to_bfloat16;
+/// The norms of `x` with a result of `y`: x's type, or bfloat16 (autocast).
+const NormTable& norms(Element x, Element y) {
+  return x == y ? vector_code(y).norms : vector_code().norms_to_bfloat16;
 }
 
-at::ScalarType norm_result(const at::Tensor& x) {
-  return is_autocast(x) && at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16
-             ? at::kBFloat16
-             : x.scalar_type();
-}
-
-RowView rows_of(const at::Tensor& x) {
-  const int64_t dim = x.size(-1);
-  const int64_t rows = dim == 0 ? 0 : x.numel() / dim;
-  if (x.is_contiguous()) return {x, rows, dim, dim};
-  bool regular = x.stride(-1) == 1 || dim == 1;
-  const int64_t stride = x.dim() >= 2 ? x.stride(-2) : dim;
-  for (int64_t axis = x.dim() - 3; regular && axis >= 0; --axis) {
-    regular = x.size(axis) == 1 || x.stride(axis) == x.stride(axis + 1) * x.size(axis + 1);
-  }
-  if (!regular) return {x.contiguous(), rows, dim, dim};
-  return {x, rows, dim, stride};
-}
-
-at::Tensor sum_of_rows(int64_t rows, int64_t dim,
-                       const std::function<void(int64_t begin, int64_t end, float* sums)>& add) {
+/// The sum over rows, float32 [dim]; `add` adds the rows [begin, end) to sums [dim]. The rows are
+/// taken in groups that depend on their number alone: the same bits for any number of threads.
+at::Tensor sum_over_rows(int64_t rows, int64_t dim,
+                         c10::function_ref<void(int64_t begin, int64_t end, float* sums)> add) {
   const int64_t group_rows = std::max<int64_t>(32, (rows + 63) / 64);
   const int64_t groups = std::max<int64_t>(1, (rows + group_rows - 1) / group_rows);
   const auto partial = at::zeros({groups, dim}, at::kFloat);
@@ -79,15 +51,90 @@ at::Tensor sum_of_rows(int64_t rows, int64_t dim,
   return groups == 1 ? partial[0] : partial[0].clone();
 }
 
-at::Tensor sum_of_rows(const at::Tensor& x) {
-  if (!can_fuse({x})) {
-    return x.sum(0, /*keepdim=*/false, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  }
-  const int64_t dim = x.size(1);
-  const auto& table = fused_table(x.scalar_type());
-  return sum_of_rows(x.size(0), dim, [&](int64_t begin, int64_t end, float* sums) {
-    table.add_rows(x.const_data_ptr(), dim, begin, end, sums);
+/// Calls run(args, begin, end) for all `rows` of `row_elements` on all threads.
+template <typename Args>
+void over_rows(const Args& args, int64_t rows, int64_t row_elements,
+               void (*run)(const Args&, int64_t, int64_t)) {
+  parallel_for(0, rows, grain_of_rows(row_elements),
+               [&](int64_t begin, int64_t end) { run(args, begin, end); });
+}
+
+void rms_norm(const RmsNormArgs& args) {
+  over_rows(args, args.rows, args.dim, norms(args.type, args.y_type).rms_norm);
+}
+
+at::Tensor rms_norm_grad(const RmsNormGradArgs& args, at::Device /*device*/) {
+  const auto run = norms(args.type, args.grad_type).rms_norm_grad;
+  return sum_over_rows(args.rows, args.dim, [&](int64_t begin, int64_t end, float* sums) {
+    run(args, begin, end, sums);
   });
+}
+
+void layer_norm(const LayerNormArgs& args) {
+  over_rows(args, args.rows, args.dim, norms(args.type, args.y_type).layer_norm);
+}
+
+at::Tensor layer_norm_grad(const LayerNormGradArgs& args, at::Device /*device*/) {
+  const auto run = norms(args.type, args.grad_type).layer_norm_grad;
+  const auto sums =
+      sum_over_rows(args.rows, 2 * args.dim,
+                    [&](int64_t begin, int64_t end, float* sums) { run(args, begin, end, sums); });
+  return sums.view({2, args.dim});
+}
+
+void rotary(const RotaryArgs& args) {
+  over_rows(args, args.batch * args.tokens, args.heads * args.dim, vector_code(args.type).rotary);
+}
+
+void swiglu(const SwigluArgs& args) {
+  over_rows(args, args.rows, args.dim, vector_code(args.type).swiglu);
+}
+
+void swiglu_grad(const SwigluGradArgs& args) {
+  over_rows(args, args.rows, args.dim, vector_code(args.type).swiglu_grad);
+}
+
+void gelu_tanh(const GeluArgs& args) {
+  const auto& table = vector_code(args.type);
+  parallel_for(0, args.count, 8192, [&](int64_t begin, int64_t end) {
+    if (args.grad != nullptr) {
+      table.gelu_tanh_grad(args.grad, args.x, args.y, begin, end);
+    } else {
+      table.gelu_tanh(args.x, args.y, begin, end);
+    }
+  });
+}
+
+void cross_entropy(const CrossEntropyArgs& args) {
+  over_rows(args, args.rows, args.vocab, vector_code(args.type).cross_entropy);
+}
+
+at::Tensor sum_of_rows_on_cpu(const at::Tensor& x) {
+  const int64_t dim = x.size(1);
+  const auto add = vector_code(element_of(x.scalar_type())).add_rows;
+  return sum_over_rows(x.size(0), dim, [&](int64_t begin, int64_t end, float* sums) {
+    add(x.const_data_ptr(), dim, begin, end, sums);
+  });
+}
+
+}  // namespace
+
+const FusedKernels& cpu_kernels() {
+  static constexpr FusedKernels kKernels = {.rms_norm = rms_norm,
+                                            .rms_norm_grad = rms_norm_grad,
+                                            .layer_norm = layer_norm,
+                                            .layer_norm_grad = layer_norm_grad,
+                                            .rotary = rotary,
+                                            .swiglu = swiglu,
+                                            .swiglu_grad = swiglu_grad,
+                                            .gelu_tanh = gelu_tanh,
+                                            .cross_entropy = cross_entropy,
+                                            .sum_of_rows = sum_of_rows_on_cpu,
+                                            .adamw = adamw_on_cpu,
+                                            .round_stochastically = round_on_cpu,
+                                            .drop = drop_on_cpu,
+                                            .sum_of_squares = sum_of_squares_on_cpu};
+  return kKernels;
 }
 
 int64_t grain_of_rows(int64_t elements_per_row) {

@@ -1,0 +1,7 @@
+#include "tessera/kernels/cuda/kernels.h"
+
+namespace tessera::kernels {
+
+const FusedKernels* cuda_kernels() { return nullptr; }
+
+}  // namespace tessera::kernels

@@ -1,0 +1,177 @@
+// Rotary embedding and the activations of feed-forward layers: each element read once, written once.
+#include "tessera/kernels/cuda/gpu.h"
+
+namespace tessera::kernels::TESSERA_GPU_NAMESPACE {
+namespace {
+
+/// A block for each of batch * tokens rows; a thread rotates N pairs.
+template <typename T, int N>
+__global__ void rotary_kernel(RotaryArgs args) {
+  const int64_t row = blockIdx.x, token = row % args.tokens;
+  const int half = static_cast<int>(args.dim / 2), vectors = half / N;
+  const T* x_row = static_cast<const T*>(args.x) + row / args.tokens * args.batch_stride +
+                   token * args.token_stride;
+  T* y_row = static_cast<T*>(args.y) + row * args.heads * args.dim;
+  const float* cos = args.cos + row % args.table_rows * args.dim;
+  const float* sin = args.sin + row % args.table_rows * args.dim;
+  // The transpose swaps which half's sine meets which, and the sign.
+  const float* sin_of_second = args.inverse ? sin + half : sin;
+  const float* sin_of_first = args.inverse ? sin : sin + half;
+  const float sign = args.inverse ? -1.0f : 1.0f;
+  const int all = static_cast<int>(args.heads) * vectors;
+  for (int j = static_cast<int>(threadIdx.x); j < all; j += static_cast<int>(blockDim.x)) {
+    const int64_t head = j / vectors;
+    const int i = j % vectors * N;
+    const T* x = x_row + head * args.head_stride + i;
+    T* y = y_row + head * args.dim + i;
+    Floats<N> first = load<N>(x), second = load<N>(x + half);
+    const Floats<N> cos1 = load<N>(cos + i), cos2 = load<N>(cos + half + i);
+    const Floats<N> sin1 = load<N>(sin_of_first + i), sin2 = load<N>(sin_of_second + i);
+    for (int k = 0; k < N; ++k) {
+      const float a = first[k], b = second[k];
+      first[k] = a * cos1[k] - sign * b * sin2[k];
+      second[k] = b * cos2[k] + sign * a * sin1[k];
+    }
+    store(y, first);
+    store(y + half, second);
+  }
+}
+
+/// Row and first column of a thread of a grid of rows x blocks that share a row.
+struct Spot {
+  int64_t row, column;
+};
+template <int N>
+__device__ Spot spot_of(int64_t blocks_a_row) {
+  const int64_t block = blockIdx.x;
+  return {block / blocks_a_row,
+          (block % blocks_a_row * blockDim.x + static_cast<int64_t>(threadIdx.x)) * N};
+}
+
+template <typename T, int N>
+__global__ void swiglu_kernel(SwigluArgs args, int64_t blocks_a_row) {
+  const Spot at = spot_of<N>(blocks_a_row);
+  if (at.column >= args.dim) return;
+  const Floats<N> g =
+      load<N>(static_cast<const T*>(args.gate) + at.row * args.gate_stride + at.column);
+  const Floats<N> u = load<N>(static_cast<const T*>(args.up) + at.row * args.up_stride + at.column);
+  Floats<N> y;
+  for (int k = 0; k < N; ++k) y[k] = g[k] / (1.0f + expf(-g[k])) * u[k];
+  store(static_cast<T*>(args.y) + at.row * args.dim + at.column, y);
+}
+
+template <typename T, int N>
+__global__ void swiglu_grad_kernel(SwigluGradArgs args, int64_t blocks_a_row) {
+  const Spot at = spot_of<N>(blocks_a_row);
+  if (at.column >= args.dim) return;
+  const int64_t place = at.row * args.dim + at.column;
+  const Floats<N> dy = load<N>(static_cast<const T*>(args.grad) + place);
+  const Floats<N> g =
+      load<N>(static_cast<const T*>(args.gate) + at.row * args.gate_stride + at.column);
+  const Floats<N> u = load<N>(static_cast<const T*>(args.up) + at.row * args.up_stride + at.column);
+  Floats<N> of_gate, of_up;
+  for (int k = 0; k < N; ++k) {
+    const float s = 1.0f / (1.0f + expf(-g[k]));
+    of_up[k] = dy[k] * g[k] * s;
+    of_gate[k] = dy[k] * u[k] * s * (1.0f + g[k] * (1.0f - s));
+  }
+  store(static_cast<T*>(args.grad_gate) + place, of_gate);
+  store(static_cast<T*>(args.grad_up) + place, of_up);
+}
+
+constexpr float kGeluScale = 0.79788456080286536f;  // sqrt(2 / pi)
+constexpr float kGeluCubic = 0.044715f;
+
+template <typename T, int N>
+__global__ void gelu_tanh_kernel(GeluArgs args) {
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    Floats<kWidth> v = load<kWidth>(static_cast<const T*>(args.x) + i);
+    for (int k = 0; k < kWidth; ++k) {
+      const float x = v[k];
+      v[k] = 0.5f * x * (1.0f + tanhf(kGeluScale * (x + kGeluCubic * x * x * x)));
+    }
+    store(static_cast<T*>(args.y) + i, v);
+  });
+}
+
+template <typename T, int N>
+__global__ void gelu_tanh_grad_kernel(GeluArgs args) {
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    const Floats<kWidth> v = load<kWidth>(static_cast<const T*>(args.x) + i);
+    Floats<kWidth> g = load<kWidth>(static_cast<const T*>(args.grad) + i);
+    for (int k = 0; k < kWidth; ++k) {
+      const float x = v[k], t = tanhf(kGeluScale * (x + kGeluCubic * x * x * x));
+      const float slope = kGeluScale * (1.0f + 3.0f * kGeluCubic * x * x);
+      g[k] *= 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * slope;
+    }
+    store(static_cast<T*>(args.y) + i, g);
+  });
+}
+
+}  // namespace
+
+void rotary(const RotaryArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    const int64_t each = 16 / static_cast<int64_t>(sizeof(element));
+    const bool wide = args.dim % (2 * kVector) == 0 && args.batch_stride % each == 0 &&
+                      args.token_stride % each == 0 && args.head_stride % each == 0 &&
+                      aligned(args.x, args.y, args.cos, args.sin);
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      launch(rotary_kernel<decltype(element), kWidth>, args.batch * args.tokens,
+             threads_for(args.heads * args.dim / 2 / kWidth), stream, args);
+    });
+  });
+}
+
+namespace {
+
+/// Whether rows of gate and up can be read 16 bytes at a time; the rest lies without gaps.
+template <typename T>
+bool wide_rows(int64_t dim, int64_t gate_stride, int64_t up_stride) {
+  constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(T));
+  return dim % kVector == 0 && gate_stride % kEach == 0 && up_stride % kEach == 0;
+}
+
+}  // namespace
+
+void swiglu(const SwigluArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    using T = decltype(element);
+    const bool wide = wide_rows<T>(args.dim, args.gate_stride, args.up_stride) &&
+                      aligned(args.gate, args.up, args.y);
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int64_t blocks = blocks_for<kWidth>(args.dim);
+      launch(swiglu_kernel<T, kWidth>, args.rows * blocks, kFlatThreads, stream, args, blocks);
+    });
+  });
+}
+
+void swiglu_grad(const SwigluGradArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    using T = decltype(element);
+    const bool wide = wide_rows<T>(args.dim, args.gate_stride, args.up_stride) &&
+                      aligned(args.grad, args.gate, args.up, args.grad_gate, args.grad_up);
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int64_t blocks = blocks_for<kWidth>(args.dim);
+      launch(swiglu_grad_kernel<T, kWidth>, args.rows * blocks, kFlatThreads, stream, args, blocks);
+    });
+  });
+}
+
+void gelu_tanh(const GeluArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    using T = decltype(element);
+    with_width(aligned(args.x, args.grad, args.y), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      launch(args.grad == nullptr ? gelu_tanh_kernel<T, kWidth> : gelu_tanh_grad_kernel<T, kWidth>,
+             blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
+    });
+  });
+}
+
+}  // namespace tessera::kernels::TESSERA_GPU_NAMESPACE

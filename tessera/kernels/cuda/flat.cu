@@ -1,0 +1,187 @@
+// AdamW, stochastic rounding, dropout and sums of squares over flat buffers. Arithmetic and random
+// bits as in cpu/flat_impl.h.
+#include "tessera/kernels/cuda/gpu.h"
+
+namespace tessera::kernels::TESSERA_GPU_NAMESPACE {
+namespace {
+
+// --- Random bits.
+
+/// Wellons' lowbias32.
+__device__ inline uint32_t mixed(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+__device__ inline uint32_t bits_at(const RandomBits& bits, int64_t i) {
+  const auto position = static_cast<uint64_t>(bits.first + i);
+  const auto low = static_cast<uint32_t>(position), high = static_cast<uint32_t>(position >> 32);
+  return mixed(mixed(low ^ bits.key[0]) + high * 0x9e3779b1u + bits.key[1]);
+}
+
+/// Up or down to a bfloat16, up with the probability that makes the mean x.
+__device__ inline float rounded_stochastically(float x, uint32_t bits16) {
+  const auto rounded = bits_as<float>((bits_as<uint32_t>(x) + bits16) & 0xffff0000u);
+  return x - x == 0.0f ? rounded : x;  // infinity and NaN as they are
+}
+
+__device__ inline float for_store(float x, const float* /*to*/, bool /*stochastic*/, uint32_t) {
+  return x;
+}
+__device__ inline float for_store(float x, const Bf16* /*to*/, bool stochastic, uint32_t bits16) {
+  return stochastic ? rounded_stochastically(x, bits16) : x;
+}
+
+// --- AdamW.
+
+/// P, G, S: types of parameter, gradient, states.
+template <typename P, typename G, typename S, int N>
+__global__ void adamw_kernel(AdamWArgs args) {
+  if (args.found_inf != nullptr && *args.found_inf != 0) return;
+  float scale = args.gradient_scale;
+  if (args.gradient_factor != nullptr) scale *= *args.gradient_factor;
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    P* parameter = static_cast<P*>(args.parameter) + i;
+    S* exp_avg = static_cast<S*>(args.exp_avg) + i;
+    S* exp_avg_sq = static_cast<S*>(args.exp_avg_sq) + i;
+    const Floats<kWidth> gradient = load<kWidth>(static_cast<const G*>(args.gradient) + i);
+    Floats<kWidth> p = load<kWidth>(parameter), m = load<kWidth>(exp_avg),
+                   v = load<kWidth>(exp_avg_sq), plain;
+    for (int k = 0; k < kWidth; ++k) {
+      const float g = gradient[k] * scale;
+      m[k] += (g - m[k]) * args.blend;
+      v[k] = v[k] * args.beta_sq + g * g * args.blend_sq;
+      const float denominator = sqrtf(v[k]) * args.reciprocal_root + args.eps;
+      plain[k] = p[k] * args.keep - args.step_size * m[k] / denominator;
+      uint32_t bits = 0, state_bits = 0;
+      if (args.stochastic) {
+        bits = bits_at(args.bits, i + k);
+        state_bits = mixed(bits ^ 0x5bd1e995u);
+      }
+      p[k] = for_store(plain[k], parameter, args.stochastic, bits >> 16);
+      m[k] = for_store(m[k], exp_avg, args.stochastic, state_bits >> 16);
+      v[k] = for_store(v[k], exp_avg_sq, args.stochastic, state_bits & 0xffffu);
+    }
+    store(parameter, p);
+    store(exp_avg, m);
+    store(exp_avg_sq, v);
+    if (args.copy != nullptr) store(static_cast<Bf16*>(args.copy) + i, plain);
+  });
+}
+
+// --- Stochastic rounding and dropout.
+
+template <int N>
+__global__ void round_kernel(RoundArgs args) {
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    Floats<kWidth> v = load<kWidth>(args.from + i);
+    for (int k = 0; k < kWidth; ++k) {
+      v[k] = rounded_stochastically(v[k], bits_at(args.bits, i + k) >> 16);
+    }
+    store(static_cast<Bf16*>(args.to) + i, v);
+  });
+}
+
+template <typename T, int N>
+__global__ void drop_kernel(DropArgs args) {
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    Floats<kWidth> v = load<kWidth>(static_cast<const T*>(args.x) + i);
+    for (int k = 0; k < kWidth; ++k) {
+      int64_t position = i + k;
+      if (args.row != 0) position = position / args.row * args.row_stride + position % args.row;
+      v[k] = bits_at(args.bits, position) >= args.threshold ? v[k] * args.scale : 0.0f;
+    }
+    store(static_cast<T*>(args.y) + i, v);
+  });
+}
+
+// --- Sums of squares.
+
+constexpr int64_t kMostPartials = 1024;
+constexpr int kSquareThreads = 256;
+
+template <typename T, int N>
+__global__ void squares_kernel(const T* values, int64_t count, double* partial) {
+  double sum = 0;
+  const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  for (; i + N <= count; i += step) {
+    const Floats<N> v = load<N>(values + i);
+    for (int k = 0; k < N; ++k) add(v[k]);
+  }
+  for (; i < count; ++i) add(to_float(values[i]));  // one thread has what is left
+  sum = sum_over_block(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void add_partial_squares_kernel(const double* partial, int64_t count, double* sum) {
+  double own = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) own += partial[i];
+  own = sum_over_block(own);
+  if (threadIdx.x == 0) *sum = own;
+}
+
+template <typename Body>
+void with_any_type(Element type, Body body) {
+  type == Element::float16 ? body(Half{}) : with_type(type, body);
+}
+
+}  // namespace
+
+void adamw(const AdamWArgs& args, Stream stream) {
+  const bool wide =
+      aligned(args.parameter, args.gradient, args.exp_avg, args.exp_avg_sq, args.copy);
+  with_type(args.parameter_type, [&](auto parameter) {
+    with_type(args.gradient_type, [&](auto gradient) {
+      with_type(args.state_type, [&](auto state) {
+        with_width(wide, [&](auto width) {
+          constexpr int kWidth = decltype(width)::value;
+          launch(adamw_kernel<decltype(parameter), decltype(gradient), decltype(state), kWidth>,
+                 blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
+        });
+      });
+    });
+  });
+}
+
+void round_stochastically(const RoundArgs& args, Stream stream) {
+  with_width(aligned(args.from, args.to), [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    launch(round_kernel<kWidth>, blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
+  });
+}
+
+void drop(const DropArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    with_width(aligned(args.x, args.y), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      launch(drop_kernel<decltype(element), kWidth>, blocks_for<kWidth>(args.count), kFlatThreads,
+             stream, args);
+    });
+  });
+}
+
+int64_t partial_squares(int64_t count) {
+  const int64_t blocks = ceil_div(count, int64_t{kSquareThreads} * kVector);
+  return blocks < 1 ? 1 : blocks > kMostPartials ? kMostPartials : blocks;
+}
+
+void sum_of_squares(const void* values, Element type, int64_t count, double* partial, double* sum,
+                    Stream stream) {
+  const int64_t blocks = partial_squares(count);
+  with_any_type(type, [&](auto element) {
+    using T = decltype(element);
+    with_width(aligned(values), [&](auto width) {
+      launch(squares_kernel<T, decltype(width)::value>, blocks, kSquareThreads, stream,
+             static_cast<const T*>(values), count, partial);
+    });
+  });
+  launch(add_partial_squares_kernel, 1, kSquareThreads, stream, partial, blocks, sum);
+}
+
+}  // namespace tessera::kernels::TESSERA_GPU_NAMESPACE

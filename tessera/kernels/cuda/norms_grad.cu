@@ -1,0 +1,204 @@
+// RMSNorm and LayerNorm backward, and sums over rows. A block takes a group of rows and keeps the
+// sums of its columns in registers; a second kernel adds the groups in their order. So no atomics,
+// and the same bits at each run.
+#include "tessera/kernels/cuda/gpu.h"
+
+namespace tessera::kernels::TESSERA_GPU_NAMESPACE {
+namespace {
+
+constexpr int64_t kGroups = 396;  // three blocks for each of the 132 processors of an H100
+constexpr int kHeld = 8;          // columns whose sums a thread keeps
+
+/// The rows and columns of a block of a grid of groups x tiles.
+struct Part {
+  int64_t group, first_row, last_row, first_column;
+};
+
+int64_t tiles_of(int64_t dim, int threads) { return ceil_div(dim, int64_t{threads} * kHeld); }
+
+__device__ inline Part part_of_block(int64_t rows, int64_t rows_each, int64_t groups) {
+  const int64_t group = blockIdx.x % groups, tile = blockIdx.x / groups;
+  const int64_t first = group * rows_each;
+  return {group, first, first + rows_each < rows ? first + rows_each : rows,
+          tile * blockDim.x * kHeld};
+}
+
+/// Calls body(h, i) for the columns [i, i + N) that this thread keeps sums of, in place h.
+template <int N, typename Body>
+__device__ void for_held(const Part& part, int64_t dim, Body body) {
+#pragma unroll
+  for (int h = 0; h < kHeld / N; ++h) {
+    const int64_t i = part.first_column + (static_cast<int64_t>(h) * blockDim.x + threadIdx.x) * N;
+    if (i < dim) body(h, i);
+  }
+}
+
+template <int N>
+__device__ void add_to(Floats<N>& sums, const Floats<N>& values) {
+  for (int k = 0; k < N; ++k) sums[k] += values[k];
+}
+
+/// X: type of x, the weight and grad_x; G: of grad.
+template <typename X, typename G, int N>
+__global__ void rms_norm_grad_kernel(RmsNormGradArgs args, RowGroups groups, float* partial) {
+  const int64_t dim = args.dim;
+  const Part part = part_of_block(args.rows, groups.rows_each, groups.groups);
+  const X* weight = static_cast<const X*>(args.weight);
+  Floats<N> sums[kHeld / N] = {};
+  for (int64_t row = part.first_row; row < part.last_row; ++row) {
+    const G* grad = static_cast<const G*>(args.grad) + row * dim;
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    const float scale = args.reciprocal_rms[row];
+    float dots = 0;
+    for (int64_t i = threadIdx.x * N; i < dim; i += blockDim.x * N) {
+      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
+      for (int k = 0; k < N; ++k) dots += g[k] * w[k] * v[k];
+    }
+    const float along = sum_over_block(dots) * scale * scale * scale / static_cast<float>(dim);
+    for_held<N>(part, dim, [&](int h, int64_t i) {
+      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
+      Floats<N> result = {}, of_weight = {};
+      if (args.grad_sum != nullptr) {
+        result = load<N>(static_cast<const X*>(args.grad_sum) + row * dim + i);
+      }
+      for (int k = 0; k < N; ++k) {
+        result[k] += g[k] * w[k] * scale - v[k] * along;
+        of_weight[k] = g[k] * rounded_to<X>(v[k] * scale);
+      }
+      store(static_cast<X*>(args.grad_x) + row * dim + i, result);
+      add_to(sums[h], of_weight);
+    });
+  }
+  for_held<N>(part, dim, [&](int h, int64_t i) { store(partial + part.group * dim + i, sums[h]); });
+}
+
+template <typename X, typename G, int N>
+__global__ void layer_norm_grad_kernel(LayerNormGradArgs args, RowGroups groups, float* partial) {
+  const int64_t dim = args.dim;
+  const Part part = part_of_block(args.rows, groups.rows_each, groups.groups);
+  const X* weight = static_cast<const X*>(args.weight);
+  Floats<N> sums[kHeld / N] = {}, bias_sums[kHeld / N] = {};
+  for (int64_t row = part.first_row; row < part.last_row; ++row) {
+    const G* grad = static_cast<const G*>(args.grad) + row * dim;
+    const X* x = static_cast<const X*>(args.x) + row * dim;
+    const float mean = args.statistics[2 * row], scale = args.statistics[2 * row + 1];
+    float sum = 0, dots = 0;
+    for (int64_t i = threadIdx.x * N; i < dim; i += blockDim.x * N) {
+      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
+      for (int k = 0; k < N; ++k) {
+        sum += g[k] * w[k];
+        dots += g[k] * w[k] * (v[k] - mean);
+      }
+    }
+    const float average = sum_over_block(sum) / static_cast<float>(dim);
+    const float along = sum_over_block(dots) * scale * scale / static_cast<float>(dim);
+    for_held<N>(part, dim, [&](int h, int64_t i) {
+      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
+      Floats<N> result, of_weight;
+      for (int k = 0; k < N; ++k) {
+        const float centred = v[k] - mean;
+        result[k] = (g[k] * w[k] - average - centred * along) * scale;
+        of_weight[k] = g[k] * centred * scale;
+      }
+      store(static_cast<X*>(args.grad_x) + row * dim + i, result);
+      add_to(sums[h], of_weight);
+      add_to(bias_sums[h], g);
+    });
+  }
+  for_held<N>(part, dim, [&](int h, int64_t i) {
+    float* own = partial + 2 * part.group * dim + i;
+    store(own, sums[h]);
+    store(own + dim, bias_sums[h]);
+  });
+}
+
+template <typename X, int N>
+__global__ void sum_of_rows_kernel(const X* x, int64_t rows, int64_t dim, RowGroups groups,
+                                   float* partial) {
+  const Part part = part_of_block(rows, groups.rows_each, groups.groups);
+  Floats<N> sums[kHeld / N] = {};
+  for (int64_t row = part.first_row; row < part.last_row; ++row) {
+    for_held<N>(part, dim, [&](int h, int64_t i) { add_to(sums[h], load<N>(x + row * dim + i)); });
+  }
+  for_held<N>(part, dim, [&](int h, int64_t i) { store(partial + part.group * dim + i, sums[h]); });
+}
+
+/// partial [groups, dim] -> sums [dim]: a block for 32 columns, whose eighth of the threads takes
+/// every eighth group.
+constexpr int kColumns = 32, kShares = 8;
+__global__ void add_groups_kernel(const float* partial, int64_t groups, int64_t dim, float* sums) {
+  __shared__ float of_shares[kShares][kColumns];
+  const int lane = threadIdx.x % kColumns, share = threadIdx.x / kColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
+  float sum = 0;
+  if (column < dim) {
+    for (int64_t group = share; group < groups; group += kShares) {
+      sum += partial[group * dim + column];
+    }
+  }
+  of_shares[share][lane] = sum;
+  __syncthreads();
+  if (share > 0 || column >= dim) return;
+  for (int other = 1; other < kShares; ++other) sum += of_shares[other][lane];
+  sums[column] = sum;
+}
+
+void add_groups(const float* partial, int64_t groups, int64_t dim, float* sums, Stream stream) {
+  launch(add_groups_kernel, ceil_div(dim, kColumns), kColumns * kShares, stream, partial, groups,
+         dim, sums);
+}
+
+}  // namespace
+
+RowGroups groups_of(int64_t rows) {
+  const int64_t each = ceil_div(rows, kGroups) < 1 ? 1 : ceil_div(rows, kGroups);
+  return {each, ceil_div(rows, each)};
+}
+
+void rms_norm_grad(const RmsNormGradArgs& args, float* partial, float* sums, Stream stream) {
+  const bool wide = args.dim % kVector == 0 &&
+                    aligned(args.grad, args.grad_sum, args.x, args.weight, args.grad_x, partial);
+  const auto groups = groups_of(args.rows);
+  with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int threads = threads_for(args.dim / kWidth, kMaxThreads);
+      launch(rms_norm_grad_kernel<decltype(x), decltype(grad), kWidth>,
+             groups.groups * tiles_of(args.dim, threads), threads, stream, args, groups, partial);
+    });
+  });
+  add_groups(partial, groups.groups, args.dim, sums, stream);
+}
+
+void layer_norm_grad(const LayerNormGradArgs& args, float* partial, float* sums, Stream stream) {
+  const bool wide =
+      args.dim % kVector == 0 && aligned(args.grad, args.x, args.weight, args.grad_x, partial);
+  const auto groups = groups_of(args.rows);
+  with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int threads = threads_for(args.dim / kWidth, kMaxThreads);
+      launch(layer_norm_grad_kernel<decltype(x), decltype(grad), kWidth>,
+             groups.groups * tiles_of(args.dim, threads), threads, stream, args, groups, partial);
+    });
+  });
+  add_groups(partial, groups.groups, 2 * args.dim, sums, stream);
+}
+
+void sum_of_rows(const void* x, Element type, int64_t rows, int64_t dim, float* partial,
+                 float* sums, Stream stream) {
+  const bool wide = dim % kVector == 0 && aligned(x, partial);
+  const auto groups = groups_of(rows);
+  with_type(type, [&](auto element) {
+    using X = decltype(element);
+    with_width(wide, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int threads = threads_for(dim / kWidth, kMaxThreads);
+      launch(sum_of_rows_kernel<X, kWidth>, groups.groups * tiles_of(dim, threads), threads, stream,
+             static_cast<const X*>(x), rows, dim, groups, partial);
+    });
+  });
+  add_groups(partial, groups.groups, dim, sums, stream);
+}
+
+}  // namespace tessera::kernels::TESSERA_GPU_NAMESPACE

@@ -1,0 +1,156 @@
+// What the fused operators are told, on any device: raw pointers and sizes. `void*` is float or
+// bfloat16, as an Element beside it says; arithmetic is in float32 for both.
+#pragma once
+
+#include <stdint.h>
+
+namespace tessera::kernels {
+
+enum class Element : uint8_t { float32, bfloat16, float16 };
+
+/// y = weight * x / rms(x), row by row; with a residual, x + residual (also stored) takes x's
+/// place.
+struct RmsNormArgs {
+  const void* x;          ///< [rows, dim]
+  const void* residual;   ///< [rows, dim], or null
+  const void* weight;     ///< [dim]
+  void* sum;              ///< [rows, dim], only with a residual
+  void* y;                ///< [rows, dim]
+  float* reciprocal_rms;  ///< [rows]
+  int64_t rows, dim;
+  float eps;
+  Element type, y_type;  ///< y_type: of y; type: of all else
+};
+
+struct RmsNormGradArgs {
+  const void* grad;      ///< [rows, dim], of y
+  const void* grad_sum;  ///< [rows, dim], of the sum; or null
+  const void* x;
+  const void* weight;
+  const float* reciprocal_rms;
+  void* grad_x;
+  int64_t rows, dim;
+  Element type, grad_type;  ///< grad_type: of grad; type: of all else
+};
+
+/// y = weight * (x - mean) / deviation + bias, row by row.
+struct LayerNormArgs {
+  const void* x;       ///< [rows, dim]
+  const void* weight;  ///< [dim]
+  const void* bias;    ///< [dim]
+  void* y;             ///< [rows, dim]
+  float* statistics;   ///< [rows, 2]: mean, reciprocal deviation
+  int64_t rows, dim;
+  float eps;
+  Element type, y_type;
+};
+
+struct LayerNormGradArgs {
+  const void* grad;  ///< [rows, dim], of y
+  const void* x;
+  const void* weight;
+  const float* statistics;
+  void* grad_x;
+  int64_t rows, dim;
+  Element type, grad_type;
+};
+
+/// Half-split rotation of x [batch, tokens, heads, dim], any strides but 1 in the last, into a
+/// contiguous y.
+struct RotaryArgs {
+  const void* x;
+  void* y;
+  const float* cos;                                 ///< [table_rows, dim]
+  const float* sin;                                 ///< [table_rows, dim]
+  int64_t batch, tokens, heads, dim;                ///< dim is even
+  int64_t batch_stride, token_stride, head_stride;  ///< of x, in elements
+  int64_t table_rows;                               ///< of cos and sin: of each token, or of T
+  bool inverse;                                     ///< the transposed rotation, for gradients
+  Element type;
+};
+
+/// y = silu(gate) * up, [rows, dim].
+struct SwigluArgs {
+  const void *gate, *up;
+  void* y;
+  int64_t rows, dim, gate_stride, up_stride;  ///< strides: elements from row to row
+  Element type;
+};
+
+struct SwigluGradArgs {
+  const void *grad, *gate, *up;
+  void *grad_gate, *grad_up;
+  int64_t rows, dim, gate_stride, up_stride;
+  Element type;
+};
+
+/// y = gelu(x) in its tanh form; with a gradient of y, y is the gradient of x.
+struct GeluArgs {
+  const void* x;
+  const void* grad;  ///< or null: forward
+  void* y;
+  int64_t count;
+  Element type;
+};
+
+/// Loss of each row of logits and, if asked for, its gradient.
+struct CrossEntropyArgs {
+  float* logits;   ///< [rows, vocab]; destroyed
+  void* gradient;  ///< row's scale * (softmax - one-hot), [rows, vocab]; may be `logits` itself if
+                   ///< float; or null
+  const int64_t* targets;  ///< [rows]
+  double* losses;          ///< [rows], unscaled; 0 where ignored
+  const float* scales;     ///< [rows]; null without gradient
+  int64_t rows, vocab, ignore_index;
+  Element type;  ///< of the gradient
+};
+
+/// Random bits, 32 for each element: a function of key and position alone.
+struct RandomBits {
+  uint32_t key[2];
+  int64_t first;  ///< position of element 0
+};
+
+/// What AdamW's update needs; see kernels/flat.h.
+struct AdamWArgs {
+  void* parameter;
+  const void* gradient;
+  void *exp_avg, *exp_avg_sq;
+  void* copy;                    ///< bfloat16, or null
+  const float* found_inf;        ///< on the device, or null: nothing is changed if it is not 0
+  const float* gradient_factor;  ///< on the device, or null: the gradient is multiplied by it, too
+  float gradient_scale;          ///< the gradient is multiplied by it
+  float keep;                    ///< 1 - learning rate * weight decay
+  float blend, blend_sq;         ///< 1 - beta1, 1 - beta2
+  float beta_sq;                 ///< beta2
+  float step_size;               ///< learning rate / (1 - beta1^step)
+  float reciprocal_root;         ///< 1 / sqrt(1 - beta2^step)
+  float eps;
+  bool stochastic;  ///< bfloat16 results are rounded with `bits`, else to nearest
+  RandomBits bits;
+  int64_t count;
+  Element parameter_type, gradient_type, state_type;
+};
+
+/// to = from, float32 to bfloat16, up or down at random.
+struct RoundArgs {
+  const float* from;
+  void* to;
+  RandomBits bits;
+  int64_t count;
+};
+
+/// y = x * scale where an element's random bits are at least `threshold`, else 0.
+struct DropArgs {
+  const void* x;
+  void* y;
+  uint32_t threshold;
+  float scale;
+  RandomBits bits;
+  int64_t count;
+  int64_t row,
+      row_stride;  ///< every `row` elements the position goes on at a multiple of the stride
+  Element type;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,299 @@
+// What the operators' own tests, which this program runs with a GPU's kernels too, do not ask of a
+// GPU's: any order of threads, addresses that are no multiple of 16 bytes, few launches, no stop of
+// the host, the bits of the CPU's kernels.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "tessera/kernels/activation.h"
+#include "tessera/kernels/cpu/fused.h"
+#include "tessera/kernels/cuda/kernels.h"
+#include "tessera/kernels/dropout.h"
+#include "tessera/kernels/flat.h"
+#include "tessera/kernels/layer_norm.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/reference.h"
+#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rotary.h"
+#include "tests/gpu/guarded_memory.h"
+#include "tests/support/simt.h"
+
+namespace tessera::kernels {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// All tests of this program: operators of CPU tensors run the GPU's kernels.
+class GpuKernels : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    testing::guard_tensors();
+    scope_.emplace(at::kCPU, &simt_gpu::gpu_kernels());
+  }
+  void TearDown() override {
+    EXPECT_GT(simt::launches(), 0);
+    scope_.reset();
+  }
+
+ private:
+  std::optional<FusedKernelsScope> scope_;
+};
+const auto* const kEnvironment = ::testing::AddGlobalTestEnvironment(new GpuKernels);
+
+/// Contiguous, `offset` elements behind a multiple of 16 bytes.
+at::Tensor at_offset(const at::Tensor& x, int64_t offset) {
+  const auto space = at::zeros({x.numel() + offset}, x.options());
+  const auto view = space.narrow(0, offset, x.numel()).view(x.sizes());
+  view.copy_(x);
+  return view;
+}
+
+struct GpuCase {
+  const char* name;
+  std::function<at::Tensor(const Tensors&)> fused, plain;
+  Tensors inputs;
+  int launches;  ///< forward and backward
+};
+
+std::vector<GpuCase> operators(int64_t rows, int64_t dim) {
+  at::manual_seed(4);
+  const auto x = at::randn({rows, dim}), other = at::randn({rows, dim}), weight = at::randn({dim}),
+             bias = at::randn({dim});
+  const auto both = [](const std::tuple<at::Tensor, at::Tensor>& pair) {
+    return at::cat({std::get<0>(pair), std::get<1>(pair)});
+  };
+  const auto [cos, sin] = rotary_tables(rows, dim);
+  return {
+      {"rms_norm",
+       [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); },
+       [](const Tensors& t) { return rms_norm_reference(t[0], t[1], 1e-5); },
+       {x, weight},
+       3},
+      {"add_rms_norm",
+       [=](const Tensors& t) { return both(add_rms_norm(t[0], t[1], t[2], 1e-5)); },
+       [=](const Tensors& t) { return both(add_rms_norm_reference(t[0], t[1], t[2], 1e-5)); },
+       {x, other, weight},
+       3},
+      {"layer_norm",
+       [](const Tensors& t) { return layer_norm(t[0], t[1], t[2], 1e-5); },
+       [=](const Tensors& t) { return at::layer_norm(t[0], {dim}, t[1], t[2], 1e-5); },
+       {x, weight, bias},
+       3},
+      {"swiglu",
+       [](const Tensors& t) { return swiglu(t[0], t[1]); },
+       [](const Tensors& t) { return swiglu_reference(t[0], t[1]); },
+       {x, other},
+       2},
+      {"gelu_tanh",
+       [](const Tensors& t) { return gelu_tanh(t[0]); },
+       [](const Tensors& t) { return gelu_tanh_reference(t[0]); },
+       {x},
+       2},
+      {"rotary",
+       [=, cos = cos, sin = sin](const Tensors& t) {
+         return rotary(t[0].view({1, rows, 1, dim}), cos, sin);
+       },
+       [=, cos = cos, sin = sin](const Tensors& t) {
+         return rotary_reference(t[0].view({1, rows, 1, dim}), cos, sin);
+       },
+       {x},
+       2},
+      {"dropout",
+       [](const Tensors& t) { return dropout(t[0], 0.3, {.seed = 3}); },
+       [](const Tensors& t) { return dropout_reference(t[0], 0.3, {.seed = 3}); },
+       {x},
+       2},
+  };
+}
+
+/// The result and the gradient of every input.
+Tensors run_at(const std::function<at::Tensor(const Tensors&)>& op, const Tensors& inputs,
+               int64_t offset = 0) {
+  Tensors leaves;
+  for (const auto& x : inputs) leaves.push_back(at_offset(x, offset).detach().requires_grad_());
+  const auto y = op(leaves);
+  Tensors out = {y.detach()};
+  const auto grad = at_offset(y.detach().sin(), offset);
+  for (const auto& g : torch::autograd::grad({y}, leaves, {grad})) out.push_back(g);
+  return out;
+}
+
+double error_of(const at::Tensor& got, const at::Tensor& want) {
+  const auto g = got.to(at::kDouble), w = want.to(at::kDouble);
+  return ((g - w).norm() / w.norm().clamp_min(1e-30)).item<double>();
+}
+
+TEST(GpuKernels, MisalignedRowsAndEveryWidth) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t dim : {6, 8, 24, 36, 1032}) {
+      for (const auto& op : operators(5, dim)) {
+        for (const int64_t offset : {0, 1, 4}) {
+          SCOPED_TRACE(fmt::format("{} {} +{}", op.name, dim, offset));
+          Tensors inputs;
+          for (const auto& x : op.inputs) inputs.push_back(x.to(dtype));
+          const auto got = run_at(op.fused, inputs, offset), want = run_at(op.plain, inputs);
+          for (size_t i = 0; i < got.size(); ++i) {
+            EXPECT_LE(error_of(got[i], want[i]), dtype == at::kFloat ? 2e-6 : 2e-2) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+// More columns than the threads of a block hold sums for.
+TEST(GpuKernels, VeryWideRows) {
+  for (const int64_t dim : {8200, 20000}) {
+    for (const auto& op : operators(3, dim)) {
+      SCOPED_TRACE(fmt::format("{} {}", op.name, dim));
+      const auto got = run_at(op.fused, op.inputs), want = run_at(op.plain, op.inputs);
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(error_of(got[i], want[i]), 4e-6) << i;
+    }
+  }
+}
+
+TEST(GpuKernels, SameBitsInEveryOrderOfThreads) {
+  for (const auto& op : operators(500, 72)) {
+    SCOPED_TRACE(op.name);
+    simt::set_order(0);
+    const auto want = run_at(op.fused, op.inputs);
+    for (const uint64_t order : {1, 2, 3}) {
+      simt::set_order(order);
+      const auto got = run_at(op.fused, op.inputs);
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+    }
+  }
+}
+
+TEST(GpuKernels, FewLaunches) {
+  for (const auto& op : operators(5, 64)) {
+    const auto before = simt::launches();
+    run_at(op.fused, op.inputs);
+    EXPECT_EQ(simt::launches() - before, op.launches) << op.name;
+  }
+}
+
+/// Losses and gradient of logits, by a table's kernel.
+Tensors losses_of(const FusedKernels& kernels, const at::Tensor& logits, const at::Tensor& targets,
+                  at::ScalarType dtype) {
+  const int64_t rows = logits.size(0);
+  const auto losses = at::empty({rows}, at::kDouble), scales = at::full({rows}, 0.5f);
+  const auto work = logits.clone(), gradient = at::empty(logits.sizes(), dtype);
+  kernels.cross_entropy({.logits = work.data_ptr<float>(),
+                         .gradient = gradient.data_ptr(),
+                         .targets = targets.const_data_ptr<int64_t>(),
+                         .losses = losses.data_ptr<double>(),
+                         .scales = scales.const_data_ptr<float>(),
+                         .rows = rows,
+                         .vocab = logits.size(1),
+                         .ignore_index = -100,
+                         .type = element_of(dtype)});
+  return {losses, gradient};
+}
+
+TEST(GpuKernels, LossesWithMaskedClassesAndNaN) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const int64_t vocab : {5, 64, 9000}) {
+    auto logits = at::randn({6, vocab}) * 10;
+    logits[1].slice(0, 2, vocab) = -kInfinity;  // whole threads see nothing but -inf
+    logits[2][vocab - 1] = std::nanf("");
+    logits[3][0] = -kInfinity;  // of the target
+    logits[4][1] = 1e30;
+    const auto targets = at::tensor({1, 1, 0, 0, 1, -100}, at::kLong);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto got = losses_of(simt_gpu::gpu_kernels(), logits, targets, dtype);
+      const auto want = losses_of(cpu_kernels(), logits, targets, dtype);
+      EXPECT_TRUE(at::allclose(got[0], want[0], 1e-6, 1e-6, /*equal_nan=*/true)) << got[0];
+      EXPECT_TRUE(std::isnan(got[0][2].item<double>()));
+      EXPECT_TRUE(std::isinf(got[0][3].item<double>()));
+      EXPECT_TRUE(at::allclose(got[1].to(at::kFloat), want[1].to(at::kFloat), 1e-2, 1e-6,
+                               /*equal_nan=*/true))
+          << vocab;
+    }
+  }
+}
+
+struct AdamWState {
+  at::Tensor parameter, gradient, exp_avg, exp_avg_sq, copy;
+};
+
+TEST(GpuKernels, AdamWRoundsAsTheCpuDoes) {
+  constexpr int64_t kCount = 10'007;
+  AdamWOptions options{.learning_rate = 1e-2, .weight_decay = 0.1, .step = 3};
+  options.rounding = StochasticRounding{.seed = 5, .step = 3, .first_position = 12345};
+  at::manual_seed(6);
+  const AdamWState start = {at::randn({kCount}).to(at::kBFloat16), at::randn({kCount}),
+                            at::randn({kCount}).to(at::kBFloat16),
+                            at::rand({kCount}).to(at::kBFloat16),
+                            at::empty({kCount}, at::kBFloat16)};
+  const auto updated = [&](const FusedKernels& kernels) {
+    const FusedKernelsScope scope(at::kCPU, &kernels);
+    AdamWState s = {start.parameter.clone(), start.gradient, start.exp_avg.clone(),
+                    start.exp_avg_sq.clone(), start.copy.clone()};
+    adamw(s.parameter, s.gradient, s.exp_avg, s.exp_avg_sq, options, s.copy);
+    return Tensors{s.parameter, s.exp_avg, s.exp_avg_sq, s.copy};
+  };
+  const auto got = updated(simt_gpu::gpu_kernels()), want = updated(cpu_kernels());
+  for (size_t i = 0; i < got.size(); ++i) {
+    // A last bit of float32 that differs (fused multiply-add) moves a rounding once in a while.
+    EXPECT_LE((got[i] != want[i]).sum().item<int64_t>(), 3) << i;
+    EXPECT_TRUE(at::allclose(got[i].to(at::kFloat), want[i].to(at::kFloat), 1e-2)) << i;
+  }
+}
+
+TEST(GpuKernels, FoundInfAndFactorOnTheDevice) {
+  for (const auto* kernels : {&simt_gpu::gpu_kernels(), &cpu_kernels()}) {
+    const FusedKernelsScope scope(at::kCPU, kernels);
+    const auto parameter = at::randn({37}), gradient = at::randn({37});
+    const auto updated = [&](const AdamWOptions& options, const at::Tensor& by) {
+      AdamWState s = {parameter.clone(), by, at::zeros({37}), at::zeros({37}), {}};
+      adamw(s.parameter, s.gradient, s.exp_avg, s.exp_avg_sq, options);
+      return at::cat({s.parameter, s.exp_avg, s.exp_avg_sq});
+    };
+    const auto zeros = at::zeros({37});
+    EXPECT_TRUE(at::equal(updated({.found_inf = at::ones({1})}, gradient * NAN),
+                          at::cat({parameter, zeros, zeros})));
+    const auto plain = updated({}, gradient * 0.25);
+    EXPECT_TRUE(at::equal(
+        updated({.found_inf = at::zeros({1}), .gradient_factor = at::full({1}, 0.25)}, gradient),
+        plain));
+    EXPECT_FALSE(at::equal(updated({}, gradient), plain));
+  }
+}
+
+TEST(GpuKernels, DropsTheSameElementsAsTheCpu) {
+  const DropoutKey key{.seed = 2,
+                       .step = 7,
+                       .layer = 3,
+                       .first_position = (int64_t{1} << 32) - 50,
+                       .row = 24,
+                       .row_stride = 40};
+  const auto x = at::randn({7, 24});
+  const auto dropped = [&](const FusedKernels& kernels) {
+    const FusedKernelsScope scope(at::kCPU, &kernels);
+    return dropout(x, 0.4, key);
+  };
+  EXPECT_TRUE(at::equal(dropped(simt_gpu::gpu_kernels()), dropped(cpu_kernels())));
+}
+
+TEST(GpuKernels, NormOfManyElementsAndOfNone) {
+  at::manual_seed(8);
+  for (const int64_t count : {0, 1, 7, 100'003}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t offset : {0, 1}) {
+        const auto x = at_offset(at::randn({count}).to(dtype), offset);
+        const double want = x.to(at::kDouble).square().sum().item<double>();
+        EXPECT_NEAR(sum_of_squares(x).item<double>(), want, 1e-12 * want) << count << dtype;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
