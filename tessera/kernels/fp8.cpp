@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kNumbersPerTask = 1 << 15;  // worth a thread's start
+constexpr int64_t kRoundedPerTask = 1 << 15;  // worth a thread's start
 constexpr int64_t kColumnsAtOnce = 512;       // whose scales stay in the cache
 constexpr double kSmallestAmax = 1e-12;       // torchao's
 
@@ -82,7 +82,7 @@ class Rounding {
     const bool exact = scaling_.rule == Fp8ScaleRule::exact;
     result_.factor = exact ? 1 / scale : 1;
     result_.scales = at::full({1, 1}, scale);
-    parallel_for(0, x_.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+    parallel_for(0, x_.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
       round(begin, end - begin, scale, exact ? 1 : 1 / scale);
     });
     return std::move(result_);
@@ -93,7 +93,7 @@ class Rounding {
     const int64_t groups = (rows_ + high_ - 1) / high_;
     const int64_t parts = (columns_ + kColumnsAtOnce - 1) / kColumnsAtOnce;
     result_.scales = at::empty({groups, columns_});
-    const int64_t grain = std::max<int64_t>(1, kNumbersPerTask / (high_ * kColumnsAtOnce));
+    const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * kColumnsAtOnce));
     parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
       std::vector<float> amax(kColumnsAtOnce), inverses(kColumnsAtOnce);
       for (int64_t task = first; task < last; ++task) {
@@ -107,7 +107,7 @@ class Rounding {
     const int64_t groups = (rows_ + high_ - 1) / high_;
     const int64_t parts = (columns_ + wide_ - 1) / wide_;
     result_.scales = at::empty({groups, parts});
-    const int64_t grain = std::max<int64_t>(1, kNumbersPerTask / (high_ * wide_));
+    const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * wide_));
     parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
       for (int64_t task = first; task < last; ++task) rectangle(task, parts);
     });
@@ -132,12 +132,12 @@ class Rounding {
   }
 
   float amax_of_all() const {
-    const int64_t parts = (x_.numel() + kNumbersPerTask - 1) / kNumbersPerTask;
+    const int64_t parts = (x_.numel() + kRoundedPerTask - 1) / kRoundedPerTask;
     std::vector<float> largest(static_cast<size_t>(parts));
     parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
       for (int64_t part = first; part < last; ++part) {
-        const int64_t begin = part * kNumbersPerTask;
-        largest[part] = amax(begin, std::min(kNumbersPerTask, x_.numel() - begin));
+        const int64_t begin = part * kRoundedPerTask;
+        largest[part] = amax(begin, std::min(kRoundedPerTask, x_.numel() - begin));
       }
     });
     return largest.empty() ? 0 : *std::ranges::max_element(largest);
@@ -218,7 +218,7 @@ at::Tensor to_fp8(const at::Tensor& x, Fp8Type type, float scale, bool saturate)
   const auto from = readable(x);
   const auto codes = at::empty(x.sizes(), x.options().dtype(dtype_of(type)));
   auto* out = static_cast<uint8_t*>(codes.data_ptr());
-  parallel_for(0, x.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(0, x.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
     fp8_table().encode[is_narrow(from)](at_element(from, begin), end - begin, scale,
                                         type == Fp8Type::e5m2, saturate, out + begin);
   });
@@ -232,7 +232,7 @@ at::Tensor from_fp8(const at::Tensor& codes, at::ScalarType dtype, float factor)
   const auto from = codes.contiguous();
   const auto out = at::empty(codes.sizes(), codes.options().dtype(dtype));
   const auto* data = static_cast<const uint8_t*>(from.const_data_ptr());
-  parallel_for(0, codes.numel(), kNumbersPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(0, codes.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
     fp8_table().decode[is_narrow(out)](data + begin, end - begin, factor,
                                        codes.scalar_type() == at::kFloat8_e5m2,
                                        at_element_of(out, begin));

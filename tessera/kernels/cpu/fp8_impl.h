@@ -94,7 +94,7 @@ void amax_of_columns(const void* data, int64_t count, float* largest) {
 // --- Rounding.
 
 template <bool kE5M2, typename X, typename Y>
-TESSERA_INLINE void round_row(const RoundArgs& args) {
+TESSERA_INLINE void round_row(const Fp8RoundArgs& args) {
   const X* x = static_cast<const X*>(args.x);
   Y* out = static_cast<Y*>(args.out);
   if (args.scales == nullptr) {
@@ -112,8 +112,8 @@ TESSERA_INLINE void round_row(const RoundArgs& args) {
 }
 
 template <typename X, typename Y>
-void round(const RoundArgs& given) {
-  const RoundArgs args = given;  // a copy: no store can change it
+void round(const Fp8RoundArgs& given) {
+  const Fp8RoundArgs args = given;  // a copy: no store can change it
   args.e5m2 ? round_row<true, X, Y>(args) : round_row<false, X, Y>(args);
 }
 

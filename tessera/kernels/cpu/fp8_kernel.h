@@ -20,7 +20,7 @@ inline constexpr Fp8Layout kE5M2Layout{2, 57344.0f, 0x1p-14f, 0x1p7f, 0x47800000
 
 /// Rounds a row of `count` numbers: out[i] = fp8(x[i] * scale, saturated) * inverse. With `scales`
 /// and `inverses` they are x[i]'s own instead.
-struct RoundArgs {
+struct Fp8RoundArgs {
   const void* x;
   void* out;
   int64_t count;
@@ -35,7 +35,7 @@ struct Fp8Table {
   /// amax[i] = max(amax[i], |x[i]|).
   void (*amax_of_columns[2])(const void* x, int64_t count, float* amax);
   /// By dtype of [x][out].
-  void (*round[2][2])(const RoundArgs& args);
+  void (*round[2][2])(const Fp8RoundArgs& args);
   /// Codes of x * scale, by dtype of x.
   void (*encode[2])(const void* x, int64_t count, float scale, bool e5m2, bool saturate,
                     uint8_t* codes);
