@@ -140,6 +140,11 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
     return;
   }
   TORCH_INTERNAL_ASSERT(out.scalar_type() == at::kFloat && out.is_contiguous());
+  if (a.is_cuda()) {
+    accumulate ? at::addmm_out(target, target, a, b, at::kFloat, /*beta=*/1, /*alpha=*/factor)
+               : at::mm_out(target, a, b, at::kFloat).mul_(factor);
+    return;
+  }
   const bool exact =
       a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
   if (!exact) {

@@ -1,4 +1,4 @@
-// Matrix products that LibTorch's operators do not offer on a CPU.
+// Matrix products that LibTorch's operators do not offer on a CPU, and on a GPU by other names.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,8 @@ inline constexpr int64_t kWidenedBlock = 1024;
 /// 16-bit operands on a processor without instructions for bfloat16 are multiplied in float32: each
 /// result is rounded once, and a block of a, of b and (if out has 16 bits) of out is in memory as
 /// float32. With those instructions, bfloat16 into float32 is one product without rounding in
-/// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first.
+/// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first. On CUDA
+/// 16 bits into float32 are one product without rounding in between.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
               float factor = 1);
 
