@@ -18,8 +18,10 @@ constexpr std::array kGgmlTypes{GgmlTypeInfo{GgmlType::f32, "F32", 1, 4, DType::
                                 GgmlTypeInfo{GgmlType::f16, "F16", 1, 2, DType::f16},
                                 GgmlTypeInfo{GgmlType::q4_0, "Q4_0", 32, 18, DType::f32},
                                 GgmlTypeInfo{GgmlType::q5_0, "Q5_0", 32, 22, DType::f32},
+                                GgmlTypeInfo{GgmlType::q5_1, "Q5_1", 32, 24, DType::f32},
                                 GgmlTypeInfo{GgmlType::q8_0, "Q8_0", 32, 34, DType::f32},
                                 GgmlTypeInfo{GgmlType::q4_k, "Q4_K", 256, 144, DType::f32},
+                                GgmlTypeInfo{GgmlType::q5_k, "Q5_K", 256, 176, DType::f32},
                                 GgmlTypeInfo{GgmlType::q6_k, "Q6_K", 256, 210, DType::f32},
                                 GgmlTypeInfo{GgmlType::i8, "I8", 1, 1, DType::i8},
                                 GgmlTypeInfo{GgmlType::i16, "I16", 1, 2, DType::i16},
@@ -45,24 +47,37 @@ void read_q4_0(const std::byte* block, float* values) {
   }
 }
 
-void read_q5_0(const std::byte* block, float* values) {
-  const float scale = read_f16(block);
-  for (int i = 0; i < 32; ++i) {
-    const unsigned low = i < 16 ? bits(block[6 + i]) & 15 : bits(block[6 + i - 16]) >> 4;
-    const unsigned fifth = bits(block[2 + i / 8]) >> (i % 8) & 1;
-    values[i] = scale * static_cast<float>(static_cast<int>(low | fifth << 4) - 16);
-  }
+/// Number `i` of Q5_0 and Q5_1, whose fifth bits begin at `at`.
+unsigned five_bits(const std::byte* at, int i) {
+  const unsigned low = i < 16 ? bits(at[4 + i]) & 15 : bits(at[4 + i - 16]) >> 4;
+  return low | (bits(at[i / 8]) >> (i % 8) & 1) << 4;
 }
 
-void read_q4_k(const std::byte* block, float* values) {
+void read_q5_0(const std::byte* block, float* values) {
+  const float scale = read_f16(block);
+  for (int i = 0; i < 32; ++i)
+    values[i] = scale * static_cast<float>(static_cast<int>(five_bits(block + 2, i)) - 16);
+}
+
+void read_q5_1(const std::byte* block, float* values) {
   const float scale = read_f16(block), minimum = read_f16(block + 2);
+  for (int i = 0; i < 32; ++i)
+    values[i] = scale * static_cast<float>(five_bits(block + 4, i)) + minimum;
+}
+
+/// Q4_K, and Q5_K, whose fifth bits stand before the others.
+template <bool kFifths>
+void read_lines(const std::byte* block, float* values) {
+  const float scale = read_f16(block), minimum = read_f16(block + 2);
+  const auto *fifths = block + 16, *low = fifths + (kFifths ? 32 : 0);
   for (int group = 0; group < 8; ++group) {
     const auto own = group_scale(block + 4, group);
     const float times = scale * static_cast<float>(own.scale);
     const float less = minimum * static_cast<float>(own.minimum);
-    const auto* bytes = block + 16 + group / 2 * 32;
+    const auto* bytes = low + group / 2 * 32;
     for (int i = 0; i < 32; ++i) {
-      const unsigned number = group % 2 == 0 ? bits(bytes[i]) & 15 : bits(bytes[i]) >> 4;
+      unsigned number = group % 2 == 0 ? bits(bytes[i]) & 15 : bits(bytes[i]) >> 4;
+      if constexpr (kFifths) number |= (bits(fifths[i]) >> group & 1) << 4;
       values[group * 32 + i] = times * static_cast<float>(number) - less;
     }
   }
@@ -94,8 +109,8 @@ void write_q8_0(const float* values, std::byte* block) {
 }
 
 /// 32 whole numbers of 0 to 2 * half - 1: the value of largest magnitude, the first of several, becomes
-/// -half. The product is taken in float64, as the package `gguf` does, since its rounding depends on
-/// the processor otherwise. Writes the scale.
+/// -half. Product and sum are rounded to float32 one after the other, as ggml and the package `gguf`
+/// have it where the processor does not do both at once. Writes the scale.
 std::array<unsigned, 32> centred_numbers(const float* values, int half, std::byte* block) {
   float extreme = 0;
   for (int i = 0; i < 32; ++i) {
@@ -105,9 +120,9 @@ std::array<unsigned, 32> centred_numbers(const float* values, int half, std::byt
   write_f16(scale, block);
   std::array<unsigned, 32> numbers{};
   for (int i = 0; i < 32; ++i) {
-    const double shifted = static_cast<double>(values[i]) * static_cast<double>(times) + half + 0.5;
+    const float shifted = values[i] * times + (static_cast<float>(half) + 0.5F);
     numbers[static_cast<size_t>(i)] =
-        static_cast<unsigned>(std::clamp(shifted, 0.0, 2.0 * half - 1));
+        static_cast<unsigned>(std::clamp(shifted, 0.0F, static_cast<float>(2 * half - 1)));
   }
   return numbers;
 }
@@ -118,13 +133,26 @@ void write_q4_0(const float* values, std::byte* block) {
     block[2 + i] = static_cast<std::byte>(numbers[i] | numbers[i + 16] << 4);
 }
 
-void write_q5_0(const float* values, std::byte* block) {
-  const auto numbers = centred_numbers(values, 16, block);
+/// Numbers of five bits as five_bits reads them.
+void put_five_bits(const std::array<unsigned, 32>& numbers, std::byte* at) {
   for (size_t i = 0; i < 16; ++i)
-    block[6 + i] = static_cast<std::byte>((numbers[i] & 15) | (numbers[i + 16] & 15) << 4);
-  std::memset(block + 2, 0, 4);
+    at[4 + i] = static_cast<std::byte>((numbers[i] & 15) | (numbers[i + 16] & 15) << 4);
+  std::memset(at, 0, 4);
+  for (size_t i = 0; i < 32; ++i) at[i / 8] |= static_cast<std::byte>(numbers[i] >> 4 << (i % 8));
+}
+
+void write_q5_0(const float* values, std::byte* block) {
+  put_five_bits(centred_numbers(values, 16, block), block + 2);
+}
+
+void write_q5_1(const float* values, std::byte* block) {
+  const auto [least, most] = std::minmax_element(values, values + 32);
+  const float scale = (*most - *least) / 31, times = inverse(scale);
+  write_f16(scale, block), write_f16(*least, block + 2);
+  std::array<unsigned, 32> numbers{};
   for (size_t i = 0; i < 32; ++i)
-    block[2 + i / 8] |= static_cast<std::byte>(numbers[i] >> 4 << (i % 8));
+    numbers[i] = static_cast<unsigned>((values[i] - *least) * times + 0.5F);
+  put_five_bits(numbers, block + 4);
 }
 
 /// How a type's blocks are read and written; null: values that stand alone.
@@ -138,10 +166,14 @@ BlockCode block_code(GgmlType type) {
       return {read_q4_0, write_q4_0};
     case GgmlType::q5_0:
       return {read_q5_0, write_q5_0};
+    case GgmlType::q5_1:
+      return {read_q5_1, write_q5_1};
     case GgmlType::q8_0:
       return {read_q8_0, write_q8_0};
     case GgmlType::q4_k:
-      return {read_q4_k, write_q4_k};
+      return {read_lines<false>, write_q4_k};
+    case GgmlType::q5_k:
+      return {read_lines<true>, write_q5_k};
     case GgmlType::q6_k:
       return {read_q6_k, write_q6_k};
     default:

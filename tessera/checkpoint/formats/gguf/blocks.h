@@ -3,7 +3,9 @@
 //   Q8_0  32 values: f16 scale, 32 int8
 //   Q4_0  32 values: f16 scale, 16 bytes; byte i holds value i below and value i + 16 above
 //   Q5_0  32 values: f16 scale, 4 bytes of fifth bits, 16 bytes as in Q4_0
+//   Q5_1  32 values: f16 scale and f16 minimum, then as Q5_0
 //   Q4_K 256 values: f16 scale and f16 minimum, 12 bytes with 6-bit scales and minima of 8 groups, 128 bytes
+//   Q5_K 256 values: as Q4_K, with 32 bytes of fifth bits before the 128
 //   Q6_K 256 values: 128 bytes of low and 64 of high bits, int8 scales of 16 groups, f16 scale
 //
 // Format: https://github.com/ggml-org/ggml (docs/gguf.md; src/ggml-common.h).
@@ -25,8 +27,10 @@ enum class GgmlType : uint32_t {
   f16 = 1,
   q4_0 = 2,
   q5_0 = 6,
+  q5_1 = 7,
   q8_0 = 8,
   q4_k = 12,
+  q5_k = 13,
   q6_k = 14,
   i8 = 24,
   i16 = 25,
@@ -58,7 +62,7 @@ void quantize(GgmlType type, std::span<const float> values, std::span<std::byte>
 float read_f16(const std::byte* at);
 void write_f16(float value, std::byte* at);
 
-/// 6 bits of scale and of minimum of one of Q4_K's 8 groups. Those of the last four are divided: 4 bits
+/// 6 bits of scale and of minimum of one of the 8 groups of Q4_K and Q5_K. Those of the last four are divided: 4 bits
 /// stand together in the last four bytes, 2 above those of the first groups.
 struct GroupScale {
   unsigned scale, minimum;

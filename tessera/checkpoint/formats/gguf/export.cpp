@@ -51,15 +51,24 @@ double relative_error(const TensorSource& a, const TensorSource& b, const std::s
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
+GgufMix mix_of(const LlamaCppModel& model, GgufFileType file) {
+  const auto& shape = model.shape;
+  const bool few_values =
+      model.kind.architecture == "qwen2" ||
+      (model.kind.architecture == "llama" && shape.num_kv_heads < shape.num_heads);
+  return {.file = file,
+          .num_layers = shape.num_layers,
+          .tied = shape.tie_embeddings,
+          .few_values = shape.num_layers == 80 && few_values};
+}
+
 }  // namespace
 
 GgufExported export_gguf(const TensorSource& source, const std::filesystem::path& path,
                          const GgufExportOptions& options) {
   const auto model = llama_cpp_model(options.config, source.path().string());
   const GgufView view(source, model);
-  const GgufMix mix{.file = options.type,
-                    .num_layers = model.shape.num_layers,
-                    .tied = model.shape.tie_embeddings};
+  const auto mix = mix_of(model, options.type);
   GgufExported result{.num_tensors = view.order().size()};
   std::vector<GgufTensor> tensors;
   for (const auto& name : view.order()) {

@@ -158,8 +158,8 @@ GgufEntry read_entry(GgufCursor& cursor, const std::string& path) {
   const auto* type = find_ggml_type(number);
   if (type == nullptr) {
     user_error(
-        "{}: {}: is stored as ggml's type {}; read here are F32, F16, BF16, F64, Q8_0, Q5_0, Q4_0, "
-        "Q4_K, Q6_K and whole numbers",
+        "{}: {}: is stored as ggml's type {}; read here are F32, F16, BF16, F64, Q8_0, Q5_0, Q5_1, "
+        "Q4_0, Q4_K, Q5_K, Q6_K and whole numbers",
         path, name, number);
   }
   const int64_t row = entry.info.shape.empty() ? 1 : entry.info.shape.back();

@@ -30,9 +30,15 @@ struct Line {
   float per_value = 0, least = 0;
 };
 
+/// The largest number, and the tries at a group's scale: in steps of a tenth from `first` beyond it.
+struct Search {
+  int most, steps;
+  float first;
+};
+
 /// A group of 32 with the weight of each value's error.
 struct Group {
-  static constexpr int kSize = 32, kMost = 15;
+  static constexpr int kSize = 32;
   const float* values;
   std::array<float, kSize> weights{};
   float least = 0, most = 0, sum_of_weights = 0, weighted_sum = 0;
@@ -51,11 +57,11 @@ struct Group {
 
   float weight(int i) const { return weights[static_cast<size_t>(i)]; }
 
-  using Numbers = std::array<float, kSize>;  ///< whole, 0 to kMost
-  Numbers numbers(float per_value, float from) const {
+  using Numbers = std::array<float, kSize>;  ///< whole, 0 to the search's most
+  Numbers numbers(float per_value, float from, int largest) const {
     Numbers result;
     for (int i = 0; i < kSize; ++i) {
-      const int number = std::clamp(nearest(per_value * (values[i] - from)), 0, kMost);
+      const int number = std::clamp(nearest(per_value * (values[i] - from)), 0, largest);
       result[static_cast<size_t>(i)] = static_cast<float>(number);
     }
     return result;
@@ -88,18 +94,18 @@ struct Group {
 };
 
 /// Each try begins at the minimum of the best one before it.
-Line search_line(const Group& group) {
-  constexpr int kSteps = 20;
-  constexpr float kFirst = -1, kStep = 0.1F, kMost = Group::kMost;
+Line search_line(const Group& group, const Search& search) {
+  constexpr float kStep = 0.1F;
+  const auto largest = static_cast<float>(search.most);
   if (group.most == group.least) return {.minimum = -group.least};
-  const float plain = kMost / (group.most - group.least);
+  const float plain = largest / (group.most - group.least);
   float scale = 1 / plain, offset = group.least;
   Line best{.per_value = plain, .least = offset};
-  float best_error = group.error(group.numbers(plain, offset), scale, offset);
-  for (int step = 0; step <= kSteps; ++step) {
+  float best_error = group.error(group.numbers(plain, offset, search.most), scale, offset);
+  for (int step = 0; step <= search.steps; ++step) {
     const float per_value =
-        (kFirst + kStep * static_cast<float>(step) + kMost) / (group.most - offset);
-    const auto numbers = group.numbers(per_value, offset);
+        (search.first + kStep * static_cast<float>(step) + largest) / (group.most - offset);
+    const auto numbers = group.numbers(per_value, offset, search.most);
     const auto [fitted, moved] = group.fit(numbers);
     if (fitted == 0) continue;
     const float error = group.error(numbers, fitted, moved);
@@ -151,18 +157,18 @@ Scale search_scale(const float* values) {
   return found;
 }
 
-}  // namespace
-
-void write_q4_k(const float* values, std::byte* block) {
+/// Scales and minima into the first 16 bytes, and the numbers that they leave to be written.
+std::array<unsigned, kBlock> write_lines(const float* values, const Search& search,
+                                         std::byte* block) {
   constexpr int kGroups = kBlock / Group::kSize;
   std::array<Line, kGroups> lines;
   float scale = 0, minimum = 0;
   for (size_t group = 0; group < kGroups; ++group) {
-    lines[group] = search_line(Group(values + group * Group::kSize));
+    lines[group] = search_line(Group(values + group * Group::kSize), search);
     scale = std::max(scale, lines[group].scale);
     minimum = std::max(minimum, lines[group].minimum);
   }
-  std::memset(block, 0, 144);
+  std::memset(block, 0, 16);
   write_f16(scale / 63, block), write_f16(minimum / 63, block + 2);
   const float per_scale = scale > 0 ? 63 / scale : 0, per_minimum = minimum > 0 ? 63 / minimum : 0;
   for (int group = 0; group < kGroups; ++group) {
@@ -171,19 +177,41 @@ void write_q4_k(const float* values, std::byte* block) {
                      static_cast<uint8_t>(std::min(63, nearest(per_minimum * line.minimum)))},
                     group, block + 4);
   }
+  std::array<unsigned, kBlock> numbers;
   for (int group = 0; group < kGroups; ++group) {
     const auto own = group_scale(block + 4, group);
     const float times = read_f16(block) * static_cast<float>(own.scale);
     const float less = read_f16(block + 2) * static_cast<float>(own.minimum);
-    auto* bytes = block + 16 + group / 2 * Group::kSize;
     const auto& line = lines[static_cast<size_t>(group)];
-    for (int i = 0; i < Group::kSize; ++i) {
-      const float value = values[group * Group::kSize + i];
+    for (int i = group * Group::kSize; i < (group + 1) * Group::kSize; ++i) {
       const float exact =
-          times == 0 ? line.per_value * (value - line.least) : (value + less) / times;
-      const int number = std::clamp(nearest(exact), 0, Group::kMost);
-      bytes[i] |= as_byte(static_cast<unsigned>(number) << (group % 2 * 4));
+          times == 0 ? line.per_value * (values[i] - line.least) : (values[i] + less) / times;
+      numbers[static_cast<size_t>(i)] =
+          static_cast<unsigned>(std::clamp(nearest(exact), 0, search.most));
     }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+void write_q4_k(const float* values, std::byte* block) {
+  const auto numbers = write_lines(values, {.most = 15, .steps = 20, .first = -1}, block);
+  for (int i = 0; i < kBlock / 2; ++i) {
+    const auto at = static_cast<size_t>(i / 32 * 64 + i % 32);
+    block[16 + i] = as_byte(numbers[at] | numbers[at + 32] << 4);
+  }
+}
+
+void write_q5_k(const float* values, std::byte* block) {
+  const auto numbers = write_lines(values, {.most = 31, .steps = 15, .first = -0.5F}, block);
+  auto *fifths = block + 16, *low = fifths + 32;
+  std::memset(fifths, 0, 32);
+  for (int i = 0; i < kBlock / 2; ++i) {
+    const auto at = static_cast<size_t>(i / 32 * 64 + i % 32);
+    const auto first = numbers[at], second = numbers[at + 32];
+    low[i] = as_byte((first & 15) | (second & 15) << 4);
+    fifths[i % 32] |= as_byte((first >> 4 | second >> 4 << 1) << (i / 32 * 2));
   }
 }
 

@@ -60,13 +60,18 @@ TEST(KQuantsTest, AreCloserThanPlainRounding) {
             distance(values, evenly(values, 32, 15, false)));
   EXPECT_LT(distance(values, after(GgmlType::q6_k, values)),
             distance(values, evenly(values, 16, 62, true)));
+  EXPECT_LT(distance(values, after(GgmlType::q5_k, values)),
+            distance(values, evenly(values, 32, 31, false)));
   EXPECT_LT(distance(values, after(GgmlType::q4_k, values)), 0.072);
+  EXPECT_LT(distance(values, after(GgmlType::q5_k, values)), 0.037);
   EXPECT_LT(distance(values, after(GgmlType::q6_k, values)), 0.018);
-  EXPECT_LT(distance(values, after(GgmlType::q5_0, values)), 0.06);
+  for (const auto type : {GgmlType::q5_0, GgmlType::q5_1})
+    EXPECT_LT(distance(values, after(type, values)), 0.06);
 }
 
 TEST(KQuantsTest, ConstantsAndZerosComeBack) {
-  for (const auto type : {GgmlType::q4_k, GgmlType::q6_k, GgmlType::q5_0}) {
+  for (const auto type :
+       {GgmlType::q4_k, GgmlType::q5_k, GgmlType::q6_k, GgmlType::q5_0, GgmlType::q5_1}) {
     EXPECT_EQ(after(type, std::vector<float>(256, 0)), std::vector<float>(256, 0));
     for (const float value : {0.5F, -0.5F}) {
       const std::vector<float> values(256, value);
@@ -80,6 +85,26 @@ TEST(KQuantsTest, ConstantsAndZerosComeBack) {
   }
 }
 
+TEST(KQuantsTest, FifthBitsStandWhereTheFormatSays) {
+  // A group's values are 0 to 31; only those of group 5 are upside down.
+  std::vector<float> values(256);
+  for (size_t i = 0; i < 256; ++i)
+    values[i] = static_cast<float>(i / 32 == 5 ? 31 - i % 32 : i % 32);
+  std::vector<std::byte> block(176);
+  quantize(GgmlType::q5_k, values, block);
+  for (size_t i = 0; i < 32; ++i) {
+    EXPECT_EQ(block[16 + i], i < 16 ? std::byte{0x20} : std::byte{0xdf}) << i;  // bit g: of group g
+    EXPECT_EQ(block[48 + i], static_cast<std::byte>(i % 16 * 0x11)) << i;
+    EXPECT_EQ(block[48 + 64 + i], static_cast<std::byte>(i % 16 | (15 - i % 16) << 4)) << i;
+  }
+  block.resize(24);
+  quantize(GgmlType::q5_1, std::span(values).first(32), block);
+  EXPECT_EQ(block[2], std::byte{0});
+  EXPECT_EQ(block[4], std::byte{0});
+  EXPECT_EQ(block[6], std::byte{0xff});
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(block[8 + i], static_cast<std::byte>(i * 0x11)) << i;
+}
+
 TEST(KQuantsTest, ThreadsDivideBlocksWithoutATrace) {
   const auto values = drawn_values(size_t{1} << 17);
   std::vector<std::byte> whole(values.size() / 256 * 144), one(144);
@@ -88,6 +113,17 @@ TEST(KQuantsTest, ThreadsDivideBlocksWithoutATrace) {
     quantize(GgmlType::q4_k, std::span(values).subspan(block * 256, 256), one);
     ASSERT_TRUE(std::equal(one.begin(), one.end(), whole.data() + block * 144)) << block;
   }
+}
+
+TEST(GgufTypeTest, FewValuesAreNeverOfFourBits) {
+  const GgufMix mix{GgufFileType::q4_k_m, 80, false, true};
+  const TensorInfo whole{DType::f32, {8, 512}}, of_32{DType::f32, {8, 96}};
+  EXPECT_EQ(gguf_type("blk.9.attn_v.weight", whole, mix), GgmlType::q6_k);
+  EXPECT_EQ(gguf_type("blk.10.attn_v.weight", whole, mix), GgmlType::q5_k);
+  EXPECT_EQ(gguf_type("blk.12.attn_v.weight", whole, mix), GgmlType::q6_k);
+  EXPECT_EQ(gguf_type("blk.10.attn_v.weight", of_32, mix), GgmlType::q5_1);
+  EXPECT_EQ(gguf_type("blk.10.ffn_down.weight", whole, mix), GgmlType::q4_k);
+  EXPECT_EQ(gguf_type("blk.10.attn_v.weight", whole, {mix.file, 80, false}), GgmlType::q4_k);
 }
 
 TEST(GgufTypeTest, MixesAsLlamaCppDoes) {

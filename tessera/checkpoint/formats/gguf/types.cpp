@@ -41,11 +41,11 @@ GgmlType mixed_type(const std::string& name, const TensorInfo& info, const GgufM
   GgmlType type = GgmlType::q4_k;
   if (values || down) {
     const int64_t layer = std::strtoll(name.c_str() + name.find('.') + 1, nullptr, 10);
-    // Models of 80 layers have eight query heads for each of their values': these are never Q4_K.
-    const bool few_values = values && mix.num_layers == 80;
-    if (few_values || has_more_bits(layer, mix.num_layers)) type = GgmlType::q6_k;
+    if (values && mix.few_values) type = GgmlType::q5_k;
+    if (has_more_bits(layer, mix.num_layers)) type = GgmlType::q6_k;
   }
   if (whole_blocks(type, info)) return type;
+  if (type == GgmlType::q5_k) return GgmlType::q5_1;
   return type == GgmlType::q4_k ? GgmlType::q5_0 : GgmlType::q8_0;
 }
 
@@ -62,7 +62,7 @@ GgmlType gguf_type(const std::string& name, const TensorInfo& info, const GgufMi
 
 bool is_fallback(GgmlType type, const TensorInfo& info, const GgufMix& mix) {
   return mix.file == GgufFileType::q4_k_m && info.shape.size() > 1 && type != GgmlType::f32 &&
-         type != GgmlType::q4_k && type != GgmlType::q6_k;
+         type != GgmlType::q4_k && type != GgmlType::q5_k && type != GgmlType::q6_k;
 }
 
 }  // namespace tessera::checkpoint
