@@ -9,8 +9,8 @@ namespace tessera {
 namespace {
 
 /// The Levenshtein table is kept in its last three rows: an exchange of neighbours looks back by
-/// two.
-size_t edit_distance(std::string_view a, std::string_view b) {
+/// two. A distance beyond `most` comes back as any number beyond it.
+size_t edit_distance(std::string_view a, std::string_view b, size_t most) {
   std::vector<size_t> earlier(b.size() + 1), before(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -24,6 +24,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
         row[j] = std::min(row[j], earlier[j - 2] + 1);
       }
     }
+    // What is left is at least as far as the nearer of the two rows that it is made of.
+    if (std::min(std::ranges::min(row), std::ranges::min(before)) > most) return most + 1;
   }
   return row[b.size()];
 }
@@ -39,8 +41,9 @@ std::string nearest(std::string_view name, std::span<const std::string> candidat
   for (const auto& candidate : candidates) {
     const size_t at_least =
         std::max(name.size(), candidate.size()) - std::min(name.size(), candidate.size());
-    if (!is_near(at_least, name.size(), candidate.size())) continue;
-    const size_t distance = edit_distance(name, candidate);
+    const size_t most = std::min(std::max(name.size(), candidate.size()) / 2, best_distance);
+    if (at_least > most) continue;
+    const size_t distance = edit_distance(name, candidate, most);
     if (distance < best_distance) best = candidate, best_distance = distance;
   }
   return is_near(best_distance, best.size(), name.size()) ? best : "";
