@@ -1,7 +1,9 @@
 // `tessera generate` and `tessera chat` as a user runs them, on a model that was trained for a moment.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/wait.h>
 
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,6 +11,7 @@
 
 #include "tessera/base/file.h"
 #include "tests/program/program.h"
+#include "tests/program/terminal.h"
 #include "tests/support/temporary_folder.h"
 
 namespace tessera {
@@ -213,6 +216,28 @@ TEST_F(AnswerTest, BrokenRowsAreNamedOrCountedAndFiguresGoToAFile) {
                  "set --output");
   expect_mistake(tessera({"generate", run(), "a", "--stop", ""}),
                  "--stop: expected a word, got none");
+}
+
+TEST_F(AnswerTest, AnInterruptStopsAnAnswerAndAtThePromptTheChat) {
+  Terminal terminal;
+  // So hot that any token is as likely as another, the answer's end among 5,000.
+  const pid_t chat = start_tessera(
+      {"chat", run(), "--temperature=1000", "--max-new-tokens=4000", "--seed=1"}, terminal.fd());
+  terminal.wait_for("> ");
+  terminal.type("Hi\n");
+  terminal.wait_for("Hi\r\n");
+  const auto begun = terminal.wait_for(" ");  // of the answer
+  ::kill(chat, SIGINT);
+  const auto rest = terminal.wait_for("\n> ");
+  EXPECT_LT(begun.size() + rest.size(), 4000U) << "an answer of 4,000 tokens was not stopped";
+  const auto file = (folder->path() / "stopped.jsonl").string();
+  terminal.type("/save " + file + "\n");
+  terminal.wait_for("saved 2 messages");
+  terminal.wait_for("> ");
+  ::kill(chat, SIGINT);
+  int status = 0;
+  ASSERT_EQ(::waitpid(chat, &status, 0), chat);
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 128 + SIGINT);
 }
 
 TEST_F(AnswerTest, BadInput) {

@@ -1,6 +1,7 @@
 // A run that ends because it no longer gets better, as a user sees it.
 #include <gmock/gmock.h>
 
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -18,10 +19,11 @@ using ::testing::HasSubstr;
 
 class EarlyStoppingTest : public ::testing::Test {
  protected:
-  ProgramEnd train(const std::string& run, std::vector<std::string> more) const {
+  ProgramEnd train(const std::string& run, std::vector<std::string> more,
+                   const ProgramOptions& options = {}) const {
     more.insert(more.begin(), {"train", job_, "--data.train=[" + text_ + "]",
                                "--train.run_dir=" + (folder_.path() / run).string()});
-    return run_tessera(more);
+    return run_tessera(more, options);
   }
   nlohmann::json summary(const std::string& run) const {
     return nlohmann::json::parse(read_file(folder_.path() / run / "summary.json"));
@@ -66,6 +68,29 @@ TEST_F(EarlyStoppingTest, AResumedRunGoesOnCounting) {
   const auto end = train("cut", {"--checkpoint.resume=auto"});
   EXPECT_EQ(end.exit_code, 0) << end.error;
   EXPECT_THAT(end.out, HasSubstr("ended at step 4 of 20"));
+}
+
+TEST_F(EarlyStoppingTest, ARunKilledOnTheWayEndsWhereItWouldHave) {
+  const std::vector<std::string> options{"--optimizer.learning_rate=0.05", "--checkpoint.every=3",
+                                         "--train.steps=2000", "--train.early_stopping_patience=6",
+                                         "--train.early_stopping_threshold=0.05"};
+  const auto whole = train("whole", options);
+  ASSERT_EQ(whole.exit_code, 0) << whole.error;
+  const int64_t last = summary("whole")["steps"];
+  ASSERT_GT(last, 9) << "the kill below would come too late";
+  ASSERT_LT(last, 2000);
+
+  const auto checkpoints = folder_.path() / "killed" / "checkpoints";
+  const auto killed =
+      train("killed", options, {.killed_at = (checkpoints / "step_00000003").string()});
+  ASSERT_EQ(killed.exit_code, 128 + SIGKILL) << killed.error;
+  auto more = options;
+  more.emplace_back("--checkpoint.resume=auto");
+  const auto resumed = train("killed", more);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed from "));
+  for (const auto* figure : {"steps", "best_validation", "ended_early"})
+    EXPECT_EQ(summary("killed")[figure], summary("whole")[figure]) << figure;
 }
 
 /// Of a rate that grows without end the losses fall first and then rise: the best is somewhere along the way.

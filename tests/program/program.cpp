@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -75,14 +76,25 @@ ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramO
   const auto give_up = Clock::now() + options.deadline;
   while (::waitpid(pid, &status, end.in_time ? WNOHANG : 0) == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    if (Clock::now() < give_up) continue;
-    end.in_time = false;
-    ::kill(-pid, SIGKILL);
+    const bool killed = !options.killed_at.empty() && std::filesystem::exists(options.killed_at);
+    if (Clock::now() >= give_up) end.in_time = false;
+    if (killed || !end.in_time) ::kill(-pid, SIGKILL);
   }
   end.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   end.out = out.text();
   end.error = error.text();
   return end;
+}
+
+pid_t start_tessera(const std::vector<std::string>& arguments, int terminal) {
+  std::vector<std::string> command{"tessera"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return launch::spawn({.program = TESSERA_PROGRAM,
+                        .arguments = std::move(command),
+                        .environment = environment_of({}),
+                        .stdin_fd = terminal,
+                        .stdout_fd = terminal,
+                        .stderr_fd = terminal});
 }
 
 std::string why_not_without_rights() {

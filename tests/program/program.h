@@ -1,6 +1,8 @@
 // Runs the built `tessera` as a user would.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <map>
 #include <string>
@@ -12,6 +14,7 @@ struct ProgramOptions {
   std::map<std::string, std::string> environment;  ///< beside PATH and the like: no rank's
   std::string input;                               ///< on standard input
   std::chrono::seconds deadline{60};
+  std::string killed_at;        ///< a path: all are killed (SIGKILL) as soon as it is there
   bool without_rights = false;  ///< as the user kWithoutRights, if this process is root's
 };
 
@@ -31,6 +34,10 @@ struct ProgramEnd {
 /// `tessera ARGUMENTS..` in the current folder. Killed at the deadline.
 ProgramEnd run_tessera(const std::vector<std::string>& arguments,
                        const ProgramOptions& options = {});
+
+/// `tessera ARGUMENTS..` at a terminal, of which `terminal` is the program's side: its process, and
+/// group. Killed when we die; the caller waits for its end.
+pid_t start_tessera(const std::vector<std::string>& arguments, int terminal);
 
 /// Expects that `end` is a refusal: exit code 2, nothing on standard output, one line with
 /// `message` on standard error.
