@@ -22,6 +22,14 @@ std::string stored_module(const FamilySpec& family, const std::string& parameter
   return module;
 }
 
+/// Patterns come with adapters of others. libstdc++'s other way to match takes a time that grows as
+/// 2^n with some patterns, and its stack with the text; this one knows no back-references.
+#ifdef __GLIBCXX__
+constexpr auto kBoundedTime = std::regex_constants::__polynomial;
+#else
+constexpr std::regex_constants::syntax_option_type kBoundedTime{};
+#endif
+
 bool is_name(std::string_view entry) {
   return std::ranges::all_of(entry, [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' ||
@@ -57,7 +65,7 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
 
 std::regex compiled(const std::string& member, const std::string& entry, const std::string& text) {
   try {
-    return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
+    return std::regex(text, std::regex::ECMAScript | std::regex::optimize | kBoundedTime);
   } catch (const std::regex_error&) {
     user_error("adapter.{}: expected a name of modules or a regular expression, got '{}'", member,
                printable(entry));

@@ -204,6 +204,9 @@ TEST(AdapterTest, SlipsAreNamed) {
   spec.targets = {"(q_proj"};
   EXPECT_THAT(error_of(spec),
               HasSubstr("adapter.targets: expected a name of modules or a regular"));
+  // A pattern of an adapter from elsewhere that takes 2^n steps where matching goes back and forth.
+  spec.targets = {"(((a|.)*)*)*zz!"};
+  EXPECT_THAT(error_of(spec), HasSubstr("'(((a|.)*)*)*zz!' matches no matrix of the model"));
   spec.targets = {".*q_proj"};
   spec.exclude = {"q_proj"};
   EXPECT_THAT(error_of(spec), HasSubstr("adapter.targets: .*q_proj leave no module"));
