@@ -95,6 +95,8 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width);
+    // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
+    if (config.adapter.type == models::AdapterType::dora && norms_input) result.kept += stream;
     result.working += bytes_of(numbers.recomputed, width) + entering - unread + of_adapters +
                       static_cast<double>(part.shape.num_heads) * kFloat;
   }

@@ -303,6 +303,11 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
   return loaders;
 }
 
+/// DoRA multiplies what a product gives, the last of a block, too, so a gradient reads its value.
+BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpec& adapter) {
+  return adapter.type == models::AdapterType::dora ? BlockEnd::any : block_end(shape);
+}
+
 }  // namespace
 
 void set_length(Run& run, int64_t step, int64_t samples_seen) {
@@ -342,7 +347,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   check_blocks(parameters, tensor_parts);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
-  checkpoint_activations(model->blocks(), block_end(model->shape()), config.memory);
+  checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fill);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));

@@ -322,7 +322,8 @@ TEST_P(AdapterKindTest, EqualsPeft) {
   for (const auto& layout :
        {AdapterLayout{}, AdapterLayout{.dp_shard = 2, .placement = parallel::Placement::full_shard},
         AdapterLayout{.tp = 2}, AdapterLayout{.tp = 2, .sequence_parallel = false},
-        AdapterLayout{.pp = 2}}) {
+        AdapterLayout{.pp = 2},
+        AdapterLayout{.checkpointing = memory::CheckpointMode::selective}}) {
     if (GetParam().name == "dora_nf4" && layout.tp > 1) continue;  // blocks of 64 would be cut
     SCOPED_TRACE(::testing::PrintToString(layout));
     on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
@@ -443,6 +444,7 @@ TEST(Adapter, StartsAndDropsAlikeInEveryLayout) {
                                AdapterLayout{.dp_shard = 2,
                                .placement = parallel::Placement::full_shard,
                                .checkpointing = memory::CheckpointMode::full},
+                               AdapterLayout{.checkpointing = memory::CheckpointMode::selective},
                                AdapterLayout{.tp = 2, .sequence_parallel = false},
                                AdapterLayout{.tp = 2}, AdapterLayout{.pp = 2}}) {
       SCOPED_TRACE(::testing::PrintToString(layout));
