@@ -87,7 +87,8 @@ install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/Tesser
         DESTINATION ${package})
 install(DIRECTORY examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
-install(FILES LICENSE CHANGELOG.md docs/install.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
+install(FILES LICENSE CHANGELOG.md README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
 
 # `./dev package`, or cpack in the build folder.
 set(CPACK_GENERATOR DEB TGZ)

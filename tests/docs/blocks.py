@@ -22,9 +22,11 @@ usage: blocks.py BUILD                      all pages, comments and helps; how m
 Run from the root of a checkout."""
 import collections
 import concurrent.futures
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", *sorted(map(str, pathlib.Path("docs").g
          *sorted(map(str, pathlib.Path("tests").glob("*/README.md")))]
 SOURCES = [*sorted(map(str, pathlib.Path("examples").rglob("*.cpp"))), *sorted(map(str, pathlib.Path("recipes").glob("*.yaml")))]
 FENCE = re.compile(r"(```+)(.*)")
-SECONDS = 300  # of one block
+SECONDS = 120  # of one block
 
 # Commands of leading comments and of --help that are not run here: a pattern of the command, and why.
 NOT_RUN = [
@@ -135,10 +137,15 @@ class Folder:
                   f'set -eu\n{command}\n')
         environment = {"PATH": f"{self.build}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": f"{self.path}/home", "HF_HOME": f"{self.path}/hub",
                        "HF_HUB_OFFLINE": "1", "TESSERA": str(pathlib.Path.cwd()), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(["bash", "-c", script], cwd=self.path, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace",
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
-        self.printed = done.stdout if done.stdout.endswith("\n") else done.stdout + "\n"
-        return done.returncode
+        with subprocess.Popen(["bash", "-c", script], cwd=self.path, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace",
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as running:
+            try:
+                printed, _ = running.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, signal.SIGKILL)
+                raise
+        self.printed = printed if printed.endswith("\n") else printed + "\n"
+        return running.returncode
 
     def must_end_with(self, command, code):
         try:

@@ -3,6 +3,8 @@
 
 #include <torch/optim/adamw.h>
 
+#include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "tessera/parallel/data/data_parallel.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/precision/loss_scaler.h"
 #include "tessera/records/reader.h"
 #include "tessera/schedule/generate.h"
 #include "tessera/text/tokenizer.h"
