@@ -274,6 +274,13 @@ void check_precision(const RunConfig& config, const Place& place) {
     place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
                 text_of(precision.compute), text_of(precision.reduce));
   }
+  if (precision.matmul != Matmul::as_compute && config.model.weights != WeightFormat::as_stored) {
+    place.error(
+        "precision.matmul",
+        "{} multiplies by numbers of 16 or 32 bits that it rounds itself, and model.weights {} "
+        "keeps codes; set this to as_compute, or model.weights to as_stored",
+        text_of(precision.matmul), text_of(config.model.weights));
+  }
   if (config.parallel.units == parallel::Units::name && config.parallel.unit_patterns.empty()) {
     place.error("parallel.unit_patterns", "expected at least one, such as [model.layers.*]");
   }

@@ -481,6 +481,30 @@ Section precision_section() {
       .add("stochastic_rounding", &S::stochastic_rounding,
            "bf16 parameters and states are rounded at random, so that small updates count",
            {kBf16State})
+      .add("matmul", &S::matmul,
+           "of the linear layers in blocks, while they train: as compute says, or of numbers "
+           "rounded to "
+           "8-bit floats with a scale for each tensor (fp8_tensor; fp8_delayed: by earlier steps), "
+           "each row (fp8_row; fp8_row_wgrad16: but the weights' gradients), 128 numbers "
+           "(fp8_block) "
+           "or 32 (mxfp8)",
+           kAlways, {.aliases = {"fp8_recipe", "float8_recipe"}})
+      .add("fp8_keep", &S::fp8_keep,
+           "linear layers that stay in compute: patterns of their paths; first_last: those of the "
+           "first and the last block",
+           {kFp8}, {.aliases = {"filter_fqns"}})
+      .add("fp8_pad", &S::fp8_pad,
+           "layers whose sizes are no multiple of 16 (mxfp8: 32) are padded; false: an error",
+           {kFp8}, {.aliases = {"pad_inner_dim"}})
+      .add("fp8_format", &S::fp8_format, "gradients in E5M2 (hybrid) or in E4M3", {kFp8ByTensor})
+      .add("fp8_amax_history", &S::fp8_amax_history, "steps whose largest numbers are kept",
+           {kFp8Delayed}, {.range = between(1, 1 << 16), .aliases = {"amax_history_len"}})
+      .add("fp8_amax", &S::fp8_amax, "which of them a scale is made of", {kFp8Delayed},
+           {.aliases = {"amax_compute_algo"}})
+      .add("fp8_margin", &S::fp8_margin, "scales are divided by two to this power", {kFp8Delayed},
+           {.range = between(0, 32)})
+      .add("fp8_interval", &S::fp8_interval, "steps between new scales", {kFp8Delayed},
+           {.range = at_least(1)})
       .build();
 }
 

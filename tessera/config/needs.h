@@ -167,6 +167,15 @@ constexpr Need kLowPrecision{"precision.compute bf16 or fp16", [](const RunConfi
 constexpr Need kNoLossScale{"precision.compute other than fp16", [](const RunConfig& c) {
                               return c.precision.compute != FloatType::fp16;
                             }};
+constexpr Need kFp8{"precision.matmul other than as_compute",
+                    [](const RunConfig& c) { return c.precision.matmul != Matmul::as_compute; }};
+constexpr Need kFp8ByTensor{"precision.matmul fp8_tensor or fp8_delayed", [](const RunConfig& c) {
+                              return c.precision.matmul == Matmul::fp8_tensor ||
+                                     c.precision.matmul == Matmul::fp8_delayed;
+                            }};
+constexpr Need kFp8Delayed{"precision.matmul fp8_delayed", [](const RunConfig& c) {
+                             return c.precision.matmul == Matmul::fp8_delayed;
+                           }};
 constexpr Need kBf16State{"precision.parameters or precision.optimizer_states bf16",
                           has_bf16_state};
 constexpr Need kCheckpointsActivations{

@@ -11,6 +11,7 @@
 
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
+#include "tessera/base/fp8.h"
 #include "tessera/base/weight_format.h"
 #include "tessera/models/adapter.h"
 #include "tessera/models/shape.h"
@@ -145,7 +146,23 @@ struct PrecisionSection {
   FloatType parameters = FloatType::fp32;        ///< what the optimizer updates: fp32, bf16
   FloatType optimizer_states = FloatType::fp32;  ///< fp32, bf16
   bool stochastic_rounding = false;
+  Matmul matmul = Matmul::as_compute;  ///< of the linear layers in blocks
+  std::vector<std::string> fp8_keep;   ///< layers that stay in `compute`: patterns, or first_last
+  bool fp8_pad = false;                ///< sizes that are no multiple of 16 are padded to one
+  Fp8Format fp8_format = Fp8Format::hybrid;
+  int64_t fp8_amax_history = 1024;  ///< fp8_delayed: steps; likewise the next ones
+  AmaxOf fp8_amax = AmaxOf::max;
+  int64_t fp8_margin = 0;
+  int64_t fp8_interval = 1;
 
+  Fp8Recipe fp8_recipe() const {
+    return {.matmul = matmul,
+            .format = fp8_format,
+            .history = fp8_amax_history,
+            .amax = fp8_amax,
+            .margin = fp8_margin,
+            .interval = fp8_interval};
+  }
   /// Weights are gathered, or kept, in `compute` instead of being cast at each use.
   bool computes_in_half() const { return compute != FloatType::fp32 && !autocast; }
 

@@ -345,8 +345,10 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
+  auto fp8 = multiply_in_fp8(*model, config.precision);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
+  const auto fp8_histories = keep_fp8_of(*model, fp8);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fill);
@@ -365,7 +367,6 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .validation_loader = std::move(loaders.validation),
           .tokenizer = std::move(loaders.tokenizer),
           .questions = std::move(loaders.questions),
-          .reference = {},
           .data_notes = std::move(loaders.notes),
           .model = std::move(model),
           .parameters = std::move(parameters),
@@ -373,13 +374,12 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .parallel = std::move(parallel),
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
+          .fp8 = std::move(fp8),
+          .fp8_histories = fp8_histories,
           .adapter = adapter.spec,
           .initial = adapter.initial,
           .optimizer = std::move(optimizer),
-          .learning_rate = learning_rate_options(config),
-          .traffic = {},
-          .autocast = std::nullopt,
-          .loss_scaler = std::nullopt};
+          .learning_rate = learning_rate_options(config)};
   set_length(run, /*step=*/0, /*samples_seen=*/0);
   if (config.precision.autocast) run.autocast = torch_dtype(config.precision.compute);
   if (config.precision.compute == FloatType::fp16) run.loss_scaler.emplace();

@@ -21,6 +21,7 @@
 #include "tessera/precision/loss_scaler.h"
 #include "tessera/predict/communication.h"
 #include "tessera/text/tokenizer.h"
+#include "tessera/train/fp8.h"
 #include "tessera/train/questions.h"
 
 namespace tessera::train {
@@ -69,7 +70,9 @@ struct Run {
   parallel::DataParallel parallel;
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
   plan::RunPlan plan;
-  models::AdapterSpec adapter;  ///< the job's, or that of adapter.path
+  std::vector<Fp8Layer> fp8;               ///< of precision.matmul, those of this rank's stages
+  std::vector<std::string> fp8_histories;  ///< paths of all layers that a checkpoint has one of
+  models::AdapterSpec adapter;             ///< the job's, or that of adapter.path
   std::shared_ptr<const checkpoint::AdapterPart>
       initial;  ///< PiSSA's; null: the base is as it is stored
   optim::Optimizer optimizer;

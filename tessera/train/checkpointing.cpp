@@ -49,6 +49,22 @@ json state_of(const Run& run, const Counts& counts) {
   return state;
 }
 
+/// What fp8_delayed keeps of a layer goes by its weight's name.
+std::string fp8_state_name(const std::string& path) {
+  return state_name("fp8_history", path + ".weight");
+}
+
+/// The same on all ranks that share a layer, those of dp and tp.
+checkpoint::HeldExtent held_history(const Run& run, const Fp8Layer& layer) {
+  const auto& state = layer.history->state();
+  auto held = checkpoint::held_extent(fp8_state_name(layer.path), state.sizes().vec(), /*begin=*/0,
+                                      state.view(-1));
+  held.replicas = run.data_axis.size() * run.tensor_axis.size();
+  held.replica = run.data_axis.rank() * run.tensor_axis.size() + run.tensor_axis.rank();
+  held.replica_group = fmt::format("fp8 of stage {}", run.pipeline_axis.rank());
+  return held;
+}
+
 /// The shape of what an optimizer keeps of a parameter.
 std::vector<int64_t> state_shape(const std::vector<int64_t>& parameter, int64_t block) {
   if (block == 1) return parameter;
@@ -156,6 +172,10 @@ checkpoint::Expected expected_tensors(Run& run) {
       all.emplace_back(state_name(kind.name, name), state_shape(shape, kind.block));
     }
   }
+  for (const auto& path : run.fp8_histories) {
+    all.emplace_back(fp8_state_name(path),
+                     std::vector<int64_t>{3, 1 + run.config.precision.fp8_amax_history});
+  }
   return all;
 }
 
@@ -213,6 +233,9 @@ std::vector<checkpoint::HeldExtent> held_state(Run& run) {
     if (!parameter.trained) frozen.insert(parameter.name);
   }
   std::erase_if(held, [&](const auto& part) { return frozen.contains(part.extent.name); });
+  for (const auto& layer : run.fp8) {
+    if (layer.history) held.push_back(held_history(run, layer));
+  }
   return held;
 }
 

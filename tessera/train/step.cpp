@@ -141,6 +141,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     const double scale = optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }
+  finish_fp8_step(run, step, result.skipped);
   run.parallel.finish_step();
   run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
   if (!result.skipped) run.traffic = traffic_so_far(run) - before;
