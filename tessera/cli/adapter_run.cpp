@@ -34,6 +34,16 @@ std::vector<checkpoint::AdapterPart> parts_below(const AdapterRun& run, bool own
   return checkpoint::parts_of_base(adapter, shape);
 }
 
+config::RunConfig with_stored_adapter(config::RunConfig job, const models::ModelShape& shape) {
+  auto& section = job.adapter;
+  if (section.path.empty()) return job;
+  const auto dropout = section.dropout;  // the job's, as in training
+  const checkpoint::PeftAdapter stored(section.path, shape);
+  static_cast<models::AdapterSpec&>(section) = stored.config().spec;
+  section.dropout = dropout;
+  return job;
+}
+
 void refuse_own_only(const std::string& source) {
   user_error("{}: --own-only takes effect on a run that trained upon others (adapter.base)",
              source);

@@ -8,6 +8,7 @@
 
 #include "tessera/checkpoint/formats/stored_adapter.h"
 #include "tessera/checkpoint/formats/training_source.h"
+#include "tessera/config/run_config.h"
 
 namespace tessera::cli {
 
@@ -25,6 +26,10 @@ checkpoint::AdapterPart own_part(const AdapterRun& run);
 /// As checkpoint::parts_of_base; `own_only` (the user's --own-only): without those of adapter.base. UserError: it has none.
 std::vector<checkpoint::AdapterPart> parts_below(const AdapterRun& run, bool own_only,
                                                  const models::ModelShape& shape);
+/// The job with the settings of the stored adapter that it trains on (adapter.path), if there is
+/// one. UserError as checkpoint::PeftAdapter.
+config::RunConfig with_stored_adapter(config::RunConfig job, const models::ModelShape& shape);
+
 [[noreturn]] void refuse_own_only(const std::string& source);
 
 }  // namespace tessera::cli

@@ -20,6 +20,7 @@
 #include "tessera/base/units.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/cli/adapter_run.h"
 #include "tessera/cli/bytes_option.h"
 #include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
@@ -312,7 +313,7 @@ std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const M
                model.why_no_shape);
   }
   if (!model.shape) return {};
-  const auto config = run_of(arguments, job);
+  const auto config = with_stored_adapter(run_of(arguments, job), *model.shape);
   check_countable(config, *model.shape);
   if (const auto longest = models::longest_sequence(*model.shape);
       longest && config.data.seq_len > *longest) {

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/cli/adapter_run.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launch_options.h"
 #include "tessera/cli/stored_model.h"
@@ -150,7 +151,8 @@ config::LoadedConfig load(const TrainArguments& arguments, const Overrides& over
 
 /// UserError, before ranks start, for heads, stages or a schedule that cannot be.
 void check_plan(const config::RunConfig& config) {
-  plan::make_plan(config, config::resolve_model_shape(config.model));
+  const auto shape = config::resolve_model_shape(config.model);
+  plan::make_plan(with_stored_adapter(config, shape), shape);
 }
 
 /// Names of data sets get the commit that is downloaded here, so that every rank reads the same.

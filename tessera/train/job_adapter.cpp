@@ -90,6 +90,27 @@ bool has_its_shapes(const AdapterPart& initial, const models::AdapterSpec& spec,
       });
 }
 
+/// What is stored and merged, but not trained: an adapter beside the head, whose logits never exist
+/// whole, and magnitudes of a table.
+void check_trainable(const models::AdapterSpec& spec, const models::ModelShape& shape) {
+  for (const auto& module : models::adapted_modules(spec, shape)) {
+    if (module.embedding && spec.type == models::AdapterType::dora) {
+      user_error(
+          "adapter.type: dora is for linear layers, and {} is a table; set lora, or leave it out "
+          "of "
+          "adapter.targets",
+          module.path);
+    }
+    if (!module.embedding && !module.layer) {
+      user_error(
+          "adapter.targets: {}: no adapter is trained beside the head; leave it out, name it in "
+          "adapter.modules_to_save to train it whole, or merge a stored one (tessera "
+          "merge-adapter)",
+          module.path);
+    }
+  }
+}
+
 }  // namespace
 
 JobAdapter adapter_of(const config::RunConfig& config, const models::ModelShape& shape) {
@@ -99,7 +120,10 @@ JobAdapter adapter_of(const config::RunConfig& config, const models::ModelShape&
     const auto below = open_base(folder, shape);
     result.below.push_back({.spec = below->config().spec, .tensors = {below, &below->tensors()}});
   }
-  if (section.path.empty()) return result;
+  if (section.path.empty()) {
+    check_trainable(result.spec, shape);
+    return result;
+  }
   const auto stored = std::make_shared<const PeftAdapter>(section.path, shape);
   result.spec = stored->config().spec;
   result.stored = {stored, &stored->tensors()};
@@ -114,6 +138,7 @@ JobAdapter adapter_of(const config::RunConfig& config, const models::ModelShape&
         section.path, result.spec.pissa_iterations);
   }
   result.spec.dropout = section.dropout;
+  check_trainable(result.spec, shape);
   return result;
 }
 

@@ -59,7 +59,7 @@ std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
 
 /// What an adapter trains of the whole model.
 std::string trained_text(const Run& run) {
-  const auto& adapter = run.config.adapter;
+  const auto& adapter = run.adapter;
   const auto& shape = run.plan.shape;
   return models::trained_text(
       models::num_trained(adapter, shape),
@@ -183,8 +183,7 @@ std::string nothing_left_text(int64_t step, int64_t steps) {
 double mfu_of(const Run& run, double tokens_per_second, double peak_flops) {
   if (peak_flops <= 0) return -1;
   return tokens_per_second / peak_flops *
-         models::adapter_flops_per_token(run.config.adapter, run.model->shape(),
-                                         run.config.data.seq_len);
+         models::adapter_flops_per_token(run.adapter, run.model->shape(), run.config.data.seq_len);
 }
 
 struct StepTimes {
@@ -253,7 +252,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     for (const auto& line : lines) watch->message(line);
   };
   say(resumed.notes);
-  if (run.config.adapter.type != models::AdapterType::none) say({trained_text(run)});
+  if (run.adapter.type != models::AdapterType::none) say({trained_text(run)});
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);

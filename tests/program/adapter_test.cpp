@@ -58,5 +58,63 @@ TEST(AdapterRun, AnswersBesideItsBaseAndNoOther) {
   expect_mistake(answer(), "which are not there any more");
 }
 
+std::vector<std::string> steps_of(const fs::path& run, const std::string& job,
+                                  std::vector<std::string> more) {
+  std::vector<std::string> arguments{"train",
+                                     job,
+                                     "--model.path=tests/fixtures/llama_micro",
+                                     "--data.train=[tests/fixtures/tokens_head.bin]",
+                                     "--data.seq_len=32",
+                                     "--data.validation_fraction=0",
+                                     "--adapter.type=lora",
+                                     "--train.steps=1",
+                                     "--train.global_batch=2",
+                                     "--train.run_dir=" + run.string()};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+// What counts are the stored settings, not the defaults of the keys that adapter.path replaces.
+TEST(AdapterRun, GoesOnWithStoredSettings) {
+  const testing::TemporaryFolder folder;
+  const auto job = folder.write("job.yaml", "model: {init: pretrained}\n");
+  const auto first = folder.path() / "first", second = folder.path() / "second",
+             adapter = folder.path() / "adapter";
+  const auto began = run_tessera(
+      steps_of(first, job, {"--adapter.rank=3", "--adapter.targets=[o_proj, up_proj]"}));
+  ASSERT_EQ(began.exit_code, 0) << began.error;
+  const auto trained = [](const ProgramEnd& end) {
+    const auto text = end.out + end.error;
+    const auto begin = text.find("trained parameters ");
+    return begin == std::string::npos ? text : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const auto exported = run_tessera({"export", first.string(), adapter.string(), "--to", "peft"});
+  ASSERT_EQ(exported.exit_code, 0) << exported.error;
+  const auto path = "--adapter.path=" + adapter.string();
+  const auto went_on = run_tessera(steps_of(second, job, {path}));
+  ASSERT_EQ(went_on.exit_code, 0) << went_on.error;
+  EXPECT_EQ(trained(went_on), trained(began));
+
+  const auto again = folder.write(
+      "again.yaml",
+      "model: {init: pretrained, path: tests/fixtures/llama_micro}\nadapter: {type: lora, path: " +
+          adapter.string() + "}\ndata: {train: [tests/fixtures/tokens_head.bin], seq_len: 32}\n");
+  const auto estimated = run_tessera({"estimate-memory", "--job", again});
+  ASSERT_EQ(estimated.exit_code, 0) << estimated.error;
+  EXPECT_THAT(estimated.out, HasSubstr(trained(began)));
+}
+
+TEST(AdapterRun, WhatHasNoAdapterIsNamed) {
+  const testing::TemporaryFolder folder;
+  const auto job = folder.write("job.yaml", "model: {init: pretrained}\n");
+  const auto run = folder.path() / "run";
+  expect_mistake(run_tessera(steps_of(run, job, {"--adapter.targets=[q_proj, lm_head]"})),
+                 "adapter.targets: lm_head: no adapter is trained beside the head; leave it out, "
+                 "name it in adapter.modules_to_save");
+  expect_mistake(
+      run_tessera(steps_of(run, job, {"--adapter.type=dora", "--adapter.targets=[embed_tokens]"})),
+      "adapter.type: dora is for linear layers, and model.embed_tokens is a table; set lora");
+}
+
 }  // namespace
 }  // namespace tessera
