@@ -42,7 +42,7 @@ NOT_RUN = [
     (r"-n 8 --nnodes=2|node-rank", "takes two machines; tests/integration/two_machines.sh runs such"),
     (r"^(\S*/)?(digits|own_model|tensor_parallel|pipeline|causal_lm|nlp_example|accelerated_loop)\b|launch.*(digits|own_model|own_module|"
      r"tensor_parallel|pipeline|causal_lm|nlp_example|accelerated_loop)", "takes long; the tests example_* and tessera_program_test run it"),
-    (r"^(checkpointing|ddp_comm_hook|profiler|tracking)\b|fsdp_with_peak_mem_tracking", "takes long; the tests by_feature_* run it"),
+    (r"^(checkpointing|ddp_comm_hook|profiler|tracking)\b|fsdp_with_peak_mem_tracking", "takes long; the tests example_* run it"),
     (r"out_of_tree|CMAKE_PREFIX_PATH", "compiles; tests/integration/install.sh runs it"),
     (r"^tessera config$|^tessera config --config_file", "asks at a terminal; tessera_program_test answers"),
     (r"\btrain\.py|eight_gpus", "is a script of Python; tests/integration/accelerate_script.sh runs one"),
