@@ -176,7 +176,7 @@ TEST(TranslateTest, PrecisionIsGatheredWhereParametersAreSplit) {
               IsSupersetOf({"precision.compute=fp32", "precision.autocast=false"}));
   EXPECT_EQ(
       entry_of({{"distributed_type", "NO"}, {"mixed_precision", "fp8"}}, "mixed_precision").note,
-      "fp8 is not built yet; set bf16");
+      "fp8 is not translated yet; set bf16, and precision.matmul in the job file");
 }
 
 TEST(TranslateTest, ZeroStages) {
