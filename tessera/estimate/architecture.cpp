@@ -68,27 +68,6 @@ Module decoder(const ModelShape& s, const models::ParameterSpecs& parameters) {
   return model;
 }
 
-Module mixtral(const JsonKeys& keys) {
-  ModelShape s{.vocab_size = size_of(keys, "vocab_size"),
-               .dim = size_of(keys, "hidden_size"),
-               .num_layers = size_of(keys, "num_hidden_layers"),
-               .num_heads = size_of(keys, "num_attention_heads"),
-               .ffn_dim = size_of(keys, "intermediate_size")};
-  s.num_kv_heads = size_of(keys, "num_key_value_heads", 8);
-  s.head_dim = size_of(keys, "head_dim", std::max<int64_t>(1, s.dim / s.num_heads));
-  const int64_t experts = size_of(keys, "num_local_experts", 8);
-  auto each = group("experts", {linear("gate_up_proj", s.dim, 2 * s.ffn_dim, false),
-                                linear("down_proj", s.ffn_dim, s.dim, false)});
-  each.count = experts;
-  auto parameters = models::spec_of(s.family).parameters(s);
-  std::erase_if(parameters.block,
-                [](const auto& parameter) { return parameter.name.starts_with("mlp."); });
-  auto model = decoder(s, parameters);
-  model.parts[1].parts.push_back(linear("mlp.gate", s.dim, experts, false));
-  model.parts[1].parts.push_back(std::move(each));
-  return model;
-}
-
 /// The layer that BERT and ViT have in common.
 std::vector<Module> encoder_layer(int64_t d, int64_t f, bool qkv_bias) {
   return {linear("attention.query", d, d, qkv_bias),
@@ -237,7 +216,7 @@ void add_rotary_tables(Module& model, const ModelShape& s) {
 using Counts = Module (*)(const JsonKeys& keys);
 const std::map<std::string, Counts>& counted() {
   static const std::map<std::string, Counts> types{
-      {"bert", bert}, {"mixtral", mixtral}, {"t5", t5}, {"vit", vit}, {"resnet", resnet}};
+      {"bert", bert}, {"t5", t5}, {"vit", vit}, {"resnet", resnet}};
   return types;
 }
 
@@ -253,7 +232,6 @@ std::optional<Version> parse_version(const std::string& text) {
 const std::vector<std::string>& known_model_types() {
   static const std::vector<std::string> types = [] {
     auto decoders = models::model_types();
-    decoders.emplace_back("mixtral");
     std::ranges::sort(decoders);
     decoders.insert(decoders.begin(), "bert");
     decoders.insert(decoders.end(), {"t5", "vit", "resnet"});

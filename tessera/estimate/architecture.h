@@ -27,7 +27,7 @@ struct Architecture {
   std::optional<Version> old_rotary_version;  ///< of the transformers whose rotary tables count
 };
 
-/// Every model_type that trains here, and bert, mixtral, t5, vit and resnet.
+/// Every model_type that trains here, and bert, t5, vit and resnet.
 const std::vector<std::string>& known_model_types();
 
 /// `config` as read from `where`. Up to version 4.40 each layer of a Llama kept its rotary tables

@@ -166,10 +166,19 @@ nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch
   return {cos_.index({positions}), sin_.index({positions}), documents};
 }
 
+nn::TensorPlan gated_mlp_plan() {
+  using enum nn::TensorStyle;
+  return {{.pattern = "model.layers.*.mlp", .style = region, .enters = true},
+          {.pattern = "model.layers.*.gate_proj", .style = column_wise},
+          {.pattern = "model.layers.*.up_proj", .style = column_wise},
+          {.pattern = "model.layers.*.down_proj", .style = row_wise}};
+}
+
 Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOptions& options)
     : LanguageModel(shape),
       tables_(std::move(parts.tables)),
       table_of_(std::move(parts.table_of)),
+      feed_forward_(std::move(parts.feed_forward)),
       norms_(parts.norms),
       norm_offset_(parts.norm_offset),
       embedding_scale_(parts.embedding_scale),
@@ -234,12 +243,9 @@ nn::TensorPlan Decoder::tensor_plan() const {
                        .heads = kv_heads,
                        .repeats_heads = true},
                       {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads},
-                      {.pattern = "model.layers.*.mlp", .style = region, .enters = true},
-                      {.pattern = "model.layers.*.gate_proj", .style = column_wise},
-                      {.pattern = "model.layers.*.up_proj", .style = column_wise},
-                      {.pattern = "model.layers.*.down_proj", .style = row_wise},
                       {.pattern = "model.norm", .style = per_position},
                       {.pattern = "lm_head", .style = head, .enters = true}};
+  plan.insert(plan.end(), feed_forward_.begin(), feed_forward_.end());
   if (norms_ == QkNorms::all_heads) {
     plan.push_back({.pattern = "model.layers.*.q_norm", .style = divided_norm, .heads = heads});
     plan.push_back({.pattern = "model.layers.*.k_norm",

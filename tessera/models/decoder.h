@@ -93,11 +93,15 @@ class RotaryTables {
 /// Theta and scaling of the shape.
 kernels::RotaryTablesOptions rotary_options(const ModelShape& shape);
 
+/// How GatedMlp, a block's `mlp`, is divided.
+nn::TensorPlan gated_mlp_plan();
+
 /// What a family's decoder is made of.
 struct DecoderParts {
   std::function<std::shared_ptr<DecoderBlockImpl>(int64_t layer)> make_block;
   std::vector<RotaryTables> tables;
   std::function<size_t(int64_t layer)> table_of = [](int64_t /*layer*/) { return size_t{0}; };
+  nn::TensorPlan feed_forward = gated_mlp_plan();
   QkNorms norms = QkNorms::none;  ///< of its blocks
   double norm_offset = 0;         ///< of all norms
   double logits_softcap = 0;      ///< nn::LanguageModelHead's
@@ -119,6 +123,7 @@ class Decoder : public LanguageModel {
  private:
   std::vector<RotaryTables> tables_;
   std::function<size_t(int64_t)> table_of_;
+  nn::TensorPlan feed_forward_;
   QkNorms norms_;
   double norm_offset_, embedding_scale_;
   nn::Embedding embed_tokens_;

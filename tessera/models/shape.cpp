@@ -36,6 +36,11 @@ int64_t num_elements(const std::vector<ParameterSpec>& parameters) {
       [](int64_t sum, const auto& parameter) { return sum + parameter.num_elements(); });
 }
 
+/// Weights of a block's experts that a token does not take.
+int64_t unused_weights(const ModelShape& s) {
+  return (s.experts.num - s.experts.top_k) * 3 * s.dim * s.ffn_dim;
+}
+
 /// Keys that a query sees on average over a sequence, summed over the layers.
 double keys_seen(const ModelShape& s, int64_t seq_len) {
   const auto& spec = spec_of(s.family);
@@ -77,6 +82,17 @@ std::optional<ShapeProblem> size_problem(const ModelShape& s) {
       {"num_layers", s.num_layers, 1 << 14},     {"num_heads", s.num_heads, 1 << 12},
       {"num_kv_heads", s.num_kv_heads, 1 << 12}, {"head_dim", s.head_dim, 1 << 12},
       {"ffn_dim", s.ffn_dim, 1 << 24},           {"max_seq_len", s.max_seq_len, 1 << 30}};
+  constexpr int64_t kMostExperts = 1 << 12;
+  if (s.experts.num < 0 || s.experts.num > kMostExperts) {
+    return ShapeProblem{"num_experts", fmt::format("expected a whole number in [0, {}], got {}",
+                                                   kMostExperts, s.experts.num)};
+  }
+  if (s.experts.num > 0 && (s.experts.top_k < 1 || s.experts.top_k > s.experts.num)) {
+    return ShapeProblem{
+        "num_experts_per_tok",
+        fmt::format("expected a whole number in [1, {}], the number of experts, got {}",
+                    s.experts.num, s.experts.top_k)};
+  }
   for (const auto& size : sizes) {
     if (size.value < 1 || size.value > size.largest) {
       return ShapeProblem{size.field, fmt::format("expected a whole number in [1, {}], got {}",
@@ -136,12 +152,16 @@ int64_t num_parameters(const ModelShape& s) {
          num_elements(parameters.head);
 }
 
+int64_t num_active_parameters(const ModelShape& s) {
+  return num_parameters(s) - s.num_layers * unused_weights(s);
+}
+
 int64_t matrix_weights(const ModelShape& s) {
   int64_t of_block = 0;
   for (const auto& parameter : spec_of(s.family).parameters(s).block) {
     if (parameter.shape.size() > 1) of_block += parameter.num_elements();
   }
-  return s.num_layers * of_block + s.vocab_size * s.dim;
+  return s.num_layers * (of_block - unused_weights(s)) + s.vocab_size * s.dim;
 }
 
 double training_flops_per_token(const ModelShape& s, int64_t seq_len) {

@@ -74,6 +74,15 @@ class OwnFacts {
   std::shared_ptr<const Any> held_;
 };
 
+/// Where the feed-forward of a block is a mixture of experts (nn/experts.h).
+struct ExpertsShape {
+  int64_t num = 0;        ///< of a block; 0: none, the feed-forward is one
+  int64_t top_k = 0;      ///< that a token takes
+  bool normalise = true;  ///< its weights for them have sum 1
+
+  bool operator==(const ExpertsShape&) const = default;
+};
+
 /// The sizes that every family has, choices that several have, and what only its own family says.
 struct ModelShape {
   ModelFamily family = ModelFamily::llama;
@@ -83,7 +92,7 @@ struct ModelShape {
   int64_t num_heads = 8;
   int64_t num_kv_heads = 4;  ///< num_heads is a multiple of it; gpt2: equal to num_heads
   int64_t head_dim = 32;
-  int64_t ffn_dim = 688;      ///< intermediate_size; gpt2: 4 dim
+  int64_t ffn_dim = 688;      ///< intermediate_size; gpt2: 4 dim; of a mixture: each expert's
   int64_t max_seq_len = 256;  ///< gpt2: rows of the position table
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
@@ -96,6 +105,7 @@ struct ModelShape {
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double dropout = 0;  ///< gpt2: of the embeddings and of each block's two results
+  ExpertsShape experts;
   OwnFacts own;
 
   bool operator==(const ModelShape&) const = default;
@@ -129,7 +139,11 @@ std::optional<int64_t> longest_sequence(const ModelShape& shape);
 /// Number of parameters, a tied head counted once.
 int64_t num_parameters(const ModelShape& shape);
 
-/// Weights of all matrix products: of the blocks and the head, without biases.
+/// Number of parameters that a token meets: of experts only those that it takes.
+int64_t num_active_parameters(const ModelShape& shape);
+
+/// Weights of all matrix products of a token: of the blocks and the head, without biases, of experts
+/// only those that it takes.
 int64_t matrix_weights(const ModelShape& shape);
 
 /// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per

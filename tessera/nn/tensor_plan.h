@@ -28,6 +28,9 @@ struct TensorRule {
   /// The first argument comes from where activations are the same, or parts of sequences, and is
   /// needed whole; its gradient is summed.
   bool enters = false;
+  /// The result is this rank's summand: the sum over ranks goes to where activations are the same,
+  /// or this rank's positions of it.
+  bool leaves = false;
   /// column_wise, row_wise: the divided features are so many heads, which stay whole; 0: features
   /// are divided one by one.
   int64_t heads = 0;
@@ -36,6 +39,8 @@ struct TensorRule {
   /// column_wise: so many matrices of one shape side by side, each of them divided (GPT-2's q, k
   /// and v).
   int64_t parts = 1;
+  /// row_wise, without a bias: results stay summands, which a module around it sums (`leaves`).
+  bool summand = false;
 };
 
 /// Every module with parameters of its own matches one rule.

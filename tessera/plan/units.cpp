@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/models/spec.h"
 
 namespace tessera::plan {
@@ -116,7 +117,12 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
 }
 
 /// Bytes of a block's matrices as model.weights keeps them.
-int64_t bytes_of_codes(const config::ModelSection& model, const models::ParameterSpecs& specs) {
+int64_t bytes_of_codes(const config::ModelSection& model, const models::ModelShape& shape,
+                       const models::ParameterSpecs& specs) {
+  if (shape.experts.num > 0) {
+    user_error("model.weights: expected as_stored for a model with experts, got {}",
+               text_of(model.weights));
+  }
   int64_t bytes = 0;
   for (const auto& spec : specs.block) {
     if (spec.shape.size() != 2) continue;
@@ -141,7 +147,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   const int64_t table = shape.vocab_size * shape.dim;
   const int64_t last_norm = num_elements(parameters.head, Division::per_position);
   const bool quantised = config.model.weights != WeightFormat::as_stored;
-  const int64_t codes = quantised ? bytes_of_codes(config.model, parameters) : 0;
+  const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parameters) : 0;
   const int64_t all_matrices =
       count_elements(parameters.block, [](const auto& spec) { return spec.shape.size() == 2; });
   const int64_t matrices = quantised ? 0 : all_matrices;

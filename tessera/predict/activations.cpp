@@ -68,12 +68,14 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
   const double stream = stream_bytes(config.precision, part);
   const auto dim = static_cast<double>(part.shape.dim),
              ffn = static_cast<double>(part.shape.ffn_dim);
+  // Rows of the feed-forward that a token has: one for each of its experts.
+  const auto rows = static_cast<double>(std::max<int64_t>(1, part.shape.experts.top_k));
   // What enters the two divided regions, of all positions, where a gradient reads it; without
   // checkpoints this rank's are kept, the others gathered again.
   const double read = (trained.attention ? 1 : 0) + (trained.feed_forward ? 1 : 0);
   const double entering = read * dim * width,
                kept_of_entering = checkpointed ? entering : read * stream;
-  const double unread = trained.last_product ? 0 : ffn * width;
+  const double unread = trained.last_product ? 0 : rows * ffn * width;
   const double of_adapters = static_cast<double>(trained.adapter_numbers) * width;
   double all = bytes_of(numbers.kept, width) + kept_of_entering - unread + of_adapters;
   // Its first norm keeps the input for that one's gradient.
@@ -84,7 +86,7 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
       .inside =
           inside_feed_forward(config, part, numbers.products,
                               numbers.products + (trained.last_product ? 1 : 0), checkpointed) *
-          width,
+          rows * width,
       .deferred = numbers.deferred * width + kept_of_entering};
   if (!trained.has_graph) return {};
   result.working = stream;  // the gradient of the block's output

@@ -20,7 +20,9 @@ torch::Dtype torch_dtype(FloatType type) {
 }
 
 BlockEnd block_end(const models::ModelShape& shape) {
-  return models::spec_of(shape.family).norms_results ? BlockEnd::any : BlockEnd::residual_sum;
+  // Results of experts are weighted before they are added.
+  const bool any = models::spec_of(shape.family).norms_results || shape.experts.num > 0;
+  return any ? BlockEnd::any : BlockEnd::residual_sum;
 }
 
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,

@@ -16,6 +16,7 @@
 #include "tessera/models/bert/modules.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/models/language_model.h"
+#include "tessera/nn/router.h"
 
 namespace tessera {
 namespace {
@@ -154,8 +155,48 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyParityTest,
                                            "llama_yarn_mscale", "llama_3", "llama_biases",
                                            "llama_tied", "mistral", "qwen2", "qwen2_window",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
-                                           "gemma3", "gemma2"),
+                                           "gemma3", "gemma2", "mixtral", "qwen3_moe"),
                          [](const auto& family) { return family.param; });
+
+// What routers of the fixture's two layers say of each token.
+TEST(Mixtral, LogitsOfItsRoutersEqualTransformers) {
+  const torch::NoGradGuard no_grad;
+  const std::string folder = "tests/fixtures/mixtral_micro";
+  const checkpoint::SafetensorsFile expected(folder + "/expected.safetensors");
+  auto model = models::make_language_model(models::read_model_shape(folder + "/config.json"));
+  checkpoint::load_pretrained(*model, folder);
+  std::vector<torch::Tensor> found;
+  for (const auto& module : model->modules()) {
+    if (auto* router = module->as<nn::RouterImpl>()) {
+      router->balance = [&](const nn::RouterCall& call, const torch::Tensor& weights) {
+        found.push_back(call.logits);
+        return weights;
+      };
+    }
+  }
+  const auto logits = model->logits(checkpoint::read_tensor(expected, "input_ids"));
+  EXPECT_LT(largest_difference(logits, checkpoint::read_tensor(expected, "logits")), 1e-5);
+  ASSERT_EQ(found.size(), 2u);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto want = checkpoint::read_tensor(expected, "router_logits_" + std::to_string(i));
+    EXPECT_LT(largest_difference(found[i], want), 1e-5) << i;
+  }
+}
+
+// Experts that no token chose have gradients of zeros.
+TEST(Mixtral, EveryExpertHasAGradient) {
+  const std::string folder = "tests/fixtures/families/qwen3_moe";
+  auto model = models::make_language_model(models::read_model_shape(folder + "/config.json"));
+  checkpoint::load_pretrained(*model, folder);
+  const auto ids = torch::tensor({{5, 9}});
+  model->loss(ids, ids, 1.0).backward();
+  int idle = 0;
+  for (const auto& item : model->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    idle += item.value().grad().abs().max().item<float>() == 0;
+  }
+  EXPECT_GE(idle, 2 * 3) << "two tokens take three of seven experts each";
+}
 
 class BertParityTest : public ::testing::TestWithParam<std::string> {};
 

@@ -198,7 +198,7 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
                                module.in_features);
     }
   }
-  module.over_ranks = leave_product(activations_);
+  if (!rule.summand) module.over_ranks = leave_product(activations_);
 }
 
 void Division::divided_norm(const std::string& path, torch::nn::Module& given,
@@ -295,6 +295,12 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
         .add_hooks({.after_forward = [](bool /*backward_follows*/) { autograd::share({}); },
                     .replace_first_input = [to = activations_,
                                             shared](Tensor& x) { x = enter(x, to, shared); }});
+  }
+  if (rule.leaves) {
+    as<nn::Hookable>(module, path, "a Hookable module")
+        .add_hooks({.replace_output = [to = activations_](Tensor& output) {
+          output = leave(output, to);
+        }});
   }
   switch (rule.style) {
     case TensorStyle::column_wise:
