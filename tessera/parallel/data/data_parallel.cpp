@@ -138,14 +138,16 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
   std::vector<Part> parts;
   auto leaf = engine().leaves.begin();  // one for each extent, in the same order
   for (const auto& unit : engine().units) {
-    const auto& replicas = unit.sharded() ? axes.replicate : axes.all;
     for (const auto& buffer : unit.buffers()) {
+      const auto& sharing = axes.of(buffer);
+      const auto& replicas = buffer.plan().num_slices > 1 ? sharing.replicate : sharing.all;
       const auto& holders = buffer.options().replication.ranks;
       for (auto& extent : buffer.owned()) {
         auto& part = parts.emplace_back();
         part.replicas = replicas.size() * holders.size();
         part.replica = replicas.rank() * holders.size() + holders.rank();
         if (holders.size() > 1) part.replica_group = holders.name();
+        if (buffer.options().of_experts) part.replica_group = replicas.name();
         part.slice = (leaf++)->slice;
         if (part.slice) {
           part.offset = extent.values.storage_offset() -
@@ -169,25 +171,31 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
   values_changed();
   if (!engine().options.check_parameters) return;
   // Ranks that hold the same slices must hold the same values.
-  std::vector<CheckedUnit> sliced, whole;
-  for (auto& unit : engine().units) {
-    auto& checked = (unit.sharded() ? sliced : whole).emplace_back();
-    checked.name = unit.name();
-    for (auto& buffer : unit.buffers()) {
-      for (const auto& extent : buffer.owned()) {
-        checked.parameters.emplace_back(extent.name, extent.values);
+  const auto& axes = engine().axes;
+  for (const bool of_experts : {false, true}) {
+    if (of_experts && axes.ep.size() == 1) continue;
+    std::vector<CheckedUnit> sliced, whole;
+    for (auto& unit : engine().units) {
+      for (auto& buffer : unit.buffers()) {
+        if (buffer.options().of_experts != of_experts) continue;
+        auto& checked = (buffer.plan().num_slices > 1 ? sliced : whole).emplace_back();
+        checked.name = unit.name();
+        for (const auto& extent : buffer.owned()) {
+          checked.parameters.emplace_back(extent.name, extent.values);
+        }
       }
     }
+    const SharingAxes& sharing = of_experts ? axes.experts : axes;
+    check_same_model(sliced, /*values=*/true, sharing.all, /*slice=*/sharing.gather.rank());
+    check_same_model(whole, /*values=*/true, sharing.all);
   }
-  const auto& axes = engine().axes;
-  check_same_model(sliced, /*values=*/true, axes.all, /*slice=*/axes.gather.rank());
-  check_same_model(whole, /*values=*/true, axes.all);
 }
 
 std::vector<std::string> DataParallel::parameters_without_gradient() const {
   // Every entry: does this rank's part of it hold anything but zero?
   std::vector<std::string> names;
   std::vector<double> used;
+  std::vector<size_t> of_experts;  // of these
   for (const auto& unit : engine().units) {
     for (const auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
@@ -197,19 +205,27 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
             std::clamp<int64_t>(entry.offset - buffer.slice_begin(), 0, buffer.slice_size());
         const int64_t end = std::clamp<int64_t>(
             entry.offset + entry.parameter.numel() - buffer.slice_begin(), 0, buffer.slice_size());
+        if (buffer.options().of_experts) of_experts.push_back(names.size());
         names.push_back(entry.name);
         used.push_back(gradient.slice(0, begin, end).any().item<bool>() ? 1 : 0);
       }
     }
   }
-  const auto anywhere = torch::tensor(used, torch::kFloat64);
-  engine().axes.model.all_reduce(anywhere).wait();
-  std::string lines;
+  const auto& axes = engine().axes;
+  const auto anywhere = torch::tensor(used, torch::kFloat64), experts = anywhere.clone();
+  axes.model.all_reduce(anywhere).wait();
+  if (!of_experts.empty()) axes.experts.gather.all_reduce(experts).wait();
+  // The ranks of ep have experts of different names.
+  std::string lines, of_expert_lines;
   for (size_t i = 0; i < names.size(); ++i) {
-    if (anywhere.const_data_ptr<double>()[i] == 0) lines += names[i] + '\n';
+    const bool is_expert = std::ranges::binary_search(of_experts, i);
+    const auto& sums = is_expert ? experts : anywhere;
+    if (sums.const_data_ptr<double>()[i] != 0) continue;
+    (is_expert ? of_expert_lines : lines) += names[i] + '\n';
   }
+  for (const auto& of_rank : axes.ep.all_gather_bytes(of_expert_lines)) lines += of_rank;
   std::vector<std::string> unused;
-  for (const auto& of_stage : engine().axes.stages.all_gather_bytes(lines)) {
+  for (const auto& of_stage : axes.stages.all_gather_bytes(lines)) {
     for (std::istringstream stream(of_stage); std::getline(stream, lines);) unused.push_back(lines);
   }
   return unused;

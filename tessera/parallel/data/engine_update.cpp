@@ -10,11 +10,13 @@ double DataParallel::Engine::sum_of_squares(size_t index) const {
   const auto& unit = units[index];
   std::vector<torch::Tensor> gradients;
   for (const auto& buffer : unit.buffers()) {
+    // Of those that hold it whole in `axes.model`, the first rank counts it.
+    const auto& holders = buffer.options().of_experts ? axes.experts.gather : axes.one_copy;
+    const bool counted = buffer.plan().num_slices > 1 || holders.rank() == 0;
     const bool first_copy = buffer.options().replication.ranks.rank() == 0;
-    if (buffer.trained() && first_copy) gradients.push_back(buffer.gradient_of_slice());
+    if (buffer.trained() && first_copy && counted) gradients.push_back(buffer.gradient_of_slice());
   }
-  const bool counted = unit.sharded() || axes.gather.rank() == 0;
-  return counted ? optim::squared_norm(gradients) : 0;
+  return optim::squared_norm(gradients);
 }
 
 /// The unit's gradient is complete: its slices are updated, and it goes.

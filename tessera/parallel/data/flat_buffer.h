@@ -42,6 +42,7 @@ struct FlatOptions {
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
   Replication replication;        ///< of all its parameters
   bool apart = false;             ///< DataParallelOptions::apart says so of them
+  bool of_experts = false;        ///< DataParallelOptions::of_experts does
   bool in_backward = false;       ///< DataParallelOptions::update_in_backward
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   std::function<optim::Treatment(const std::string& name, const torch::Tensor& parameter)>

@@ -38,7 +38,7 @@ std::vector<torch::Tensor> DataParallel::update_matrices(std::span<const torch::
       if (buffer.matrices() == 0 || !buffer.trained()) continue;
       const auto [begin, length] = within_slice(buffer, buffer.options().slice, buffer.matrices());
       const auto none = torch::empty({0}, buffer.slice().options().dtype(torch::kBFloat16));
-      const auto whole = gathered_matrices(buffer, engine().axes.gather,
+      const auto whole = gathered_matrices(buffer, engine().axes.of(buffer).gather,
                                            length > 0 ? values[results.size()] : none);
       auto result = torch::zeros({length}, whole.options().dtype(torch::kFloat32));
       for (const auto& entry : buffer.entries()) {

@@ -78,6 +78,10 @@ struct DataParallelOptions {
   /// Which parameters an optimizer updates by settings of its own: they have a buffer of their own in
   /// each unit. By default none.
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> apart;
+  /// Which parameters are of experts that the mesh's ep divides: other ranks of ep have others in
+  /// their place. They have a buffer of their own in each unit, which the ranks of expert_shard and
+  /// expert_replicate share. By default none.
+  std::function<bool(const std::string& name)> of_experts;
   /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
   std::function<Replication(const std::string& name)> replication;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums

@@ -147,11 +147,34 @@ std::vector<size_t> in_order(const torch::nn::Module& model,
   return result;
 }
 
+/// Do the ranks that share parameters have the same ones? Those of experts, and all others.
+void check_parameters(const std::vector<CheckedUnit>& units, const DataAxes& axes,
+                      const DataParallelOptions& options) {
+  std::vector<CheckedUnit> of_all, of_experts;
+  for (const auto& unit : units) {
+    CheckedUnit all{unit.name, {}}, experts{unit.name, {}};
+    for (const auto& named : unit.parameters) {
+      const bool is_expert = options.of_experts && options.of_experts(named.first);
+      (is_expert ? experts : all).parameters.push_back(named);
+    }
+    if (!all.parameters.empty()) of_all.push_back(std::move(all));
+    if (!experts.parameters.empty()) of_experts.push_back(std::move(experts));
+  }
+  check_same_model(of_all, /*values=*/!options.sync_module_states, axes.all);
+  if (options.of_experts) check_same_model(of_experts, /*values=*/true, axes.experts.all);
+}
+
 void check_options(const std::vector<UnitModules>& units, const std::vector<UnitOptions>& options,
-                   const DataAxes& axes) {
+                   const DataAxes& axes, const DataParallelOptions& all) {
+  TORCH_CHECK_VALUE(!all.of_experts || !all.sync_module_states,
+                    "sync_module_states: rank 0 has not the experts of all ranks; set it to false");
   for (size_t i = 0; i < units.size(); ++i) {
     const auto* k = std::get_if<int>(&options[i].reshard_after_forward);
     if (k == nullptr) continue;
+    TORCH_CHECK_VALUE(!all.of_experts, "unit ", units[i].name,
+                      ": expected reshard_after_forward true or false beside experts that are "
+                      "divided over ranks, got ",
+                      *k);
     if (options[i].placement != Placement::full_shard) {
       user_error(
           "unit {}: reshard_after_forward {} takes effect with full_shard only; leave it out",
@@ -175,10 +198,8 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
                                    DataParallel::Engine::shards);
   if (options.sync_module_states) check_rank_0_has_values(checked, axes.all);
   const auto unit_options = options_by_unit(units, options);
-  check_options(units, unit_options, axes);
-  if (options.check_parameters) {
-    check_same_model(checked, /*values=*/!options.sync_module_states, axes.all);
-  }
+  check_options(units, unit_options, axes, options);
+  if (options.check_parameters) check_parameters(checked, axes, options);
   auto engine = std::make_shared<DataParallel::Engine>();
   engine->model = &model;
   engine->options = options;

@@ -13,7 +13,7 @@ namespace {
 struct Kind {
   std::vector<Unit::Named> parameters;
   Replication replication;
-  bool apart = false;
+  bool apart = false, of_experts = false;
 };
 
 /// The kinds of `parameters`, in the order of each kind's first one.
@@ -23,15 +23,17 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
   for (const auto& named : parameters) {
     const auto replication = options.replication ? options.replication(named.first) : Replication{};
     const bool apart = options.apart && options.apart(named.first, named.second);
+    const bool of_experts = options.of_experts && options.of_experts(named.first);
     const auto same = [&](const Kind& kind) {
       const auto& other = kind.parameters.front().second;
       return other.scalar_type() == named.second.scalar_type() &&
              other.requires_grad() == named.second.requires_grad() &&
-             kind.replication.like(replication) && kind.apart == apart;
+             kind.replication.like(replication) && kind.apart == apart &&
+             kind.of_experts == of_experts;
     };
     const auto found = std::ranges::find_if(kinds, same);
     if (found == kinds.end()) {
-      kinds.push_back({{named}, replication, apart});
+      kinds.push_back({{named}, replication, apart, of_experts});
     } else {
       found->parameters.push_back(named);
     }
@@ -40,7 +42,7 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
 }
 
 FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all,
-                         const DataAxes& axes, const torch::Tensor& parameter,
+                         const SharingAxes& axes, const torch::Tensor& parameter,
                          torch::Device device) {
   const bool offloaded = all.offload.offload_params || all.offload.offload_optimizer;
   FlatOptions options{.placement = unit.placement,
@@ -75,14 +77,21 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
 }  // namespace
 
 DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
-  DataAxes axes{.all = mesh.axis({"dp_replicate", "dp_shard"}),
-                .replicate = mesh.axis("dp_replicate"),
-                .gather = mesh.axis("dp_shard"),
-                .reduce = mesh.axis("dp_shard", {.channel = "reduce"}),
-                .inner = mesh::Axis(),
-                .model = mesh.axis({"dp_shard", "tp"}),
-                .stages = mesh.axis("pp"),
-                .device = mesh.device()};
+  const auto shared_over = [&](std::string_view replicate, std::string_view shard) {
+    return SharingAxes{.all = mesh.axis({replicate, shard}),
+                       .replicate = mesh.axis(replicate),
+                       .gather = mesh.axis(shard),
+                       .reduce = mesh.axis(shard, {.channel = "reduce"})};
+  };
+  DataAxes axes;
+  static_cast<SharingAxes&>(axes) = shared_over("dp_replicate", "dp_shard");
+  axes.experts = mesh.shape().ep > 1 ? shared_over("expert_replicate", "expert_shard")
+                                     : static_cast<const SharingAxes&>(axes);
+  axes.ep = mesh.axis("ep");
+  axes.one_copy = mesh.axis({"dp_shard", "ep"});
+  axes.model = mesh.axis({"dp_shard", "ep", "tp"});
+  axes.stages = mesh.axis("pp");
+  axes.device = mesh.device();
   if (inner_size > 0) axes.inner = mesh.axis("dp_shard", {.split = inner_size});
   return axes;
 }
@@ -90,13 +99,15 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
            const DataParallelOptions& all, const DataAxes& axes)
     : name_(std::move(name)), options_(options), axes_(axes) {
-  for (const auto& [kind, replication, apart] : by_kind(parameters, all)) {
+  for (const auto& [kind, replication, apart, of_experts] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
     const auto device = first.is_meta() ? axes.device : first.device();
-    auto flat = flat_options(options_, all, axes_, first, device);
+    const SharingAxes& sharing = of_experts ? axes_.experts : axes_;
+    auto flat = flat_options(options_, all, sharing, first, device);
     flat.replication = replication;
     flat.apart = apart;
-    num_slices_ = flat.num_slices;
+    flat.of_experts = of_experts;
+    num_slices_ = std::max(num_slices_, flat.num_slices);
     buffers_.emplace_back(kind, std::move(flat));
   }
   earlier_.resize(buffers_.size());
@@ -120,6 +131,15 @@ bool Unit::sums_over_ranks_beside() const {
   return std::ranges::any_of(buffers_, [](const auto& buffer) {
     return buffer.trained() && buffer.options().replication.partial_gradients;
   });
+}
+
+bool Unit::sums_over_replicas(const FlatBuffer& buffer) const {
+  return buffer.trained() && buffer.plan().num_slices > 1 && axes_.of(buffer).replicate.size() > 1;
+}
+
+bool Unit::sums_over_replicas() const {
+  return std::ranges::any_of(buffers_,
+                             [this](const auto& buffer) { return sums_over_replicas(buffer); });
 }
 
 bool Unit::gathers() const {
@@ -148,19 +168,20 @@ void Unit::start_gather() {
     if (buffer.whole_is_current()) continue;
     const auto& whole = buffer.receive_whole();
     const bool inner = !inner_parts_.empty();
-    const auto& axis = inner ? axes_.inner : axes_.gather;
+    const auto& axis = inner ? axes_.inner : axes_.of(buffer).gather;
+    const bool sliced = buffer.plan().num_slices > 1;
     auto own = buffer.own_part(whole);
     if (inner) {
       const int64_t size = buffer.size() / axis.size();
       own = whole.narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
     } else if (const auto& source = buffer.gather_source();
-               sharded() && own.dtype() == source.dtype() && own.device() == source.device()) {
+               sliced && own.dtype() == source.dtype() && own.device() == source.device()) {
       own = source;  // the collective brings it to its place
     } else if (!buffer.plan().slice_in_whole) {
       own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
     }
-    if (sharded()) gathers_.push_back(axis.all_gather(whole, own));
+    if (sliced) gathers_.push_back(axis.all_gather(whole, own));
   }
   inner_parts_.clear();
   state_ = State::gathering;
@@ -264,8 +285,9 @@ void Unit::start_reduce() {
     if (!buffer.trained()) continue;
     buffer.note_arrivals();
     const auto& whole = buffer.gradient.tensor();
-    if (!sharded()) {
-      reduces_.push_back(axes_.all.all_reduce(whole));
+    const auto& axes = axes_.of(buffer);
+    if (buffer.plan().num_slices == 1) {
+      reduces_.push_back(axes.all.all_reduce(whole));
       continue;
     }
     const auto& slice = buffer.gradient_slice.tensor();
@@ -275,7 +297,7 @@ void Unit::start_reduce() {
                           !buffer.options().offloaded;
     if (straight) buffer.gradient_slice.allocate();
     reduces_.push_back(
-        axes_.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
+        axes.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
     straight_[i] = straight;
   }
   reducing_ = true;
@@ -321,9 +343,8 @@ void Unit::finish_sum(size_t index, double factor) {
 void Unit::start_replicate() {
   if (!sums_over_replicas() || replicated_) return;
   for (auto& buffer : buffers_) {
-    if (buffer.trained()) {
-      replicates_.push_back(axes_.replicate.all_reduce(buffer.gradient_of_slice()));
-    }
+    if (!sums_over_replicas(buffer)) continue;
+    replicates_.push_back(axes_.of(buffer).replicate.all_reduce(buffer.gradient_of_slice()));
   }
   replicated_ = true;
 }

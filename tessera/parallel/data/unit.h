@@ -11,19 +11,30 @@
 
 namespace tessera::parallel {
 
-/// The ranks among which data parallelism works.
-struct DataAxes {
-  mesh::Axis all;                      ///< every data rank
-  mesh::Axis replicate;                ///< ranks that hold the same slices
-  mesh::Axis gather;                   ///< ranks that hold different slices of one copy
-  mesh::Axis reduce;                   ///< the same ranks, on a thread of their own
+/// The ranks that share a buffer.
+struct SharingAxes {
+  mesh::Axis all;        ///< every one of them
+  mesh::Axis replicate;  ///< ranks that hold the same slices
+  mesh::Axis gather;     ///< ranks that hold different slices of one copy
+  mesh::Axis reduce;     ///< the same ranks, on a thread of their own
+};
+
+/// The ranks among which data parallelism works; by themselves, those of what every data rank has.
+struct DataAxes : SharingAxes {
+  SharingAxes experts;                 ///< ranks that have the same experts
+  mesh::Axis ep;                       ///< ranks that have other ones
+  mesh::Axis one_copy;                 ///< data ranks that together hold one copy of these units
   mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
   mesh::Axis model;                    ///< ranks that together hold one copy of these units
   mesh::Axis stages;                   ///< ranks that hold other units of the model
   torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 
+  const SharingAxes& of(const FlatBuffer& buffer) const {
+    return buffer.options().of_experts ? experts : *this;
+  }
+
   /// dp_replicate and dp_shard of a mesh (tp for `model`, too, and pp for `stages`), with channels
-  /// for what shall not wait for each other.
+  /// for what shall not wait for each other. Those of experts are the same without ep.
   /// `inner_size`: k, or 0.
   static DataAxes of(const mesh::DeviceMesh& mesh, int inner_size = 0);
 };
@@ -49,8 +60,8 @@ class Unit {
   std::vector<FlatBuffer>& buffers() { return buffers_; }
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
   const UnitTimes& times() const { return times_; }
-  bool sharded() const { return num_slices_ > 1; }
-  bool sums_over_replicas() const { return sharded() && axes_.replicate.size() > 1; }
+  bool sharded() const { return num_slices_ > 1; }  ///< is any of its buffers?
+  bool sums_over_replicas() const;
   /// Ranks outside of the data axes hold summands of its gradients (FlatOptions::replication).
   bool sums_over_ranks_beside() const;
   bool full_shard() const { return options_.placement == Placement::full_shard && sharded(); }
@@ -89,6 +100,7 @@ class Unit {
  private:
   enum class State { sliced, gathering, gathered };
 
+  bool sums_over_replicas(const FlatBuffer& buffer) const;
   bool gathers() const;  ///< is there anything to do between slice and whole?
   void wait(std::vector<comm::Work>& works,
             double& seconds) const;  // DistError names the unit, too
