@@ -57,7 +57,8 @@ Decision distributed_type(const RuleInput& input) {
 
 Decision mixed_precision(const RuleInput& input) {
   const auto& precision = input.setting.value;
-  if (precision == "fp8") return refused("fp8 is not translated yet; set bf16, and precision.matmul in the job file");
+  if (precision == "fp8")
+    return refused("fp8 is not translated yet; set bf16, and precision.matmul in the job file");
   if (precision == "no") {
     return translated({{"precision.compute", "fp32"}, {"precision.autocast", "false"}});
   }
@@ -160,7 +161,9 @@ Decision of_other_size(const RuleInput& input) {
 Decision fp8(const RuleInput& input) {
   if (input.text("mixed_precision") != "fp8")
     return not_applicable("counts for mixed_precision fp8");
-  return refused("fp8 is not translated yet; remove it, set mixed_precision: bf16 and precision.matmul in the job file");
+  return refused(
+      "fp8 is not translated yet; remove it, set mixed_precision: bf16 and precision.matmul in the "
+      "job file");
 }
 
 Decision dynamo(const RuleInput& input) {
