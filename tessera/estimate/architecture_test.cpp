@@ -99,7 +99,8 @@ TEST(Architecture, AgreesWithTheShapesThatTrainHere) {
     const auto architecture = known(name, kNewest);
     if (!architecture.shape) continue;
     const auto& shape = *architecture.shape;
-    const bool rotates = shape.family == models::ModelFamily::llama;
+    const bool rotates =
+        shape.family == models::ModelFamily::llama || shape.family == models::ModelFamily::moe;
     const int64_t head = shape.tie_embeddings ? 0 : shape.vocab_size * shape.dim;
     EXPECT_EQ(total_bytes(architecture.modules),
               4 * (models::num_parameters(shape) - head + (rotates ? shape.head_dim : 0)))
