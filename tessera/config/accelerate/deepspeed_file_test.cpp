@@ -14,6 +14,7 @@
 #include "tessera/config/accelerate/deepspeed_json.h"
 #include "tessera/config/accelerate/deepspeed_keys.h"
 #include "tessera/config/accelerate/show.h"
+#include "tessera/config/accelerate/testing.h"
 #include "tessera/config/fields.h"
 
 namespace tessera::config::accelerate {
@@ -115,7 +116,7 @@ TEST_P(TemplateTest, IsTranslatedWhole) {
     EXPECT_NE(entry.verdict, Verdict::refused) << entry.setting.key;
     EXPECT_TRUE(entry.setting.origin.starts_with(file.string() + ":"));
   }
-  auto job = load_run_config("recipes/tiny_llama.yaml", translation.job);
+  auto job = recipe_with(translation.job);
   EXPECT_NO_THROW(check(job.config, job.origins));
 }
 

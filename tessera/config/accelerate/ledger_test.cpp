@@ -12,6 +12,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
 #include "tessera/config/accelerate/show.h"
+#include "tessera/config/accelerate/testing.h"
 #include "tessera/config/run_config.h"
 
 namespace tessera::config::accelerate {
@@ -57,7 +58,7 @@ TEST(LedgerTest, WhatIsNotRefusedRuns) {
     if (shown(file).find("tessera: ") == 0) continue;
     const auto translation = translate_file(file);
     if (message_of([&] { check_ledger(translation.ledger, false); }) != "no error") continue;
-    auto loaded = load_run_config("recipes/tiny_llama.yaml", translation.job);
+    auto loaded = recipe_with(translation.job);
     loaded.config.parallel.num_ranks = translation.launch.num_processes;
     EXPECT_EQ(message_of([&] { check(loaded.config, loaded.origins); }), "no error") << file;
     ++num_run;

@@ -9,6 +9,7 @@
 #include "tessera/base/testing.h"
 #include "tessera/config/accelerate/keys.h"
 #include "tessera/config/accelerate/show.h"
+#include "tessera/config/accelerate/testing.h"
 #include "tessera/config/run_config.h"
 
 namespace tessera::config::accelerate {
@@ -447,7 +448,7 @@ TEST(TranslateTest, WhatIsTranslatedIsAValidJob) {
   all.push_back({{"distributed_type", "NO"}, {"mixed_precision", "bf16"}});
   for (const auto& values : all) {
     const auto translation = translate(translated_settings(values));
-    auto loaded = load_run_config("recipes/tiny_llama.yaml", translation.job);
+    auto loaded = recipe_with(translation.job);
     loaded.config.parallel.num_ranks = translation.launch.num_processes;
     EXPECT_EQ(message_of([&] { check(loaded.config, loaded.origins); }), "no error")
         << native_yaml(translation);
