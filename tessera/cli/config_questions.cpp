@@ -195,8 +195,7 @@ void add_default(CLI::App& app, const std::shared_ptr<QuestionArguments>& argume
                             "no unless given"),
         {"no", "fp16", "bf16"});
   command->footer(
-      "Example:
-  tessera config default --mixed_precision bf16 --config_file bf16.yaml");
+      "Example:\n  tessera config default --mixed_precision bf16 --config_file bf16.yaml");
   command->callback([arguments, &exit_code] {
     write_default(*arguments);
     exit_code = 0;

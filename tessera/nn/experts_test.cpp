@@ -51,7 +51,10 @@ Routing some_routing() {
 
 class ExpertsTest : public ::testing::Test {
  protected:
-  ExpertsTest() { torch::manual_seed(11), fill(*experts), x.requires_grad_(); }
+  ExpertsTest() {
+    torch::manual_seed(11), fill(*experts);
+    x = torch::randn({2, 7, kDim}).requires_grad_();
+  }
 
   std::vector<torch::Tensor> leaves(const Routing& routing) {
     auto all = experts->parameters();
@@ -60,7 +63,7 @@ class ExpertsTest : public ::testing::Test {
   }
 
   Experts experts{kOptions};
-  torch::Tensor x = torch::randn({2, 7, kDim});
+  torch::Tensor x;
 };
 
 TEST_F(ExpertsTest, AreThatManyFeedForwards) {
@@ -72,7 +75,7 @@ TEST_F(ExpertsTest, AreThatManyFeedForwards) {
                                              /*allow_unused=*/true);
   for (size_t i = 0; i < of_got.size(); ++i) {
     const auto expected = of_want[i].defined() ? of_want[i] : torch::zeros_like(of_got[i]);
-    EXPECT_TRUE(torch::allclose(of_got[i], expected, 1e-5, 1e-6)) << i;
+    EXPECT_TRUE(torch::allclose(of_got[i], expected, 1e-5, 1e-5)) << i;
   }
   EXPECT_FALSE(of_want[9].defined());  // of expert 3, whose gradient is zero and not missing
 }
