@@ -75,7 +75,7 @@ exec "$python" "\$@"
 END
 chmod +x "$folder/bin/python3"
 if python3 -m pip --version >/dev/null 2>&1 && [ "$(uname -m)" = x86_64 ]; then
-  expect "no network" 1 '^dev: error: pip could not fetch LibTorch \(ERROR: .*; check the network' PIP_NO_INDEX=1 PIP_FIND_LINKS=
+  expect "no network" 1 '^dev: error: pip could not fetch torch==[^ ]* \(ERROR: .*; check the network' PIP_NO_INDEX=1 PIP_FIND_LINKS=
   mkdir "$folder/mirror"
   sed -n "s/^[a-z_]*_wheel='\(.*\)'/\1/p" dev | while read -r wheel; do
     "$python" - "$folder/mirror/$wheel" <<'END'
