@@ -4,7 +4,7 @@ A page's blocks are fenced, and the words behind the fence say what is done with
 
     ```sh run                the commands end with 0; one after the other in a folder of the page's own (scratch.sh fills it)
     ```sh exits 2            they end with that code
-    ```text output           stands in what the block before printed: numbers match any number, `..` any text, a line `..` any lines
+    ```text output           stands in what the block before printed: a number matches any, with any unit; `..` any text, a line `..` any lines
     ```yaml job              `tessera train --print-config` takes it
     ```yaml writes FILE      becomes that file of the page's folder
     ```cpp compiled          becomes a function of one source that the target tessera_docs_blocks compiles (--cpp); a comment
@@ -36,6 +36,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", *sorted(map(str, pathlib.Path("docs").g
 SOURCES = [*sorted(map(str, pathlib.Path("examples").rglob("*.cpp"))), *sorted(map(str, pathlib.Path("recipes").glob("*.yaml")))]
 FENCE = re.compile(r"(```+)(.*)")
 SECONDS = 120  # of one block
+UNIT = r"(?:\s+(?:us|ms|s|B|KiB|MiB|GiB)\b)?"  # 2.7 s of one machine are 712 ms of another
 
 # Commands of leading comments and of --help that are not run here: a pattern of the command, and why.
 NOT_RUN = [
@@ -117,8 +118,8 @@ def pattern_of(shown):
             parts.append(r"(?:.*\n)*?")
             continue
         line = re.sub(r"\s+", " ", line.rstrip())
-        words = re.split(r"(\.\.|\d[\d.,:]*(?:e[-+]?\d+)?|[ ])", line)
-        parts.append("".join(".*" if word == ".." else r"[-+]?[\d.,:]+(?:e[-+]?\d+)?" if re.match(r"\d", word) else r"\s+" if word == " " else
+        words = re.split(rf"(\.\.|\d[\d.,:]*(?:e[-+]?\d+)?{UNIT}|[ ])", line)
+        parts.append("".join(".*" if word == ".." else rf"[-+]?[\d.,:]+(?:e[-+]?\d+)?{UNIT}" if re.match(r"\d", word) else r"\s+" if word == " " else
                              re.escape(word) for word in words) + r"[ \t]*\n")
     return re.compile("^" + "".join(parts), re.M)
 
