@@ -1,12 +1,11 @@
 #include "tessera/parallel/expert/dispatch.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/held.h"
+#include "tessera/kernels/expert_rows.h"
 
 namespace tessera::parallel {
 namespace {
@@ -20,7 +19,7 @@ Tensor exchanged(const Tensor& rows, const RowCounts& counts, const mesh::Axis& 
   auto sizes = rows.sizes().vec();
   sizes[0] = 0;
   for (size_t s = 0; s < ranks; ++s) sizes[0] += counts[s * ranks + rank];
-  const auto result = at::empty(sizes, rows.options());
+  auto result = at::empty(sizes, rows.options());
   axis.all_to_all_uneven(result, rows.contiguous(), counts).wait();
   return result;
 }
@@ -41,12 +40,12 @@ struct ExchangeRows : torch::autograd::Function<ExchangeRows> {
   }
 };
 
-/// What each rank has for each expert, int64 [N, E] on the CPU.
-Tensor gathered_counts(const Tensor& experts, int64_t num_experts, const mesh::Axis& axis) {
-  const auto own = at::bincount(experts, {}, num_experts).cpu();
-  const auto counts = at::empty({axis.size(), num_experts}, own.options());
-  axis.all_gather(counts, own).wait();
-  return counts;
+/// What each rank has for each expert, int64 [N, E] on the CPU, of this rank's `counts`.
+Tensor gathered_counts(const Tensor& counts, const mesh::Axis& axis) {
+  const auto own = counts.cpu();
+  auto all = at::empty({axis.size(), own.numel()}, own.options());
+  axis.all_gather(all, own).wait();
+  return all;
 }
 
 RowCounts row_counts(const Tensor& counts) {
@@ -54,12 +53,6 @@ RowCounts row_counts(const Tensor& counts) {
   const auto sums = counts.view({ranks, ranks, -1}).sum(2).contiguous();
   const auto* data = sums.const_data_ptr<int64_t>();
   return {data, data + sums.numel()};
-}
-
-Tensor places_after(const Tensor& order) {
-  const auto places = at::empty_like(order);
-  places.index_copy_(0, order, at::arange(order.numel(), order.options()));
-  return places;
 }
 
 }  // namespace
@@ -79,33 +72,29 @@ Tensor exchange_rows(const Tensor& rows, const RowCounts& counts, const mesh::Ax
   return ExchangeRows::apply(rows, Way{counts, axis});
 }
 
-Tensor over_ranks(const Tensor& x, const ExpertChoice& choice, const OwnExperts& own_experts,
-                  const mesh::Axis& axis) {
-  const int64_t ranks = axis.size(), per_token = choice.experts.size(1);
-  TORCH_CHECK_VALUE(choice.num_experts % ranks == 0, "experts: expected a multiple of the ", ranks,
-                    " ranks of ", axis.name(), ", got ", choice.num_experts);
-  const auto experts = choice.experts.reshape({-1});
-  const auto counts = gathered_counts(experts, choice.num_experts, axis);
+Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_experts,
+                  const nn::ExpertProducts& products, const mesh::Axis& axis) {
+  const int64_t ranks = axis.size();
+  TORCH_CHECK_VALUE(num_experts % ranks == 0, "experts: expected a multiple of the ", ranks,
+                    " ranks of ", axis.name(), ", got ", num_experts);
+  const auto order = kernels::order_by_expert(routing.experts, num_experts);
+  const auto counts = gathered_counts(order.counts, axis);
   const auto sent = row_counts(counts);
-  const auto order = experts.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const auto rows = x.index_select(0, order.floor_divide(per_token));
-  const auto arrived = exchange_rows(rows, sent, axis);
+  const auto arrived = exchange_rows(kernels::gather_rows(x, order), sent, axis);
 
   // They come by rank, each rank's by expert; the experts want them by expert.
-  const int64_t here = choice.num_experts / ranks;
+  const int64_t here = num_experts / ranks;
   const auto of_own = counts.narrow(1, axis.rank() * here, here).contiguous();  // [N, E/N]
   const auto expert_of_row = at::arange(here, of_own.options())
                                  .repeat({ranks})
                                  .repeat_interleave(of_own.view({-1}))
                                  .to(x.device());
-  const auto by_expert = expert_of_row.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const auto results = own_experts(arrived.index_select(0, by_expert), of_own.sum(0));
+  const auto by_expert = kernels::order_by_expert(expert_of_row.unsqueeze(1), here);
+  const auto results = products(kernels::gather_rows(arrived, by_expert), by_expert.counts);
 
-  const auto returned =
-      exchange_rows(results.index_select(0, places_after(by_expert)), reversed(sent), axis);
-  const auto by_token =
-      returned.index_select(0, places_after(order)).view({-1, per_token, x.size(1)});
-  return (by_token * choice.weights.unsqueeze(2)).sum(1).to(x.scalar_type());
+  const auto by_rank = kernels::combine_rows(results, /*weights=*/{}, by_expert);
+  return kernels::combine_rows(exchange_rows(by_rank, reversed(sent), axis), routing.weights,
+                               order);
 }
 
 }  // namespace tessera::parallel

@@ -4,10 +4,10 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
+#include "tessera/nn/experts.h"
 
 namespace tessera::parallel {
 
@@ -23,25 +23,13 @@ RowCounts reversed(const RowCounts& counts);
 torch::Tensor exchange_rows(const torch::Tensor& rows, const RowCounts& counts,
                             const mesh::Axis& axis);
 
-/// What this rank's experts make of rows [R, D] in the order of these experts, of which `counts`
-/// int64 [E/N] has the number for each: [R, D]. Called once, with whatever rows there are, be it
-/// none.
-using OwnExperts =
-    std::function<torch::Tensor(const torch::Tensor& rows, const torch::Tensor& counts)>;
-
-struct ExpertChoice {
-  torch::Tensor experts;  ///< int64 [T, K]: those that each token takes, of E
-  torch::Tensor weights;  ///< [T, K], of their results
-  int64_t num_experts = 0;
-};
-
-/// The weighted sums of the results of each token's experts: x [T, D] -> [T, D], where rank r of
-/// `axis` has experts [r E/N, (r+1) E/N). Each rank has tokens of its own, any number of them.
+/// An nn::ExpertDispatch of E experts, of which rank r of `axis` has [r E/N, (r+1) E/N): x [T, D] ->
+/// [T, D]. `products` is called once, with whatever rows there are, be it none. Each rank has tokens of its own, any number of them.
 /// No token is dropped. Collective: a gather of N E counts and two exchanges of rows, whatever the
 /// choice, and two in the backward; a rank sends T K D elements each time on average over the ranks,
 /// less those that stay.
 /// Throws c10::ValueError if N does not divide E.
-torch::Tensor over_ranks(const torch::Tensor& x, const ExpertChoice& choice,
-                         const OwnExperts& own_experts, const mesh::Axis& axis);
+torch::Tensor over_ranks(const torch::Tensor& x, const nn::Routing& routing, int64_t num_experts,
+                         const nn::ExpertProducts& products, const mesh::Axis& axis);
 
 }  // namespace tessera::parallel

@@ -48,7 +48,7 @@ struct MixtureImpl : nn::Hookable {
       }
       return at::cat(results);
     };
-    return x + over_ranks(x, {chosen, weights, kExperts}, own, axis);
+    return x + over_ranks(x, {chosen, weights}, kExperts, own, axis);
   }
   nn::Linear router;
   std::vector<nn::Linear> experts;
@@ -207,11 +207,10 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Experts, ExpertsThatTheRanksCannotShareAreRefused) {
   on_mesh({.shape = {.dp_shard = 3, .ep = 3}}, [](const mesh::DeviceMesh& mesh) {
-    EXPECT_THROW(
-        over_ranks(
-            at::ones({1, kDim}), {at::zeros({1, kTopK}, at::kLong), at::ones({1, kTopK}), kExperts},
-            [](const auto& rows, const auto&) { return rows; }, mesh.axis("ep")),
-        c10::ValueError);
+    EXPECT_THROW(over_ranks(
+                     at::ones({1, kDim}), {at::zeros({1, kTopK}, at::kLong), at::ones({1, kTopK})},
+                     kExperts, [](const auto& rows, const auto&) { return rows; }, mesh.axis("ep")),
+                 c10::ValueError);
   });
 }
 
