@@ -102,6 +102,6 @@ set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # gzip takes several times as long over
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${TESSERA_LIBTORCH}/lib)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libssl-dev, libpcre2-dev, libutf8proc-dev, zlib1g-dev, libzstd-dev, libsnappy-dev")  # to build programs with it
+    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libssl-dev, libpcre2-dev, libutf8proc-dev, zlib1g-dev, libzstd-dev, libsnappy-dev, liburing-dev")  # to build programs with it
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # to fetch models
 include(CPack)

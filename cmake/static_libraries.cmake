@@ -19,3 +19,4 @@ set_property(TARGET Tessera::utf8proc PROPERTY INTERFACE_COMPILE_DEFINITIONS UTF
 tessera_import_static(zlib zlib.h libz.a zlib1g-dev)
 tessera_import_static(zstd zstd.h libzstd.a libzstd-dev)
 tessera_import_static(snappy snappy-c.h libsnappy.a libsnappy-dev)
+tessera_import_static(uring liburing.h liburing.a liburing-dev)

@@ -22,8 +22,6 @@ namespace {
 // One read at a time leaves most disks idle in between; 64 MiB of buffers in all.
 constexpr size_t kReadsInFlight = 7;
 
-int64_t whole_pages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
-
 /// Closes what it opened.
 class File {
  public:
@@ -129,31 +127,6 @@ std::vector<BlockRange> cut(std::span<const BlockRange> wanted) {
 }
 
 }  // namespace
-
-PageBuffer::PageBuffer(int64_t bytes) : size_(whole_pages(bytes)) {
-  if (size_ == 0) return;
-  void* data = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-  data_ = static_cast<std::byte*>(data);
-}
-
-PageBuffer::~PageBuffer() {
-  if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(size_));
-}
-
-PageBuffer::PageBuffer(PageBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-PageBuffer& PageBuffer::operator=(PageBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-void PageBuffer::populate() const {
-  if (data_ != nullptr) ::madvise(data_, static_cast<size_t>(size_), MADV_POPULATE_WRITE);
-}
 
 std::vector<Checksum> write_parts(const fs::path& path, int64_t num_bytes,
                                   const PartSource& source) {

@@ -8,34 +8,13 @@
 #include <span>
 #include <vector>
 
+#include "tessera/base/page_buffer.h"
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/index.h"
 
 namespace tessera::checkpoint {
 
 inline constexpr int64_t kPartBytes = 8 * kBlockBytes;  ///< of one read or write
-inline constexpr int64_t kPageBytes = 4096;  ///< direct input and output: all multiples of it
-
-/// Memory that begins at a page and holds whole pages.
-class PageBuffer {
- public:
-  PageBuffer() = default;
-  explicit PageBuffer(int64_t bytes);  ///< contents undefined; at least `bytes`
-  ~PageBuffer();
-  PageBuffer(PageBuffer&& other) noexcept;
-  PageBuffer& operator=(PageBuffer&& other) noexcept;
-  PageBuffer(const PageBuffer&) = delete;
-  PageBuffer& operator=(const PageBuffer&) = delete;
-
-  std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
-
-  /// Gives it physical pages now, so that the first copy into it is not slowed by page faults.
-  void populate() const;
-
- private:
-  std::byte* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 /// The bytes from `offset` on (a multiple of kPartBytes) of a file to be written: `scratch` filled
 /// with them, or memory of the source's own that begins at a page and ends with a whole one.

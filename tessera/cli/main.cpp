@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_config(app, exit_code);
   tessera::cli::add_estimate_memory(app, exit_code);
   tessera::cli::add_schedule(app, exit_code);
+  tessera::cli::add_offload(app, exit_code);
   tessera::cli::add_env(app, exit_code);
   tessera::cli::add_completion(app, exit_code);
   // Last: commands take the footer that is there when they are added.

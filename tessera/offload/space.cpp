@@ -1,0 +1,252 @@
+#include "tessera/offload/space.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/page_buffer.h"
+
+namespace tessera::offload {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr int kMostTries = 8;  // of a block that comes in parts, or not for now
+
+uint64_t checksum_of(const std::byte* data, int64_t bytes) {
+  return XXH3_64bits(data, static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+struct Space::Transfer {
+  bool writes = false;
+  int64_t left = 0;  // pieces
+};
+
+Space::Space(int64_t bytes, SpaceOptions options) : options_(std::move(options)), bytes_(bytes) {
+  const int64_t block = options_.block_bytes;
+  const auto num_folders = static_cast<int64_t>(options_.paths.size());
+  if (block <= 0 || block % kPageBytes != 0) {
+    user_error("block_size: expected a multiple of {} bytes, got {}", kPageBytes, block);
+  }
+  if (num_folders == 0) user_error("paths: expected a folder, got none");
+  const int64_t num_blocks = (bytes + block - 1) / block;
+  blocks_.resize(static_cast<size_t>(num_blocks));
+  const int64_t of_a_folder =
+      std::max<int64_t>(1, (num_blocks + num_folders - 1) / num_folders) * block;
+  for (const auto& folder : options_.paths) {
+    files_.emplace_back(folder, of_a_folder, options_.any_file_system);
+    if (!files_.back().is_direct()) {
+      notes_.push_back(
+          fmt::format("{}: its file system refuses direct input and output; what is "
+                      "moved goes through the page cache",
+                      folder.string()));
+    }
+  }
+  std::string why;
+  if (options_.use_uring) queue_ = make_uring_queue(options_.queue_depth, why);
+  if (!why.empty()) notes_.push_back(fmt::format("io_uring is refused ({}): threads", why));
+  if (!queue_) queue_ = make_thread_queue(options_.queue_depth);
+  if (options_.wrap_queue) queue_ = options_.wrap_queue(std::move(queue_));
+  thread_ = std::thread([this] { work(); });
+}
+
+Space::~Space() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  asked_.notify_all();
+  thread_.join();
+}
+
+Space::Ticket Space::read(int64_t offset, std::span<std::byte> data) {
+  return begin(offset, data.data(), std::ssize(data), /*writes=*/false);
+}
+
+Space::Ticket Space::write(int64_t offset, std::span<const std::byte> data) {
+  return begin(offset, const_cast<std::byte*>(data.data()), std::ssize(data), /*writes=*/true);
+}
+
+Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool writes) {
+  const int64_t block_bytes = options_.block_bytes;
+  if (offset % block_bytes != 0 || bytes % kPageBytes != 0 || offset + bytes > bytes_ ||
+      reinterpret_cast<uintptr_t>(data) % kPageBytes != 0) {
+    throw std::logic_error("offload: expected whole pages that begin at a block");
+  }
+  auto transfer = std::make_shared<Transfer>();
+  transfer->writes = writes;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw SystemError(failure_);
+    for (int64_t done = 0; done < bytes; done += block_bytes) {
+      Piece piece{.transfer = transfer,
+                  .block = (offset + done) / block_bytes,
+                  .done = 0,
+                  .bytes = std::min(block_bytes, bytes - done),
+                  .data = data + done,
+                  .started = {}};
+      const auto& block = blocks_[static_cast<size_t>(piece.block)];
+      if (!writes && block.bytes == 0) {
+        std::memset(piece.data, 0, static_cast<size_t>(piece.bytes));
+        continue;
+      }
+      if (!writes && block.bytes != piece.bytes) {
+        throw std::logic_error("offload: a block is read as long as it was written");
+      }
+      ++transfer->left;
+      waiting_.push_back(std::move(piece));
+    }
+  }
+  asked_.notify_one();
+  return transfer;
+}
+
+void Space::wait(const Ticket& ticket) {
+  if (!ticket) return;
+  std::unique_lock lock(mutex_);
+  const auto begin = Clock::now();
+  // Each piece has its deadline; beyond that the thread itself is stuck in the kernel.
+  const std::chrono::duration<double> most(2 * options_.timeout_seconds);
+  while (ticket->left > 0 && failure_.empty()) {
+    if (ended_.wait_for(lock, most) == std::cv_status::no_timeout) continue;
+    throw SystemError(fmt::format("rank {}: offload: the system took nothing in {} s",
+                                  options_.rank, most.count()));
+  }
+  counters_.wait_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  if (!failure_.empty()) throw SystemError(failure_);
+}
+
+int64_t Space::bytes_of_block(int64_t offset) const {
+  const std::lock_guard lock(mutex_);
+  return blocks_[static_cast<size_t>(offset / options_.block_bytes)].bytes;
+}
+
+SpaceCounters Space::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+std::string Space::way() const {
+  const bool direct = std::ranges::all_of(files_, &ScratchFile::is_direct);
+  return fmt::format("{}, {}", queue_->name(), direct ? "direct" : "through the page cache");
+}
+
+const ScratchFile& Space::file_of(int64_t block) const {
+  return files_[static_cast<size_t>(block) % files_.size()];
+}
+
+int64_t Space::offset_in_file(int64_t block) const {
+  return block / static_cast<int64_t>(files_.size()) * options_.block_bytes;
+}
+
+/// The thread: starts what waits, hears what ended.
+void Space::work() {
+  const auto depth = static_cast<size_t>(options_.queue_depth);
+  try {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        if (under_way_.empty()) {
+          asked_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+          if (stopping_ && (waiting_.empty() || !failure_.empty())) return;
+        }
+        if (!failure_.empty()) return;
+      }
+      while (under_way_.size() < depth) {
+        Piece piece;
+        {
+          const std::lock_guard lock(mutex_);
+          if (waiting_.empty()) break;
+          piece = std::move(waiting_.front());
+          waiting_.pop_front();
+        }
+        piece.started = Clock::now();
+        const auto tag = next_tag_++;
+        start(tag, under_way_.emplace(tag, std::move(piece)).first->second);
+      }
+      if (const auto outcome = queue_->next(kBetweenLooks)) {
+        finish(*outcome);
+      } else {
+        check_deadlines();
+      }
+    }
+  } catch (const std::runtime_error& error) {
+    fail(fmt::format("rank {}: offload: {}", options_.rank, error.what()));
+  }
+}
+
+/// Of a block that is written the checksum is taken here, by this thread.
+void Space::start(uint64_t tag, Piece& piece) {
+  const bool writes = piece.transfer->writes;
+  if (writes && piece.done == 0) {
+    const Block block{.checksum = checksum_of(piece.data, piece.bytes), .bytes = piece.bytes};
+    const std::lock_guard lock(mutex_);
+    blocks_[static_cast<size_t>(piece.block)] = block;
+  }
+  queue_->start({.fd = file_of(piece.block).fd(),
+                 .offset = offset_in_file(piece.block) + piece.done,
+                 .data = piece.data + piece.done,
+                 .bytes = piece.bytes - piece.done,
+                 .writes = writes,
+                 .tag = tag});
+}
+
+void Space::finish(const Outcome& outcome) {
+  auto& piece = under_way_.at(outcome.tag);
+  const bool later = outcome.result == -EINTR || outcome.result == -EAGAIN;
+  if (outcome.result < 0 && !later) {
+    return fail(piece, std::strerror(-static_cast<int>(outcome.result)));
+  }
+  if (!later) piece.done += outcome.result / kPageBytes * kPageBytes;
+  if (piece.done < piece.bytes) {
+    if (++piece.tries == kMostTries)
+      return fail(piece, fmt::format("only {} bytes were moved", piece.done));
+    return start(outcome.tag, piece);
+  }
+  uint64_t expected = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    expected = blocks_[static_cast<size_t>(piece.block)].checksum;
+  }
+  if (!piece.transfer->writes && checksum_of(piece.data, piece.bytes) != expected) {
+    return fail(piece, "it is not what was written there (checksums differ)");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    (piece.transfer->writes ? counters_.written_bytes : counters_.read_bytes) += piece.bytes;
+    --piece.transfer->left;
+  }
+  under_way_.erase(outcome.tag);
+  ended_.notify_all();
+}
+
+void Space::check_deadlines() {
+  const auto now = Clock::now();
+  for (const auto& [tag, piece] : under_way_) {
+    if (std::chrono::duration<double>(now - piece.started).count() < options_.timeout_seconds)
+      continue;
+    return fail(piece, fmt::format("no answer in {} s", options_.timeout_seconds));
+  }
+}
+
+void Space::fail(const Piece& piece, const std::string& why) {
+  fail(fmt::format("rank {}: offload: {} of {} bytes at {} of the scratch file in {}: {}",
+                   options_.rank, piece.transfer->writes ? "write" : "read", piece.bytes,
+                   offset_in_file(piece.block), file_of(piece.block).folder().string(), why));
+}
+
+void Space::fail(std::string why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = std::move(why);
+  }
+  ended_.notify_all();
+}
+
+}  // namespace tessera::offload

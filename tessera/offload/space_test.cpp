@@ -1,0 +1,204 @@
+#include "tessera/offload/space.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+
+#include "tessera/base/error.h"
+#include "tessera/base/page_buffer.h"
+
+namespace tessera::offload {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// What a queue's outcomes become.
+using Fault = std::function<void(const Operation& operation, Outcome& outcome)>;
+
+/// A queue with faults: what it did is told otherwise, or done otherwise.
+class FaultyQueue : public Queue {
+ public:
+  FaultyQueue(std::unique_ptr<Queue> queue, Fault fault)
+      : queue_(std::move(queue)), fault_(std::move(fault)) {}
+  void start(const Operation& operation) override {
+    operations_[operation.tag] = operation;
+    queue_->start(operation);
+  }
+  std::optional<Outcome> next(std::chrono::milliseconds at_most) override {
+    auto outcome = queue_->next(at_most);
+    if (outcome) fault_(operations_.at(outcome->tag), *outcome);
+    if (outcome && outcome->result == kNever) return std::nullopt;
+    return outcome;
+  }
+  const char* name() const override { return queue_->name(); }
+
+  static constexpr int64_t kNever = -100000;
+
+ private:
+  std::unique_ptr<Queue> queue_;
+  Fault fault_;
+  std::map<uint64_t, Operation> operations_;
+};
+
+class SpaceTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static constexpr int64_t kBlock = 16 << 10, kBytes = 20 * kBlock;
+
+  void SetUp() override {
+    auto name = (fs::current_path() / "tessera_space.XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  SpaceOptions options(Fault fault = nullptr) const {
+    SpaceOptions options{.paths = {folder_ / "a", folder_ / "b", folder_ / "c"},
+                         .block_bytes = kBlock,
+                         .queue_depth = 3,
+                         .any_file_system = true,
+                         .timeout_seconds = 20,
+                         .rank = 7,
+                         .use_uring = GetParam()};
+    if (fault) {
+      options.wrap_queue = [fault](std::unique_ptr<Queue> queue) {
+        return std::make_unique<FaultyQueue>(std::move(queue), fault);
+      };
+    }
+    return options;
+  }
+
+  static PageBuffer noise(int64_t bytes, unsigned seed) {
+    PageBuffer memory(bytes);
+    std::mt19937 random(seed);
+    for (auto& byte : memory.bytes()) byte = static_cast<std::byte>(random());
+    return memory;
+  }
+
+  static bool same(const PageBuffer& a, const PageBuffer& b) {
+    return std::memcmp(a.bytes().data(), b.bytes().data(), a.bytes().size()) == 0;
+  }
+
+  /// What becomes of a write of all and a read of it.
+  static std::string error_of(Space& space, const PageBuffer& written) {
+    const PageBuffer found(kBytes);
+    try {
+      space.wait(space.write(0, written.bytes()));
+      space.wait(space.read(0, found.bytes()));
+    } catch (const SystemError& error) {
+      return error.what();
+    }
+    return same(written, found) ? "" : "other bytes";
+  }
+
+  fs::path folder_;
+};
+
+TEST_P(SpaceTest, WhatIsWrittenIsReadInAnyOrderOverAllFolders) {
+  Space space(kBytes, options());
+  const auto a = noise(5 * kBlock + 4096, 1), b = noise(3 * kBlock, 2);
+  const auto first = space.write(2 * kBlock, a.bytes());
+  const auto second = space.write(10 * kBlock, b.bytes());
+  space.wait(second), space.wait(first);
+  const PageBuffer a_found(5 * kBlock + 4096), b_found(3 * kBlock);
+  const auto reads = {space.read(10 * kBlock, b_found.bytes()),
+                      space.read(2 * kBlock, a_found.bytes())};
+  for (const auto& ticket : reads) space.wait(ticket);
+  EXPECT_TRUE(same(a, a_found) && same(b, b_found));
+  EXPECT_EQ(space.bytes_of_block(7 * kBlock), 4096);  // the last of a
+  EXPECT_EQ(space.bytes_of_block(8 * kBlock), 0);
+  const auto counters = space.counters();
+  EXPECT_EQ(counters.written_bytes, 8 * kBlock + 4096);
+  EXPECT_EQ(counters.read_bytes, counters.written_bytes);
+  for (const auto* name : {"a", "b", "c"}) EXPECT_TRUE(fs::is_empty(folder_ / name));
+}
+
+TEST_P(SpaceTest, WhatWasNeverWrittenIsZeroAndIsNotRead) {
+  Space space(kBytes, options());
+  const auto memory = noise(kBytes, 3);
+  space.wait(space.read(0, memory.bytes()));
+  for (const auto byte : memory.bytes()) ASSERT_EQ(byte, std::byte{0});
+  EXPECT_EQ(space.counters().read_bytes, 0);
+}
+
+TEST_P(SpaceTest, ShortReadsAndWritesGoOnWhereTheyEnded) {
+  int64_t num_short = 0;
+  Space space(kBytes, options([&](const Operation& operation, Outcome& outcome) {
+                if (operation.bytes < kBlock) return;
+                ++num_short;
+                outcome.result = operation.writes ? 4096 : 9000;  // no whole page: rounded down
+              }));
+  const auto memory = noise(kBytes, 4);
+  EXPECT_EQ(error_of(space, memory), "");
+  EXPECT_EQ(num_short, 2 * kBytes / kBlock);
+}
+
+TEST_P(SpaceTest, InterruptionsAreNoFailures) {
+  std::map<int64_t, int> seen;
+  Space space(kBytes, options([&](const Operation& operation, Outcome& outcome) {
+                if (++seen[operation.offset] % 3 != 0) outcome.result = -EAGAIN;
+              }));
+  const auto memory = noise(kBytes, 5);
+  EXPECT_EQ(error_of(space, memory), "");
+}
+
+TEST_P(SpaceTest, FailuresNameRankFolderAndOffset) {
+  // Block 4 is the second of folder b.
+  for (const auto& [code, text] :
+       {std::pair(EIO, "Input/output error"), std::pair(ENOSPC, "No space left on device"),
+        std::pair(ENODEV, "No such device")}) {
+    for (const bool writes : {true, false}) {
+      int place = 0;
+      Space space(kBytes, options([&, code = code](const Operation& operation, Outcome& outcome) {
+                    if (operation.writes == writes && operation.offset == kBlock && ++place == 2)
+                      outcome.result = -code;
+                  }));
+      const auto memory = noise(kBytes, 6);
+      const auto error = error_of(space, memory);
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 7: offload: "), HasSubstr(writes ? "write" : "read"),
+                               HasSubstr(" of 16384 bytes at 16384 of the scratch file in " +
+                                         folder_.string()),
+                               HasSubstr(text)));
+      EXPECT_EQ(error_of(space, memory), error);  // it stays so
+    }
+  }
+}
+
+TEST_P(SpaceTest, AWriteThatNeverGetsOnIsNamed) {
+  Space space(kBytes, options([](const Operation&, Outcome& outcome) { outcome.result = 0; }));
+  EXPECT_THAT(error_of(space, noise(kBytes, 7)), HasSubstr("only 0 bytes were moved"));
+}
+
+TEST_P(SpaceTest, OtherBytesThanWereWrittenAreFound) {
+  Space space(kBytes, options([](const Operation& operation, const Outcome&) {
+                if (!operation.writes && operation.offset == 2 * kBlock)
+                  operation.data[100] ^= std::byte{1};
+              }));
+  EXPECT_THAT(error_of(space, noise(kBytes, 8)), HasSubstr("checksums differ"));
+}
+
+TEST_P(SpaceTest, ADriveThatDoesNotAnswerHasADeadline) {
+  auto given =
+      options([](const Operation&, Outcome& outcome) { outcome.result = FaultyQueue::kNever; });
+  given.timeout_seconds = 0.3;
+  Space space(kBytes, given);
+  EXPECT_THAT(error_of(space, noise(kBytes, 9)), HasSubstr("no answer in 0.3 s"));
+}
+
+TEST_P(SpaceTest, BlocksAreWholePages) {
+  auto given = options();
+  given.block_bytes = 5000;
+  EXPECT_THROW(Space(kBytes, given), UserError);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, SpaceTest, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "uring" : "threads");
+});
+
+}  // namespace
+}  // namespace tessera::offload
