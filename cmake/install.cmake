@@ -42,7 +42,7 @@ file(WRITE ${CMAKE_BINARY_DIR}/needs_libtorch "${torch_version}\n")
 install(FILES ${CMAKE_BINARY_DIR}/needs_libtorch DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera
         COMPONENT finds_libtorch EXCLUDE_FROM_ALL)
 
-# Completions, printed by the program itself, where the shells look. Below /usr Debian's zsh has a folder of its own.
+# Completions and manual pages, made by the program itself, where the shells and man look. Below /usr Debian's zsh has a folder of its own.
 install(CODE "
   set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATAROOTDIR}\")
   set(zsh zsh/site-functions)
@@ -55,7 +55,10 @@ install(CODE "
     file(MAKE_DIRECTORY \"\${share}/\${CMAKE_MATCH_2}\")
     execute_process(COMMAND \"$<TARGET_FILE:tessera>\" completion \${CMAKE_MATCH_1}
                     OUTPUT_FILE \"\${share}/\${CMAKE_MATCH_2}\${CMAKE_MATCH_3}\" COMMAND_ERROR_IS_FATAL ANY)
-  endforeach()" COMPONENT programs)
+  endforeach()
+  message(STATUS \"Installing: \${share}/man/man1/tessera*.1\")
+  execute_process(COMMAND \"$<TARGET_FILE:tessera>\" man \"\${share}/man/man1\"
+                  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)" COMPONENT programs)
 
 configure_file(cmake/version.h.in ${CMAKE_BINARY_DIR}/include/tessera/version.h @ONLY)
 

@@ -19,6 +19,7 @@ void add_export(CLI::App& app, int& exit_code);
 void add_finetune(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_launch(CLI::App& app, int& exit_code);
+void add_man(CLI::App& app, int& exit_code);
 void add_merge_adapter(CLI::App& app, int& exit_code);
 void add_merge_weights(CLI::App& app, int& exit_code);
 void add_offload(CLI::App& app, int& exit_code);

@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_offload(app, exit_code);
   tessera::cli::add_env(app, exit_code);
   tessera::cli::add_completion(app, exit_code);
+  tessera::cli::add_man(app, exit_code);
   // Last: commands take the footer that is there when they are added.
   app.footer(
       "tessera COMMAND --help says more.\nExample:\n  tessera train recipes/tiny_llama.yaml "

@@ -61,6 +61,17 @@ step bash_completion bash -c '. "$1/share/bash-completion/completions/tessera" &
 expect bash_completion 'complete .*-F _tessera tessera'
 step zsh_completion head -n 1 "$prefix"/share/zsh/*/_tessera
 expect zsh_completion '^#compdef tessera$'
+step man_page cat "$prefix/share/man/man1/tessera-checkpoint-verify.1"
+expect man_page '^\.TH TESSERA-CHECKPOINT-VERIFY 1 '
+if command -v man >/dev/null && command -v groff >/dev/null; then
+  for page in "$prefix"/share/man/man1/*.1; do
+    step warnings env LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings=w -E UTF-8 -l -Tutf8 -Z "$page"
+    if grep -a 'warning' "$folder/warnings" >&2; then
+      echo "install.sh: FAILED: groff finds fault with $page" >&2
+      exit 1
+    fi
+  done
+fi
 
 step train "$prefix/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=3 --train.run_dir="$folder/run"
 expect run/metrics.jsonl '"step": ?3,'

@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -268,16 +271,60 @@ std::vector<Arguments> subcommands(const Arguments& command, const std::string& 
   return found;
 }
 
+/// Every command's words, with its help.
+std::vector<std::pair<Arguments, std::string>> helps(
+    const std::function<std::string(const Arguments&)>& output) {
+  std::vector<std::pair<Arguments, std::string>> found{{{}, output({"--help"})}};
+  for (size_t i = 0; i < found.size(); ++i) {
+    for (auto& command : subcommands(found[i].first, found[i].second)) {
+      auto arguments = command;
+      arguments.push_back("--help");
+      found.emplace_back(std::move(command), output(arguments));
+    }
+  }
+  return found;
+}
+
 TEST_F(SurfaceTest, HelpOfEveryCommandHasAnExample) {
-  std::vector<Arguments> commands{{}};
-  for (size_t i = 0; i < commands.size(); ++i) {
-    auto arguments = commands[i];
-    arguments.push_back("--help");
-    const auto help = output(arguments);
-    EXPECT_THAT(help, HasSubstr("\nExample")) << ::testing::PrintToString(commands[i]);
-    for (auto& command : subcommands(commands[i], help)) commands.push_back(std::move(command));
+  const auto commands = helps([&](const Arguments& arguments) { return output(arguments); });
+  for (const auto& [words, help] : commands) {
+    EXPECT_THAT(help, HasSubstr("\nExample")) << ::testing::PrintToString(words);
   }
   EXPECT_GT(commands.size(), 15u);
+}
+
+/// Without roff's own signs.
+std::string read_page(const std::string& file) {
+  auto text = read_file(file);
+  for (const auto& [sign, letter] : {std::pair("\\-", "-"), {"\\&", ""}, {"\\e", "\\"}}) {
+    for (auto at = text.find(sign); at != std::string::npos; at = text.find(sign, at + 1)) {
+      text.replace(at, 2, letter);
+    }
+  }
+  return text;
+}
+
+TEST_F(SurfaceTest, EveryCommandHasAManualPageOfWhatItsHelpSays) {
+  const auto commands = helps([&](const Arguments& arguments) { return output(arguments); });
+  EXPECT_EQ(output({"man", "man1"}), fmt::format("wrote {} pages into man1\n", commands.size()));
+  for (const auto& [words, help] : commands) {
+    std::string name = "tessera";
+    for (const auto& word : words) name += "-" + word;
+    SCOPED_TRACE(name);
+    const auto page = read_page(fmt::format("man1/{}.1", name));
+    EXPECT_THAT(page, HasSubstr(".SH EXAMPLES\n.nf\n"));
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) {  // "  -n,--num-ranks INT=1  Processes .."
+      if (!line.starts_with("  -") && !line.starts_with("  tessera")) continue;
+      const auto begin = line.find_first_not_of(' ');
+      const auto end = std::min(line.find("  ", begin), line.size());
+      const auto shown = line.substr(begin, end - begin);
+      EXPECT_NE(page.find(shown), std::string::npos) << shown;
+    }
+  }
+  EXPECT_THAT(read_page("man1/tessera-train.1"), HasSubstr("--parallel.placement"));
+  write_file("file", "");
+  EXPECT_THAT(refusal({"man", "file/man1"}), HasSubstr("give another folder"));
 }
 
 }  // namespace
