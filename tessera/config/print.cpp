@@ -85,6 +85,7 @@ std::string config_markdown() {
       "# The job file\n\n"
       "<!-- Made by `tessera config docs > docs/config.md` from tessera/config/fields.cpp; edit "
       "there. -->\n\n"
+      "For those who look up a key of a job file.\n\n"
       "`tessera train JOB.yaml [--section.key=value ...]` reads one YAML file with the sections "
       "below. Every key has a\n"
       "default; a key given on the command line takes the place of the one in the file. Lists are "

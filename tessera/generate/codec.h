@@ -32,7 +32,7 @@ class Codec {
   std::shared_ptr<const text::Tokenizer> tokenizer_;
 };
 
-/// One text that grows; without a tokenizer, tokens beyond a byte are written as <id>.
+/// One text that grows; without a tokenizer, tokens beyond a byte are written as `<id>`.
 class Decoder {
  public:
   explicit Decoder(const Codec& codec, bool skip_special_tokens = false);

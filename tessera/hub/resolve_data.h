@@ -20,7 +20,7 @@ using MakeOptions = std::function<ResolveOptions()>;
 
 /// What an entry of a list of data stands for. What exists as a path, a pattern and the name of a
 /// file of rows are themselves. "FOLDER:split" and "FOLDER:config/split" are files of a folder,
-/// "org/data", "org/data:split", "org/data:config/split", each also with @revision behind "org/data",
+/// "org/data", "org/data:split", "org/data:config/split", each also with `@revision` behind "org/data",
 /// those of a data set (dataset_files.h): what the cache lacks of them is downloaded, no other files.
 /// Offline, or if the Hub does not answer, the cached ones serve. Errors as resolve() has them; UserError also: no
 /// such split or configuration.

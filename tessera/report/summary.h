@@ -85,7 +85,7 @@ class StepTotals {
 };
 
 /// A block of aligned lines for the end of a run, ending with a line feed. The sample comes last;
-/// control characters and bytes that are not UTF-8 are shown as \xNN, so that generated text cannot
+/// control characters and bytes that are not UTF-8 are shown as `\xNN`, so that generated text cannot
 /// steer the terminal.
 std::string format_summary(const RunSummary& summary);
 

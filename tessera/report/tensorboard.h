@@ -27,7 +27,7 @@ std::string tf_record(std::string_view data);
 /// A serialized Event of scalars at one step; `wall_time` in seconds since 1970.
 std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
 
-/// Writes run_dir/events.out.tfevents.<time>.<host>.<pid>.<n> (a new file each time, so a resumed
+/// Writes run_dir/events.out.tfevents.TIME.HOST.PID.N (a new file each time, so a resumed
 /// run adds one). An event is one write and can be read when the call returns. One writer per run:
 /// rank 0.
 class EventWriter : public Sink {

@@ -16,8 +16,8 @@ struct Range {
 };
 
 /// A compiled expression (PCRE2, just-in-time, UTF-8). Written in Oniguruma's syntax for Ruby, in
-/// which tokenizer.json has them: `^` and `$` are of lines, (?m) lets the dot take line ends, \h is
-/// a hexadecimal digit, classes nest and intersect ([a-z&&[^b]]), X{1,3}+ repeats. \s \w \d and
+/// which tokenizer.json has them: `^` and `$` are of lines, (?m) lets the dot take line ends, `\h` is
+/// a hexadecimal digit, classes nest and intersect ([a-z&&[^b]]), X{1,3}+ repeats. `\s` `\w` `\d` and
 /// scripts are Unicode's properties whatever version of PCRE2 is there.
 /// Threads may share one.
 class Pattern {
@@ -41,7 +41,7 @@ class Pattern {
 /// An expression of that syntax in PCRE2's.
 std::string pcre2_syntax(const std::string& where, std::string_view expression);
 
-/// A class of PCRE2's that holds the characters of \w.
+/// A class of PCRE2's that holds the characters of `\w`.
 std::string_view word_class();
 
 }  // namespace tessera::text

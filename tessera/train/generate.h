@@ -24,7 +24,7 @@ struct GenerateOptions {
 bool continue_tokens(Run& run, std::vector<int64_t> prompt, const GenerateOptions& options);
 
 /// Continues `prompt` up to the tokenizer's end of text and returns prompt and continuation. Without a
-/// tokenizer (Run::tokenizer) bytes are tokens, and tokens beyond a byte are written as <id>. Collective.
+/// tokenizer (Run::tokenizer) bytes are tokens, and tokens beyond a byte are written as `<id>`. Collective.
 std::string generate(Run& run, const std::string& prompt, GenerateOptions options = {});
 
 }  // namespace tessera::train

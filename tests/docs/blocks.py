@@ -18,6 +18,7 @@ done with them is said by the tables below.
 
 usage: blocks.py BUILD                      all pages, comments and helps; how many blocks, and what became of them
        blocks.py BUILD --keep FOLDER PAGE   one page's, in FOLDER, empty but for what it makes itself
+       blocks.py BUILD --show FOLDER PAGE   the same, with each command and what it prints
        blocks.py --cpp FILE                 writes the source of the blocks that are compiled
 Run from the root of a checkout."""
 import collections
@@ -127,8 +128,8 @@ def pattern_of(shown):
 class Folder:
     """Where a page's commands run, one after the other; directory and variables stay from one to the next."""
 
-    def __init__(self, path, build):
-        self.path, self.build = path, build
+    def __init__(self, path, build, show=False):
+        self.path, self.build, self.show = path, build, show
         self.state = pathlib.Path(tempfile.mkdtemp())
         self.printed, self.count = "", 0
 
@@ -153,6 +154,8 @@ class Folder:
             got = self.run(command)
         except subprocess.TimeoutExpired:
             raise Broken(f"expected an end within {SECONDS} s of\n{command}") from None
+        if self.show:
+            print(f"$ {command.strip()}\n{self.printed}", flush=True)
         if got != code:
             raise Broken(f"expected exit code {code}, got {got} of\n{command}\nwhich printed\n{self.printed[-3000:]}")
 
@@ -275,8 +278,9 @@ def main(arguments):
     if arguments[:1] == ["--cpp"]:
         return write_cpp(arguments[1])
     build = pathlib.Path(arguments[0]).resolve()
-    if arguments[1:2] == ["--keep"]:
-        counts, failures = do_page(arguments[3], Folder(pathlib.Path(arguments[2]), build), elsewhere=True)
+    if arguments[1:2] in (["--keep"], ["--show"]):
+        folder = Folder(pathlib.Path(arguments[2]), build, show=arguments[1] == "--show")
+        counts, failures = do_page(arguments[3], folder, elsewhere=True)
         print(f"blocks.py: {arguments[3]}: {sum(counts[kind] for kind in ('run', 'exits', 'output', 'writes'))} blocks run")
         return fail(failures)
     template = pathlib.Path(tempfile.mkdtemp(prefix="tessera_docs_"))

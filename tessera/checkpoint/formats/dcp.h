@@ -57,8 +57,8 @@ class DcpSource : public TensorSource {
 /// Is there what DcpSource(folder) would open?
 bool is_dcp(const std::filesystem::path& folder);
 
-/// Sorts a folder's tensors: `[..optimizer.]state.PARAMETER.STATE` is the optimizer's, whatever it
-/// is nested in; of the others, those below a key "model" if there is one, else all, are
+/// Sorts a folder's tensors: state.PARAMETER.STATE, below optimizer or not, is the optimizer's, whatever
+/// it is nested in; of the others, those below a key "model" if there is one, else all, are
 /// parameters, named by their last key. UserError: steps that differ between parameters.
 StoredTraining stored_training(const DcpSource& source);
 
