@@ -4,8 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -16,6 +19,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/finetune_job.h"
 #include "tessera/cli/output_file.h"
+#include "tessera/cli/ranges.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/cli/train.h"
 #include "tessera/cli/worker_program.h"
@@ -121,6 +125,43 @@ void print_next(const FinetuneJob& job, const std::string& run_dir) {
   fmt::print("  tessera export {} {}.gguf --to gguf\n", whole, run_dir);
 }
 
+void refuse_run(const fs::path& run_dir, const fs::path& file) {
+  for (const auto* left : {"finetune.yaml", "config.yaml", "checkpoints"}) {
+    if (!fs::exists(run_dir / left)) continue;
+    user_error(
+        "finetune: {} has a run already; give another --run-dir, or go on with it: tessera train "
+        "{} --resume auto",
+        run_dir.string(), file.string());
+  }
+}
+
+/// The job's file in the run's folder. Where nothing has joined it, as training was refused, it goes
+/// again, and so do the folders that were made for it.
+class JobFile {
+ public:
+  JobFile(fs::path file, const std::string& yaml) : file_(std::move(file)) {
+    check_output(file_, "set --run-dir");
+    for (auto folder = file_.parent_path(); !folder.empty() && !fs::exists(folder);
+         folder = folder.parent_path()) {
+      made_.push_back(folder);
+    }
+    write_output(file_, yaml);
+  }
+  ~JobFile() {
+    std::error_code ignored;
+    const fs::directory_iterator beside(file_.parent_path(), ignored);
+    if (std::distance(begin(beside), end(beside)) > 1) return;
+    fs::remove(file_, ignored);
+    for (const auto& folder : made_) fs::remove(folder, ignored);
+  }
+  JobFile(const JobFile&) = delete;
+  JobFile& operator=(const JobFile&) = delete;
+
+ private:
+  fs::path file_;
+  std::vector<fs::path> made_;  // the lowest first
+};
+
 int finetune(const FinetuneArguments& arguments, std::vector<config::Override> overrides) {
   // What of the user's own keys the choices depend on.
   const auto keys = config::load_run_config("", overrides).config;
@@ -151,16 +192,8 @@ int finetune(const FinetuneArguments& arguments, std::vector<config::Override> o
   const auto file = fs::path(run_dir) / "finetune.yaml";
   fmt::print("\n# {}\n{}\n", file.string(), yaml);
   if (arguments.dry_run) return 0;
-  for (const auto* left : {"finetune.yaml", "config.yaml", "checkpoints"}) {
-    if (!fs::exists(fs::path(run_dir) / left)) continue;
-    user_error(
-        "finetune: {} has a run already; give another --run-dir, or go on with it: tessera train "
-        "{} "
-        "--resume auto",
-        run_dir, file.string());
-  }
-  check_output(file, "set --run-dir");
-  write_output(file, yaml);
+  refuse_run(run_dir, file);
+  const JobFile written(file, yaml);
   std::fflush(stdout);  // before what the ranks print
   const int exit_code = train_job(file.string(), {});
   if (exit_code == 0) print_next(job, run_dir);
@@ -187,7 +220,8 @@ void add_finetune(CLI::App& app, int& exit_code) {
   command->add_flag("--full", given.full, "All weights");
   command->add_flag("--dpo", given.dpo, "Rows are pairs of answers (also found by their keys)");
   command->add_option("-n,--num-ranks", given.num_ranks, "Processes; -1: one per two cores")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(rank_count());
   command
       ->add_option("--seq-len", given.seq_len, "Tokens of a row; chosen by the data unless given")
       ->check(CLI::PositiveNumber);

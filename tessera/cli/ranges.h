@@ -31,4 +31,13 @@ inline CLI::Validator whole_number(int64_t least, const std::string& expected) {
   return between(least, int64_t{1} << 53, expected);
 }
 
+/// How many ranks: cli::num_ranks takes it.
+inline CLI::Validator rank_count() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text == "-1" ? "" : whole_number(1, "-1, or at least 1")(text);
+      },
+      "");
+}
+
 }  // namespace tessera::cli

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -85,6 +86,15 @@ void check_quantised(const RunConfig& config, const Place& place) {
   }
   if (!std::has_single_bit(static_cast<uint64_t>(model.weights_block))) {
     place.error("model.weights_block", "expected a power of two, got {}", model.weights_block);
+  }
+}
+
+void check_adapter(const AdapterSection& adapter, const Place& place) {
+  std::set<std::filesystem::path> folders;
+  for (const auto& folder : adapter.base) {
+    if (folders.insert((std::filesystem::path(folder) / "").lexically_normal()).second) continue;
+    place.error("adapter.base", "expected each adapter once, got '{}' twice; remove one",
+                printable(folder));
   }
 }
 
@@ -288,48 +298,6 @@ void check_precision(const RunConfig& config, const Place& place) {
 
 }  // namespace
 
-int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh) {
-  const int64_t share = config.train.global_batch / mesh.data_ranks();
-  const int64_t size = config.train.micro_batch > 0 ? config.train.micro_batch
-                       : mesh.pp > 1                ? 1
-                                                    : share;
-  return share / size;
-}
-
-std::optional<KeyProblem> in_backward_problem(const RunConfig& config,
-                                              const mesh::MeshShape& mesh) {
-  if (!config.optimizer.in_backward) return {};
-  const auto count = num_micro_batches(config, mesh);
-  if (count == 1) return {};
-  return KeyProblem{"optimizer.in_backward",
-                    fmt::format("a weight is updated by its first gradient, and here {} "
-                                "micro-batches add theirs up first; set train.micro_batch to 0",
-                                count)};
-}
-
-int64_t num_steps(const TrainSection& train, int64_t num_rows, int64_t step, int64_t samples_seen) {
-  if (train.epochs == 0) return train.steps;
-  const double rows = std::ceil(train.epochs * static_cast<double>(num_rows));
-  const auto left = static_cast<int64_t>(std::min(rows, 0x1p62)) - samples_seen;
-  return step + std::max<int64_t>(0, left / train.global_batch + (left % train.global_batch > 0));
-}
-
-std::optional<KeyProblem> schedule_problem(const ScheduleSection& schedule, int64_t steps,
-                                           const std::string& origin) {
-  if (schedule.warmup_steps > steps) {
-    return KeyProblem{"schedule.warmup_steps",
-                      fmt::format("expected at most {}, got {}", origin, schedule.warmup_steps)};
-  }
-  if (schedule.type == optim::LearningRateSchedule::wsd &&
-      schedule.decay_steps > steps - schedule.warmup_steps) {
-    return KeyProblem{"schedule.decay_steps",
-                      fmt::format("expected at most {} ({} less {} of warm-up), got {}",
-                                  steps - schedule.warmup_steps, origin, schedule.warmup_steps,
-                                  schedule.decay_steps)};
-  }
-  return {};
-}
-
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {
   for (const auto& need : find_field(key)->needs) {
     if (!need.met(config)) return need.what;
@@ -346,6 +314,7 @@ void check(const RunConfig& config, const Origins& origins) {
   }
   check_texts(config, place);
   check_model(config, place);
+  check_adapter(config.adapter, place);
   check_preference(config, place);
   check_ranks(config, place);
   check_schedule(config, place);

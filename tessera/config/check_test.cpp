@@ -95,6 +95,16 @@ TEST(CheckTest, TensorParallelism) {
             "one of them");
 }
 
+TEST(CheckTest, AnAdapterIsBelowAnotherOnce) {
+  auto config = good();
+  config.adapter.type = models::AdapterType::lora;
+  config.adapter.base = {"a", "b"};
+  EXPECT_EQ(error_of(config), "no error");
+  config.adapter.base = {"a", "b", "./a/"};
+  EXPECT_EQ(error_of(config),
+            "adapter.base: expected each adapter once, got './a/' twice; remove one");
+}
+
 TEST(CheckTest, RanksShareTheBatch) {
   auto config = good();
   config.train.global_batch = 12;

@@ -14,7 +14,7 @@ namespace tessera::estimate {
 
 struct Version {
   int major = 0, minor = 0;
-  auto operator<=>(const Version&) const = default;
+  auto operator<=>(const Version&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 /// "4.40.0.dev0" -> {4, 40}; none if the text does not begin with two numbers.

@@ -160,11 +160,13 @@ class Accelerator {
   /// Scales the gradients of these parameters of prepared models (`model->parameters()`) down to
   /// `max_norm`; gives their norm before. Between updates: this process's own gradients under DDP;
   /// under FSDP and DeepSpeed nothing (0). Collective at an update.
+  // NOLINTNEXTLINE(readability-identifier-naming): the name that Accelerate has
   double clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
                          double norm_type = 2) {
     return core_->clip_grad_norm(parameters, max_norm, norm_type);
   }
   /// Cuts each element to -clip_value .. clip_value. ValueError: FSDP, DeepSpeed.
+  // NOLINTNEXTLINE(readability-identifier-naming)
   void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value) {
     core_->clip_grad_value(parameters, clip_value);
   }

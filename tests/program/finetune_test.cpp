@@ -120,6 +120,17 @@ TEST_F(FinetuneTest, MistakesAreALine) {
   mistake({path("chats.jsonl"), "--memory=lots"}, "--memory: expected bytes with a unit");
   mistake({path("chats.jsonl"), "--full", "--memory=1MB"}, "--full needs ");
   mistake({path("chats.jsonl"), "--model.pth=x"}, "model.pth");
+  mistake({path("chats.jsonl"), "-n", "0", "--dry-run"}, "-1, or at least 1");
+  // What training refuses leaves nothing.
+  mistake({path("chats.jsonl"), "--run-dir=" + path("new/refused"), "--full",
+           "--optimizer.in_backward=true", "--optimizer.max_grad_norm=1"},
+          "optimizer.in_backward");
+  EXPECT_FALSE(fs::exists(path("new")));
+  fs::create_directory(path("kept"));
+  mistake({path("chats.jsonl"), "--run-dir=" + path("kept"), "--full",
+           "--optimizer.in_backward=true", "--optimizer.max_grad_norm=1"},
+          "optimizer.in_backward");
+  EXPECT_TRUE(fs::is_empty(path("kept")));
   mistake({path("chats.jsonl"), "--run-dir=" + path("base_run")}, "has a run already");
 }
 

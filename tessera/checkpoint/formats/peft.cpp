@@ -111,13 +111,37 @@ fs::path weights_in(const fs::path& folder) {
   user_error("{}: expected {} beside {}, found none", folder.string(), kPeftWeights, kPeftConfig);
 }
 
+/// An error about settings that a file of PEFT's made, with that file and its names for them.
+std::string in_words_of_peft(const fs::path& file, std::string message) {
+  static const std::map<std::string, std::string> names{{"rank", "r"},
+                                                        {"alpha", "lora_alpha"},
+                                                        {"targets", "target_modules"},
+                                                        {"exclude", "exclude_modules"},
+                                                        {"layers", "layers_to_transform"},
+                                                        {"init", "init_lora_weights"}};
+  constexpr std::string_view kSection = "adapter.";
+  for (size_t at = message.find(kSection); at != std::string::npos;
+       at = message.find(kSection, at)) {
+    message.erase(at, kSection.size());
+    const auto end = message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at);
+    const auto name = names.find(message.substr(at, end - at));
+    if (name != names.end()) message.replace(at, name->first.size(), name->second);
+  }
+  return fmt::format("{}: {}", file.string(), message);
+}
+
 models::PeftConfig config_in(const fs::path& folder, const ModelShape& shape) {
   if (!is_peft(folder)) {
     user_error("{}: no adapter; expected a folder with {} and {}", folder.string(), kPeftConfig,
                kPeftWeights);
   }
   auto config = models::read_peft_config(folder / kPeftConfig);
-  config.spec = models::without_idle_entries(std::move(config.spec), shape);
+  try {
+    config.spec = models::without_idle_entries(std::move(config.spec), shape);
+    models::trained_parameters(config.spec, shape);
+  } catch (const UserError& error) {
+    throw UserError(in_words_of_peft(folder / kPeftConfig, error.what()));
+  }
   check_tied(config, shape, folder / kPeftConfig);
   return config;
 }

@@ -210,6 +210,26 @@ TEST_F(PeftTest, OtherFunctionsAreRefusedByName) {
   }
 }
 
+TEST_F(PeftTest, SettingsThatCannotBeAreNamedAsPeftNamesThem) {
+  fs::create_directories(folder_);
+  for (const auto* file : {"adapter_config.json", "adapter_model.safetensors"}) {
+    fs::copy_file(fs::path("tests/fixtures/lora_micro") / file, folder_ / file);
+    fs::permissions(folder_ / file, fs::perms::owner_all);
+  }
+  const auto before = read_file(folder_ / kPeftConfig);
+  const auto name = (folder_ / kPeftConfig).string();
+  for (const auto& [key, value, words] :
+       std::vector<std::tuple<std::string, nlohmann::json, std::string>>{
+           {"r", 1000, "r: expected 1 to "},
+           {"target_modules", {"unknown"}, "target_modules: 'unknown' matches no matrix"},
+           {"layers_to_transform", {99}, "layers_to_transform: expected numbers in [0, "},
+           {"modules_to_save", {"unknown"}, "modules_to_save: 'unknown' matches no module"}}) {
+    change_config(key, value);
+    EXPECT_THAT(error_of_reading(llama_micro()), ::testing::StartsWith(name + ": " + words)) << key;
+    write_file(folder_ / kPeftConfig, before);
+  }
+}
+
 TEST_F(PeftTest, AdaptersOfOtherModelsAreRefused) {
   fs::create_directories(folder_);
   for (const auto* file : {"adapter_config.json", "adapter_model.safetensors"}) {

@@ -156,7 +156,7 @@ TEST_F(DeepspeedFileTest, EveryKeyHasAVerdictAndAReasonAndChangesOnlyKeysThatExi
     std::string json = sample_value(key);
     for (size_t end = path.size(); end != std::string::npos;) {
       const auto dot = path.rfind('.', end - 1);
-      json = "{\"" + path.substr(dot + 1, end - dot - 1) + "\": " + json + "}";
+      json = fmt::format(R"({{"{}": {}}})", path.substr(dot + 1, end - dot - 1), json);
       end = dot;
     }
     if (!zero) json.insert(1, "\"zero_optimization\": {}, ");
@@ -187,7 +187,7 @@ std::string json_with(const DeepspeedKey& key, const std::string& value) {
   auto json = nlohmann::json::parse(
       R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
           "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}})");
-  const auto path = key.path();
+  const auto& path = key.path();
   if (path == "optimizer.params.momentum") json["optimizer"]["type"] = "SGD";
   if (path.starts_with("fp16.") || path.starts_with("torch_autocast.")) json.erase("bf16");
   if (path.starts_with("zero_optimization.cpu_offload")) {

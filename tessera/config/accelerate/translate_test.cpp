@@ -37,7 +37,7 @@ Settings translated_settings(const Values& values) {
 std::vector<std::string> job_of(const Values& values) {
   std::vector<std::string> lines;
   for (const auto& [key, value, origin, _] : translate(translated_settings(values)).job) {
-    lines.push_back(key + "=" + value);
+    lines.push_back(fmt::format("{}={}", key, value));
   }
   return lines;
 }
@@ -368,9 +368,10 @@ std::string effect_of(const Settings& settings) {
   auto out = fmt::format("{} {} {} {} {} {}", launch.num_processes, launch.num_machines,
                          launch.machine_rank, launch.main_process_ip, launch.main_process_port,
                          launch.cpu);
-  for (const auto& [key, value, origin, _] : translation.job) out += "\n" + key + "=" + value;
+  for (const auto& [key, value, origin, _] : translation.job)
+    out += fmt::format("\n{}={}", key, value);
   for (const auto& [key, value] : environment_of(settings)) {
-    if (key == "CUDA_VISIBLE_DEVICES") out += "\n" + key + "=" + value;
+    if (key == "CUDA_VISIBLE_DEVICES") out += fmt::format("\n{}={}", key, value);
   }
   return out + "\n" + (translation.accumulation ? translation.accumulation->value : "");
 }

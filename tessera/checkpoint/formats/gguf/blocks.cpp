@@ -150,8 +150,10 @@ void write_q5_1(const float* values, std::byte* block) {
   const float scale = (*most - *least) / 31, times = inverse(scale);
   write_f16(scale, block), write_f16(*least, block + 2);
   std::array<unsigned, 32> numbers{};
-  for (size_t i = 0; i < 32; ++i)
+  for (size_t i = 0; i < 32; ++i) {
+    // NOLINTNEXTLINE(bugprone-incorrect-roundings): ggml's rounding, to the bit
     numbers[i] = static_cast<unsigned>((values[i] - *least) * times + 0.5F);
+  }
   put_five_bits(numbers, block + 4);
 }
 

@@ -134,7 +134,7 @@ TEST(GgufTest, RefusesCountsThatTheFileBelies) {
   EXPECT_THAT(with(14, 1), HasSubstr("tensors, for which its"));
   EXPECT_THAT(with(22, 1), HasSubstr("keys, for which its"));
   EXPECT_THAT(with(0, 'H'), HasSubstr("no GGUF file"));
-  const auto type = whole.find(std::string("\x08\0\0\0", 4), whole.find("x", 80));
+  const auto type = whole.find(std::string("\x08\0\0\0", 4), whole.find('x', 80));
   ASSERT_NE(type, std::string::npos);
   EXPECT_THAT(with(type, 10), HasSubstr("is stored as ggml's type 10"));
 }

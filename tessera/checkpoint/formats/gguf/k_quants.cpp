@@ -197,8 +197,8 @@ std::array<unsigned, kBlock> write_lines(const float* values, const Search& sear
 
 void write_q4_k(const float* values, std::byte* block) {
   const auto numbers = write_lines(values, {.most = 15, .steps = 20, .first = -1}, block);
-  for (int i = 0; i < kBlock / 2; ++i) {
-    const auto at = static_cast<size_t>(i / 32 * 64 + i % 32);
+  for (size_t i = 0; i < kBlock / 2; ++i) {
+    const auto at = i / 32 * 64 + i % 32;
     block[16 + i] = as_byte(numbers[at] | numbers[at + 32] << 4);
   }
 }
@@ -207,8 +207,8 @@ void write_q5_k(const float* values, std::byte* block) {
   const auto numbers = write_lines(values, {.most = 31, .steps = 15, .first = -0.5F}, block);
   auto *fifths = block + 16, *low = fifths + 32;
   std::memset(fifths, 0, 32);
-  for (int i = 0; i < kBlock / 2; ++i) {
-    const auto at = static_cast<size_t>(i / 32 * 64 + i % 32);
+  for (size_t i = 0; i < kBlock / 2; ++i) {
+    const auto at = i / 32 * 64 + i % 32;
     const auto first = numbers[at], second = numbers[at + 32];
     low[i] = as_byte((first & 15) | (second & 15) << 4);
     fifths[i % 32] |= as_byte((first >> 4 | second >> 4 << 1) << (i / 32 * 2));
