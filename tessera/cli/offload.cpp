@@ -42,6 +42,7 @@ void add_offload(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<TuneArguments>();
   auto* command = offload->add_subcommand(
       "tune", "Measure a folder's drive by block size and queue depth, as runs use it");
+  offload->footer(kFooter);
   command->footer(kFooter);
   command->add_option("FOLDER", arguments->folder, "On the drive")->required();
   command
