@@ -123,11 +123,19 @@ AxisName axis_named(std::string_view name) {
   return *found;
 }
 
-void check_shape(const MeshShape& shape, int world_size) {
+std::optional<std::string> ep_problem(const MeshShape& shape) {
   const auto [lender, ranks] = lender_of(shape);
-  if (shape.ep < 1 || (ranks >= 1 && ranks % shape.ep != 0)) {
-    user_error("ep: expected a divisor of the {} ranks of {}, got {}", ranks, lender, shape.ep);
+  if (shape.ep >= 1 && (ranks < 1 || ranks % shape.ep == 0)) return std::nullopt;
+  std::vector<int> fitting;
+  for (int size = 1; size <= ranks; ++size) {
+    if (ranks % size == 0) fitting.push_back(size);
   }
+  return fmt::format("expected a divisor of the {} ranks of {}, got {}; set one of {}", ranks,
+                     lender, shape.ep, fmt::join(fitting, ", "));
+}
+
+void check_shape(const MeshShape& shape, int world_size) {
+  if (const auto problem = ep_problem(shape)) user_error("ep: {}", *problem);
   const auto sizes = shape.sizes();
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] < 1) user_error("{}: expected at least 1, got {}", kTexts<AxisName>[d], sizes[d]);

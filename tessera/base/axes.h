@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +58,9 @@ using Coordinates = std::array<int, kNumAxes>;
 
 /// Throws UserError with the nearest name if there is none.
 AxisName axis_named(std::string_view name);
+
+/// Why ep cannot borrow its ranks from the data axes, if so: it divides those of one.
+std::optional<std::string> ep_problem(const MeshShape& shape);
 
 /// Throws UserError unless every size is at least 1, ep divides what it borrows from, and the
 /// product is `world_size`: one line with the product and the nearest fix.

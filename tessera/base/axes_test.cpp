@@ -46,11 +46,11 @@ TEST(Layout, EpBorrowsRanksFromTheDataAxes) {
 
 TEST(Layout, EpThatDoesNotDivideNamesTheAxisItBorrowsFrom) {
   EXPECT_EQ(message_of([] { check_shape({.dp_replicate = 2, .dp_shard = 4, .ep = 3}, 8); }),
-            "ep: expected a divisor of the 4 ranks of dp_shard, got 3");
+            "ep: expected a divisor of the 4 ranks of dp_shard, got 3; set one of 1, 2, 4");
   EXPECT_EQ(message_of([] { check_shape({.dp_replicate = 2, .ep = 4}, 2); }),
-            "ep: expected a divisor of the 2 ranks of dp_replicate, got 4");
+            "ep: expected a divisor of the 2 ranks of dp_replicate, got 4; set one of 1, 2");
   EXPECT_EQ(message_of([] { check_shape({.ep = 0}, 1); }),
-            "ep: expected a divisor of the 1 ranks of dp_replicate, got 0");
+            "ep: expected a divisor of the 1 ranks of dp_replicate, got 0; set one of 1");
 }
 
 TEST(Layout, GroupsAlongOneAxisAndSeveral) {

@@ -163,6 +163,36 @@ void check_reshard(const RunConfig& config, const mesh::MeshShape& mesh, const P
   }
 }
 
+void check_expert_parallel(const RunConfig& config, const mesh::MeshShape& mesh,
+                           const Place& place) {
+  if (mesh.ep == 1) return;
+  const auto& parallel = config.parallel;
+  if (config.model.path.empty()) {  // of a path the ranks see to it
+    auto shape = models::model_preset(config.model.preset);
+    override_shape(config.model, shape);
+    if (const auto problem = models::experts_problem(shape, mesh.ep)) {
+      place.error("parallel.ep", "{}", *problem);
+    }
+  }
+  if (std::holds_alternative<int>(parallel.reshard_after_forward)) {
+    place.error("parallel.reshard_after_forward",
+                "expected true or false beside parallel.ep {}, whose experts other ranks share "
+                "than the rest",
+                mesh.ep);
+  }
+  if (config.precision.matmul == Matmul::fp8_delayed) {
+    place.error(
+        "precision.matmul",
+        "fp8_delayed has scales for each layer on every rank, and with parallel.ep {} ranks "
+        "have other experts; set fp8_tensor, or parallel.ep to 1",
+        mesh.ep);
+  }
+  if (parallel.sync_module_states) {
+    place.error("parallel.sync_module_states",
+                "rank 0 has not the experts of all ranks; set it to false, or parallel.ep to 1");
+  }
+}
+
 void check_tensor_parallel(const RunConfig& config, int64_t tp, const Place& place) {
   if (config.model.path.empty()) {  // of a path the ranks see to it
     auto shape = models::model_preset(config.model.preset);
@@ -191,6 +221,7 @@ void check_ranks(const RunConfig& config, const Place& place) {
   const auto& mesh = std::get<mesh::MeshShape>(sizes);
   check_reshard(config, mesh, place);
   check_tensor_parallel(config, mesh.tp, place);
+  check_expert_parallel(config, mesh, place);
   const auto data_ranks = mesh.data_ranks();
   if (train.global_batch % data_ranks != 0) {
     place.error("train.global_batch",

@@ -49,6 +49,38 @@ TEST(CheckTest, OnlyGpt2Drops) {
   EXPECT_EQ(resolve_model_shape(config.model).dropout, 0.1);
 }
 
+TEST(CheckTest, ExpertsAreSharedOutOverDataRanks) {
+  auto config = good();
+  config.model.path = "tests/fixtures/experts_micro";
+  config.parallel.num_ranks = 8;
+  config.parallel.ep = 2;
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel.ep = 3;
+  EXPECT_EQ(
+      error_of(config, {{"parallel.ep", "job.yaml:3"}}),
+      "job.yaml:3: parallel.ep: expected a divisor of the 8 ranks of dp_replicate, got 3; set "
+      "one of 1, 2, 4, 8");
+  config.parallel.ep = 8, config.parallel.tp = 2;
+  EXPECT_EQ(
+      error_of(config),
+      "parallel.ep: expected a divisor of the 4 ranks of dp_replicate, got 8; set one of 1, 2, "
+      "4");
+  config.parallel.ep = 4, config.parallel.tp = 1;
+  config.parallel.placement = parallel::Placement::full_shard;
+  config.parallel.reshard_after_forward = 2;
+  EXPECT_THAT(error_of(config), StartsWith("parallel.reshard_after_forward: expected true or false "
+                                           "beside parallel.ep 4"));
+  config.parallel.reshard_after_forward = true;
+  config.precision.matmul = Matmul::fp8_delayed;
+  EXPECT_THAT(error_of(config), StartsWith("precision.matmul: fp8_delayed"));
+  config.precision.matmul = Matmul::as_compute;
+  config.parallel.sync_module_states = true, config.model.init = models::Init::pretrained;
+  EXPECT_THAT(error_of(config), StartsWith("parallel.sync_module_states: rank 0"));
+  config = good();
+  config.parallel.num_ranks = 2, config.parallel.ep = 2;
+  EXPECT_EQ(error_of(config), "parallel.ep: expected 1 for a model without experts, got 2");
+}
+
 TEST(CheckTest, ErrorsSayWhereTheValueWasWritten) {
   auto config = good();
   config.parallel.num_ranks = 3;

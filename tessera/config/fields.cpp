@@ -397,6 +397,14 @@ Section parallel_section() {
            {.range = or_also(-1, at_least(1)),
             .aliases = {"pp_size", "pp_degree", "pipeline_parallel", "pipeline_parallel_size",
                         "pipeline_model_parallel_size", "pipeline_parallel_degree"}})
+      .add("ep", &S::ep,
+           "expert parallelism: neighbouring data ranks (of dp_shard, or of dp_replicate where "
+           "nothing is sharded) that share out the experts of each block; tokens go to theirs and "
+           "back; adds no ranks",
+           kAlways,
+           {.range = at_least(1),
+            .aliases = {"ep_size", "autoep_size", "expert_parallel_size", "expert_parallel_degree",
+                        "expert_model_parallel_size", "expert_parallel", "moe_expert_parallel"}})
       .add("pipeline_schedule", &S::pipeline_schedule,
            "pp above 1: a name of `tessera schedule`, or a .csv file with a table of its own",
            {kPipeline},

@@ -79,10 +79,13 @@ std::variant<mesh::MeshShape, KeyProblem> mesh_shape(const ParallelSection& para
   }
   if (open) rest = std::max<int64_t>(1, num_ranks / others);
   if (others * rest == num_ranks) {
-    return mesh::MeshShape{.pp = static_cast<int>(pp),
-                           .dp_replicate = static_cast<int>(dp_replicate),
-                           .dp_shard = static_cast<int>(dp_shard),
-                           .tp = static_cast<int>(tp)};
+    const mesh::MeshShape mesh{.pp = static_cast<int>(pp),
+                               .dp_replicate = static_cast<int>(dp_replicate),
+                               .dp_shard = static_cast<int>(dp_shard),
+                               .ep = static_cast<int>(parallel.ep),
+                               .tp = static_cast<int>(tp)};
+    if (auto problem = mesh::ep_problem(mesh)) return KeyProblem{"parallel.ep", *problem};
+    return mesh;
   }
 
   return misfit(axes, open ? &rest : nullptr, num_ranks);

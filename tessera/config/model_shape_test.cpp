@@ -145,5 +145,15 @@ TEST(ModelShapeTest, TheTypeAskedForMustBeTheTypeThere) {
             "model.type: model.preset small is a llama, got gpt2; remove one of the two");
 }
 
+TEST(ModelShapeTest, RanksShareOutExpertsEvenly) {
+  ModelSection section;
+  section.path = "tests/fixtures/experts_micro";
+  const auto shape = resolve_model_shape(section);
+  EXPECT_EQ(models::experts_problem(shape, 4), std::nullopt);
+  EXPECT_EQ(models::experts_problem(shape, 3),
+            "8 experts cannot be shared out over 3 ranks; set one of 1, 2, 4, 8");
+  EXPECT_EQ(models::experts_problem(models::model_preset("tiny"), 1), std::nullopt);
+}
+
 }  // namespace
 }  // namespace tessera::config

@@ -116,6 +116,7 @@ struct ParallelSection {
   int64_t tp = 1;                 ///< ranks that divide each matrix; -1: all that are left
   bool sequence_parallel = true;  ///< tp above 1: between matrices, ranks divide the positions
   int64_t pp = 1;                 ///< ranks that divide the layers; -1: all that are left
+  int64_t ep = 1;  ///< ranks that share out the experts: neighbours among the data ranks
   std::string pipeline_schedule = "1F1B";  ///< a schedule's name, or a .csv file with its table
   int64_t stages_per_rank = 0;             ///< 0: what the schedule needs at least
   std::vector<int64_t> stage_layers;       ///< of each stage; empty: as stage_balance says

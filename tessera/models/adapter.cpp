@@ -108,8 +108,10 @@ std::vector<Named> adapted_matrices(const AdapterSpec& spec, const ModelShape& s
 }
 
 AdaptedModule adapted(const Named& parameter, bool inputs_first) {
-  AdaptedModule module{
-      .path = parameter.path, .embedding = parameter.embedding, .layer = parameter.layer};
+  AdaptedModule module{.path = parameter.path,
+                       .embedding = parameter.embedding,
+                       .layer = parameter.layer,
+                       .of_expert = parameter.of_expert};
   module.inputs_first = parameter.embedding || (inputs_first && parameter.layer);
   module.inputs = parameter.shape[module.inputs_first ? 0 : 1];
   module.outputs = parameter.shape[module.inputs_first ? 1 : 0];
@@ -154,7 +156,8 @@ TrainedParameter of_model(const Named& p) {
           .of_adapter = false,
           .layer = p.layer,
           .of_embedding = p.embedding,
-          .division = p.division};
+          .division = p.division,
+          .of_expert = p.of_expert};
 }
 
 /// Parameters of the model itself that are trained beside the adapter's.
@@ -229,7 +232,8 @@ std::vector<TrainedParameter> parameters_of(const AdaptedModule& module, Adapter
     parameters.push_back({.name = module.path + name,
                           .shape = std::move(shape),
                           .layer = module.layer,
-                          .of_embedding = module.embedding});
+                          .of_embedding = module.embedding,
+                          .of_expert = module.of_expert});
   };
   const std::string infix = module.embedding ? ".lora_embedding_" : ".lora_";
   add(infix + "A", {module.rank, module.inputs});

@@ -52,6 +52,7 @@ struct AdaptedModule {
   int64_t inputs = 0, outputs = 0;
   bool inputs_first = false;     ///< its weight is [inputs, outputs]
   std::optional<int64_t> layer;  ///< block that it belongs to
+  bool of_expert = false;        ///< ParameterSpec::of_expert
 
   bool operator==(const AdaptedModule&) const = default;
 };
@@ -68,6 +69,7 @@ struct TrainedParameter {
   std::optional<int64_t> layer;  ///< block that it belongs to
   bool of_embedding = false;
   Division division = Division::parts;  ///< over ranks of tensor parallelism
+  bool of_expert = false;               ///< ParameterSpec::of_expert
 
   int64_t num_elements() const;
   bool operator==(const TrainedParameter&) const = default;

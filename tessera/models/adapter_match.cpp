@@ -51,7 +51,8 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
                    .kind = parameter.name.substr(dot + 1),
                    .shape = parameter.shape,
                    .layer = std::nullopt,
-                   .division = parameter.division});
+                   .division = parameter.division,
+                   .of_expert = parameter.of_expert});
     return all.back();
   };
   for (const auto& parameter : specs.embedding) add(parameter, "").embedding = true;

@@ -22,6 +22,7 @@ struct Named {
   std::optional<int64_t> layer;
   bool embedding = false;
   Division division = Division::parts;
+  bool of_expert = false;
 
   std::string name() const { return path + "." + kind; }
   bool is_matrix() const { return kind == "weight" && shape.size() == 2; }

@@ -141,6 +141,18 @@ std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp)
                      shape.num_heads, shape.num_kv_heads, tp, fmt::join(fitting, ", "));
 }
 
+std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep) {
+  const int64_t experts = shape.experts.num;
+  if (ep == 1 || (experts > 0 && experts % ep == 0)) return std::nullopt;
+  if (experts == 0) return fmt::format("expected 1 for a model without experts, got {}", ep);
+  std::vector<int64_t> fitting;
+  for (int64_t ranks = 1; ranks <= experts; ++ranks) {
+    if (experts % ranks == 0) fitting.push_back(ranks);
+  }
+  return fmt::format("{} experts cannot be shared out over {} ranks; set one of {}", experts, ep,
+                     fmt::join(fitting, ", "));
+}
+
 std::optional<int64_t> longest_sequence(const ModelShape& shape) {
   if (!spec_of(shape.family).learned_positions) return std::nullopt;
   return shape.max_seq_len;

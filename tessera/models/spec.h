@@ -28,6 +28,7 @@ struct ParameterSpec {
   std::string name;  ///< Hugging Face's; of a block: within it
   std::vector<int64_t> shape;
   Division division = Division::parts;
+  bool of_expert = false;  ///< of one of a mixture's, which ranks of ep share out
 
   int64_t num_elements() const;
 };

@@ -46,7 +46,7 @@ torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int6
 /// published files. Dense ones are multiplied group by group (kernels/grouped_linear.h), others by
 /// calling each.
 ///
-/// Who divides experts over ranks calls `keep` and puts another dispatch in the place of
+/// Who shares out experts over ranks (parallel/expert/share.h) calls `keep` and puts another dispatch in the place of
 /// dispatch_here, as another core is put into nn::Attention.
 class ExpertsImpl : public Hookable {
  public:

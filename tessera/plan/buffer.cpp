@@ -9,6 +9,7 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
   const bool alone = options.num_slices == 1;
   BufferPlan plan{.elements = elements,
                   .num_slices = options.num_slices,
+                  .of_experts = options.of_experts,
                   .trained = options.trained,
                   .whole_bytes = options.whole_bytes,
                   .slice_bytes = options.slice_bytes,

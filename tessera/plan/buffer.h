@@ -12,7 +12,8 @@ namespace tessera::plan {
 /// What the decision depends on.
 struct BufferOptions {
   parallel::Placement placement = parallel::Placement::full_shard;
-  int64_t num_slices = 1;  ///< ranks that share the buffer
+  int64_t num_slices = 1;   ///< ranks that share the buffer
+  bool of_experts = false;  ///< that ranks of ep share out: other ranks have others in their place
   bool trained = true;
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
@@ -30,7 +31,9 @@ struct BufferPlan {
   int64_t elements = 0;
   int64_t in_matrices = 0;  ///< of them, those that the optimizer updates as whole matrices
   int64_t in_blocks = 0;    ///< of them, those of which it keeps states of 8 bits
+  int64_t summed = 0;       ///< of them, those of whose gradients ranks of tp hold summands
   int64_t num_slices = 1;
+  bool of_experts = false;
   bool trained = true;
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool keeps_whole = true;     ///< whole parameters stay in memory all the time

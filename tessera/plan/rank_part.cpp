@@ -120,6 +120,9 @@ bool RankPart::has_tied_table() const {
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
+  if (const auto problem = models::experts_problem(shape, mesh.ep)) {
+    user_error("parallel.ep: {}", *problem);
+  }
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
   note_trained(config.adapter, shape, any);
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;

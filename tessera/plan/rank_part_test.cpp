@@ -230,8 +230,8 @@ TEST(RankPartTest, AnAdapterFreezesTheRest) {
   run.parallel.num_ranks = run.parallel.tp = 2;
   const auto part = make_plan(run, shape).ranks.front();
   EXPECT_EQ(frozen_and_trained(part).second, (3 * 8 + 2) * (2 * 256 + 128 + 64) + 256 + 1024 * 256);
-  EXPECT_EQ(part.units[1].summed, 2 * 8 * 256);
-  EXPECT_EQ(part.units.back().summed, 256);
+  EXPECT_EQ(part.units[1].buffers.back().summed, 2 * 8 * 256);
+  EXPECT_EQ(part.units.back().buffers.back().summed, 256);
 
   // A stage has the adapters of its blocks.
   run.parallel.tp = 1, run.parallel.pp = 2;

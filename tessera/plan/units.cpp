@@ -11,85 +11,109 @@ namespace {
 using config::RunConfig;
 using models::Division;
 
-template <typename Counts>
-int64_t count_elements(const std::vector<models::ParameterSpec>& parameters, const Counts& counts) {
-  int64_t elements = 0;
-  for (const auto& parameter : parameters) {
-    if (counts(parameter)) elements += parameter.num_elements();
-  }
-  return elements;
-}
-
-int64_t num_elements(const std::vector<models::ParameterSpec>& parameters) {
-  return count_elements(parameters, [](const auto&) { return true; });
-}
-
-int64_t num_elements(const std::vector<models::ParameterSpec>& parameters, Division division) {
-  return count_elements(parameters, [&](const auto& spec) { return spec.division == division; });
-}
-
-/// How many of a block's parameters have gradients that ranks of tp sum: norms and biases of width
-/// D, where positions are divided; norms of heads; key heads that several ranks have
+/// Do ranks of tp sum the gradients of a parameter? Those of norms and biases of width D, where
+/// positions are divided; of norms of heads; of key heads that several ranks have
 /// (docs/tensor_parallel.md).
-int64_t summed_in_block(const RankPart& part, const models::ParameterSpecs& parameters) {
-  if (part.mesh.tp == 1) return 0;
-  int64_t summed = num_elements(parameters.block, Division::per_head);
-  if (part.position_ranks > 1) summed += num_elements(parameters.block, Division::per_position);
-  if (part.key_copies > 1) summed += num_elements(parameters.block, Division::key_heads);
-  return summed;
+bool is_summed(const RankPart& part, Division division) {
+  if (part.mesh.tp == 1) return false;
+  switch (division) {
+    case Division::parts:
+      return false;
+    case Division::key_heads:
+      return part.key_copies > 1;
+    case Division::per_position:
+      return part.position_ranks > 1;
+    case Division::per_head:
+      return true;
+  }
+  __builtin_unreachable();
 }
+
+/// Elements of a unit's parameters that are kept alike.
+struct Amount {
+  int64_t elements = 0;     // that are trained
+  int64_t in_matrices = 0;  // of transformer blocks; likewise the next ones
+  int64_t in_blocks = 0;    // whose states the optimizer keeps in 8 bits
+  int64_t summed = 0;       // of whose gradients ranks of tp hold summands
+  int64_t frozen = 0;       // elements beside these
+
+  Amount& operator+=(const Amount& other) {
+    elements += other.elements;
+    in_matrices += other.in_matrices;
+    in_blocks += other.in_blocks;
+    summed += other.summed;
+    frozen += other.frozen;
+    return *this;
+  }
+  Amount shared_by(int64_t ranks) const {
+    return {elements / ranks, in_matrices / ranks, in_blocks / ranks, summed / ranks,
+            frozen / ranks};
+  }
+};
 
 /// A unit without buffers, and how much they are to hold.
 struct Sized {
   UnitPlan unit;
-  int64_t elements = 0;
-  int64_t in_matrices = 0;  // of transformer blocks
-  int64_t in_blocks = 0;    // whose states the optimizer keeps in 8 bits
-  int64_t frozen = 0;       // elements beside these
-  int64_t codes = 0;        // bytes of quantised weights, which are not trained
+  Amount rest;        // but for the next ones
+  Amount experts;     // this rank's, of those that ranks of ep share out
+  int64_t codes = 0;  // bytes of quantised weights, which are not trained
 };
 
-/// What an adapter leaves of a unit to train.
-struct TrainedPart {
-  int64_t elements = 0, of_model = 0, in_matrices = 0, in_blocks = 0, summed = 0;
-};
+/// Which of a unit's parameters: those of experts that ranks of ep share out, or all others?
+enum class Kind { experts, rest };
 
-/// Elements of `parts`, what a rank has of parameters other than embeddings, whose states the
-/// optimizer keeps in 8 bits: the size of the whole ones decides.
-int64_t in_blocks(optim::OptimizerType type, const std::vector<models::ParameterSpec>& whole,
-                  const std::vector<models::ParameterSpec>& parts) {
-  int64_t elements = 0;
-  for (size_t i = 0; i < whole.size(); ++i) {
-    const auto treatment = optim::treatment_of(type, {.num_elements = whole[i].num_elements()});
-    if (treatment == optim::Treatment::blocks) elements += parts[i].num_elements();
-  }
-  return elements;
+Kind kind_of(const RankPart& part, const auto& parameter) {
+  return parameter.of_expert && part.mesh.ep > 1 ? Kind::experts : Kind::rest;
 }
 
-TrainedPart trained_part(const std::vector<models::TrainedParameter>& whole,
-                         const std::vector<models::TrainedParameter>& trained, const RankPart& part,
-                         optim::OptimizerType type, const auto& is_in_unit) {
-  TrainedPart result;
+/// What a rank has of the kind: each of ep as much.
+Amount of_kind(const RankPart& part, Kind kind, const Amount& all) {
+  return kind == Kind::experts ? all.shared_by(part.mesh.ep) : all;
+}
+
+/// What a rank has of parameters other than embeddings, all being trained. The size of the whole ones
+/// decides which states the optimizer keeps in 8 bits. `quantised`: without matrices.
+Amount amount_of(const RankPart& part, optim::OptimizerType type,
+                 const std::vector<models::ParameterSpec>& whole,
+                 const std::vector<models::ParameterSpec>& parts, Kind kind,
+                 bool quantised = false) {
+  Amount all;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool matrix = parts[i].shape.size() == 2;
+    if (kind_of(part, parts[i]) != kind || (matrix && quantised)) continue;
+    const int64_t elements = parts[i].num_elements();
+    const auto treatment = optim::treatment_of(type, {.num_elements = whole[i].num_elements()});
+    all.elements += elements;
+    if (matrix) all.in_matrices += elements;
+    if (treatment == optim::Treatment::blocks) all.in_blocks += elements;
+    if (is_summed(part, parts[i].division)) all.summed += elements;
+  }
+  return of_kind(part, kind, all);
+}
+
+/// Makes of the `amount` of a unit of which all is trained what an adapter leaves to train; is any of
+/// it the model's own?
+bool freeze(const RunConfig& config, const std::vector<models::TrainedParameter>& whole,
+            const std::vector<models::TrainedParameter>& trained, const RankPart& part, Kind kind,
+            const auto& is_in_unit, Amount& amount) {
+  Amount all, of_model;
   for (size_t i = 0; i < trained.size(); ++i) {
     const auto& parameter = trained[i];
-    if (!is_in_unit(parameter)) continue;
+    if (kind_of(part, parameter) != kind || !is_in_unit(parameter)) continue;
     const auto elements = parameter.num_elements();
-    const auto treatment =
-        optim::treatment_of(type, {.of_embedding = parameter.of_embedding && !parameter.of_adapter,
-                                   .num_elements = whole[i].num_elements()});
-    if (treatment == optim::Treatment::blocks) result.in_blocks += elements;
-    result.elements += elements;
-    if (!parameter.of_adapter) result.of_model += elements;
-    if (parameter.layer && parameter.shape.size() == 2) result.in_matrices += elements;
-    if (part.mesh.tp == 1) continue;
-    const auto division = parameter.division;
-    if (division == Division::per_head ||
-        (division == Division::per_position && part.position_ranks > 1) ||
-        (division == Division::key_heads && part.key_copies > 1)) {
-      result.summed += elements;
-    }
+    const auto treatment = optim::treatment_of(
+        config.optimizer.type, {.of_embedding = parameter.of_embedding && !parameter.of_adapter,
+                                .num_elements = whole[i].num_elements()});
+    if (treatment == optim::Treatment::blocks) all.in_blocks += elements;
+    all.elements += elements;
+    if (!parameter.of_adapter) of_model.elements += elements;
+    if (parameter.layer && parameter.shape.size() == 2) all.in_matrices += elements;
+    if (is_summed(part, parameter.division)) all.summed += elements;
   }
-  return result;
+  all = of_kind(part, kind, all), of_model = of_kind(part, kind, of_model);
+  all.frozen = amount.elements - of_model.elements;
+  amount = all;
+  return of_model.elements > 0;
 }
 
 /// Divides each unit into what the adapter trains and the rest, which is frozen.
@@ -99,20 +123,15 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
   sized.num_layers = shape.num_layers;
   const auto whole = models::trained_parameters(config.adapter, shape);
   const auto trained = models::trained_parameters(config.adapter, shape, sized);
-  for (auto& [unit, elements, in_matrices, blocks, frozen, codes] : units) {
+  for (auto& [unit, rest, experts, codes] : units) {
     const bool embeds = unit.name == "embedding";
     const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
                              predicts = unit.predicts](const models::TrainedParameter& p) {
       if (p.layer) return *p.layer >= begin && *p.layer < end;
       return p.of_embedding ? embeds : predicts;
     };
-    const auto rest = trained_part(whole, trained, part, config.optimizer.type, is_in_unit);
-    frozen = elements - rest.of_model;
-    elements = rest.elements;
-    in_matrices = rest.in_matrices;
-    blocks = rest.in_blocks;
-    unit.summed = rest.summed;
-    if (rest.of_model == 0) unit.table = 0;
+    if (!freeze(config, whole, trained, part, Kind::rest, is_in_unit, rest)) unit.table = 0;
+    freeze(config, whole, trained, part, Kind::experts, is_in_unit, experts);
   }
 }
 
@@ -141,21 +160,30 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   const auto& shape = part.shape;
   const auto whole = models::spec_of(shape.family).parameters(whole_shape);
   const auto parameters = models::spec_of(shape.family).parameters(shape);
-  const auto coded = [&](const auto& all, const auto& parts) {
-    return in_blocks(config.optimizer.type, all, parts);
+  const auto amount = [&](const auto& all, const auto& parts, Kind kind = Kind::rest) {
+    return amount_of(part, config.optimizer.type, all, parts, kind);
   };
-  const int64_t table = shape.vocab_size * shape.dim;
-  const int64_t last_norm = num_elements(parameters.head, Division::per_position);
   const bool quantised = config.model.weights != WeightFormat::as_stored;
   const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parameters) : 0;
-  const int64_t all_matrices =
-      count_elements(parameters.block, [](const auto& spec) { return spec.shape.size() == 2; });
-  const int64_t matrices = quantised ? 0 : all_matrices;
-  const int64_t block = num_elements(parameters.block) - (all_matrices - matrices);
-  const int64_t summed = summed_in_block(part, parameters);
-  const int64_t summed_norm = part.position_ranks > 1 ? last_norm : 0;
+  const auto block =
+      amount_of(part, config.optimizer.type, whole.block, parameters.block, Kind::rest, quantised);
+  const auto experts = amount(whole.block, parameters.block, Kind::experts);
+  const int64_t table = shape.vocab_size * shape.dim;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
+  // Embeddings have no states of 8 bits; neither is a matrix of them one of a block.
+  const auto outside_of_blocks = [](Amount own) {
+    own.in_matrices = 0;
+    return own;
+  };
+  auto head = outside_of_blocks(amount(whole.head, parameters.head));
+  auto embedding = outside_of_blocks(amount(whole.embedding, parameters.embedding));
+  embedding.in_blocks = 0;
+  if (tied_here) {
+    embedding += head;
+  } else if (shape.tie_embeddings) {
+    head.elements += table;
+  }
   std::vector<Sized> units;
   for (size_t stage = 0; stage < part.stages.size(); ++stage) {
     const auto& layers = part.stages[stage].layers;
@@ -165,33 +193,23 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
                         .stage = stage,
                         .layers = {at, at},
                         .predicts = tied_here,
-                        .summed = tied_here ? summed_norm : 0,
                         .table = elsewhere},
-                       num_elements(parameters.embedding) + (tied_here ? last_norm : 0),
-                       /*in_matrices=*/0,
-                       tied_here ? coded(whole.head, parameters.head) : 0});
+                       embedding});
     }
     for (int64_t i = at; i < layers.end; ++i) {
-      units.push_back({{.name = "layers." + std::to_string(i),
-                        .stage = stage,
-                        .layers = {i, i + 1},
-                        .summed = summed},
-                       block,
-                       matrices,
-                       coded(whole.block, parameters.block),
-                       /*frozen=*/0,
-                       codes});
+      units.push_back(
+          {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
+           block,
+           experts,
+           codes});
     }
     if (part.stages[stage].predicts && !tied_here) {
       units.push_back({{.name = "head",
                         .stage = stage,
                         .layers = {layers.end, layers.end},
                         .predicts = true,
-                        .summed = summed_norm,
                         .table = elsewhere},
-                       table + last_norm,
-                       /*in_matrices=*/0,
-                       coded(whole.head, parameters.head)});
+                       head});
     }
   }
   return units;
@@ -200,21 +218,18 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, elements, in_matrices, blocks, frozen, codes] : units) {
+  for (const auto& [unit, rest, experts, codes] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
-      result.push_back({unit, 0});
+      result.push_back({unit});
       result.back().unit.name = "model";
-      result.back().unit.summed = result.back().unit.table = 0;
+      result.back().unit.table = 0;
     }
     auto& all = result.back();
-    all.elements += elements;
-    all.in_matrices += in_matrices;
-    all.in_blocks += blocks;
-    all.frozen += frozen;
+    all.rest += rest;
+    all.experts += experts;
     all.codes += codes;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
-    all.unit.summed += unit.summed;
     all.unit.table += unit.table;
   }
   return result;
@@ -237,6 +252,13 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   options.gradient_bytes = bytes_of(gradient);
   options.slice_has_type_of_whole = slice == whole;
   options.gradient_has_type_of_sum = gradient == slice || gradient == FloatType::fp32;
+  return options;
+}
+
+/// The same for a buffer of experts that ranks of ep share out.
+BufferOptions of_experts(BufferOptions options, const mesh::MeshShape& mesh) {
+  options.of_experts = true;
+  if (options.num_slices > 1) options.num_slices = mesh.expert_shard();
   return options;
 }
 
@@ -268,7 +290,9 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
   std::vector<bool> offloaded(units.size(), false);
   if (section.offload_params || section.offload_optimizer) {
     std::vector<int64_t> elements;
-    for (const auto& unit : units) elements.push_back(unit.elements + unit.frozen);
+    for (const auto& [unit, rest, experts, codes] : units) {
+      elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
+    }
     offloaded = offloaded_units(elements, section.offload_fraction);
   }
   std::vector<UnitPlan> result;
@@ -276,13 +300,21 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     options.offloaded = offloaded[i];
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
-    if (units[i].frozen > 0) buffers.push_back(plan_buffer(units[i].frozen, of_frozen(options)));
-    if (units[i].codes > 0) buffers.push_back(plan_buffer(units[i].codes, of_codes(options)));
-    if (units[i].elements == 0) continue;
-    buffers.push_back(plan_buffer(units[i].elements, options));
-    if (config.optimizer.type == optim::OptimizerType::muon)
-      buffers.back().in_matrices = units[i].in_matrices;
-    buffers.back().in_blocks = units[i].in_blocks;
+    const auto shared = of_experts(options, part.mesh);
+    const auto& [unit, rest, experts, codes] = units[i];
+    if (rest.frozen > 0) buffers.push_back(plan_buffer(rest.frozen, of_frozen(options)));
+    if (experts.frozen > 0) buffers.push_back(plan_buffer(experts.frozen, of_frozen(shared)));
+    if (codes > 0) buffers.push_back(plan_buffer(codes, of_codes(options)));
+    const auto add_trained = [&](const Amount& amount, const BufferOptions& how) {
+      if (amount.elements == 0) return;
+      auto& buffer = buffers.emplace_back(plan_buffer(amount.elements, how));
+      if (config.optimizer.type == optim::OptimizerType::muon)
+        buffer.in_matrices = amount.in_matrices;
+      buffer.in_blocks = amount.in_blocks;
+      buffer.summed = amount.summed;
+    };
+    add_trained(experts, shared);
+    add_trained(rest, options);
   }
   return result;
 }

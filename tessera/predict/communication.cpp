@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/widths.h"
 #include "tessera/models/spec.h"
 #include "tessera/predict/activations.h"
 
@@ -61,21 +62,33 @@ double num_gathers(const RunConfig& config, const plan::RankPart& part,
   return real(gathers);
 }
 
+/// The ranks that share a buffer.
+struct Sharing {
+  AxisName between = AxisName::dp_replicate, within = AxisName::dp_shard;
+  int64_t copies = 1;
+};
+
+Sharing ranks_of(const mesh::MeshShape& mesh, const plan::BufferPlan& buffer) {
+  if (!buffer.of_experts) return {.copies = mesh.dp_replicate};
+  return {AxisName::expert_replicate, AxisName::expert_shard, mesh.expert_replicate()};
+}
+
 void add_data(const RunConfig& config, const plan::RankPart& part,
               const std::vector<plan::UnitPlan>& units, Communication& moved) {
   if (part.mesh.data_ranks() == 1) return;
   // A pipeline's gradients are reduced once, whatever the placement.
   const bool each = part.mesh.pp == 1 && parallel::frees_gradients(config.parallel.placement);
   const double reductions = each ? real(part.num_micro_batches) : 1;
-  auto& between_copies = moved.along(AxisName::dp_replicate);
-  auto& within_one = moved.along(AxisName::dp_shard);
   for (size_t i = 0; i < units.size(); ++i) {
     for (const auto& buffer : units[i].buffers) {
+      const auto sharing = ranks_of(part.mesh, buffer);
+      auto& between_copies = moved.along(sharing.between);
+      auto& within_one = moved.along(sharing.within);
       const auto elements = real(buffer.elements);
       // What is frozen has no gradient, and where it stays whole it is gathered once for all steps.
       const double gradient = buffer.trained ? elements * real(buffer.gradient_bytes) : 0;
       if (buffer.num_slices == 1) {
-        between_copies.all_reduce += reductions * gradient;
+        if (sharing.copies > 1) between_copies.all_reduce += reductions * gradient;
         continue;
       }
       within_one.reduce_scatter += reductions * gradient;
@@ -83,7 +96,7 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
       const double gathers =
           buffer.keeps_whole ? (buffer.trained ? 1 : 0) : num_gathers(config, part, units, i);
       within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
-      if (part.mesh.dp_replicate > 1 && buffer.trained) {
+      if (sharing.copies > 1 && buffer.trained) {
         between_copies.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
       }
     }
@@ -144,11 +157,34 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
   (sequence ? traffic.reduce_scatter : traffic.all_reduce) += micro_batches * tokens * sums;
   if (sequence) traffic.all_gather = micro_batches * (tokens * gathers + positions);
   for (const auto& unit : units) {
-    const auto& buffer = unit.buffers.back();  // what is trained, if anything is
-    traffic.all_reduce += real(unit.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
-    traffic.all_gather += real(buffer.in_matrices * part.mesh.tp) * kMuonBytes;
+    for (const auto& buffer : unit.buffers) {
+      traffic.all_reduce += real(buffer.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
+      traffic.all_gather += real(buffer.in_matrices * part.mesh.tp) * kMuonBytes;
+    }
   }
   return traffic;
+}
+
+/// Tokens' rows to their experts and the results back; in the backward the gradients of both, and
+/// once more forward where a block is computed again, but for selective checkpointing, which keeps
+/// what came. Each time all ranks are told before how many rows come.
+Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
+  if (part.mesh.ep == 1) return {};
+  const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
+  double forwards = 0, backwards = 0;
+  for (const auto& stage : part.stages) {
+    for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
+      const bool has_graph = part.blocks[static_cast<size_t>(i)].has_graph;
+      forwards += full && has_graph && is_checkpointed(config.memory, i) ? 2 : 1;
+      backwards += has_graph ? 1 : 0;
+    }
+  }
+  const auto& [num, top_k, normalise] = part.shape.experts;
+  const double rows = real(part.micro_batch * config.data.seq_len * top_k) * real(part.shape.dim) *
+                      real(compute_bytes(config.precision));
+  const auto micro_batches = real(part.num_micro_batches);
+  return {.all_gather = micro_batches * forwards * real(part.mesh.ep * num) * kLong,
+          .sent = micro_batches * 2 * (forwards + backwards) * rows};
 }
 
 Traffic of_pipeline(const RunConfig& config, const plan::RankPart& part,
@@ -184,7 +220,8 @@ Traffic operator+(const Traffic& a, const Traffic& b) {
 }
 
 Traffic Communication::dp() const {
-  return along(AxisName::dp_replicate) + along(AxisName::dp_shard);
+  return along(AxisName::dp_replicate) + along(AxisName::dp_shard) +
+         along(AxisName::expert_replicate) + along(AxisName::expert_shard);
 }
 
 Communication operator-(const Communication& after, const Communication& before) {
@@ -199,6 +236,7 @@ Communication communication(const RunConfig& config, const plan::RankPlan& rank)
   const auto& [part, units] = rank;
   Communication moved;
   add_data(config, part, units, moved);
+  moved.along(AxisName::ep) = of_experts(config, part);
   moved.along(AxisName::tp) = of_tensor(config, part, units);
   moved.along(AxisName::pp) = of_pipeline(config, part, units);
   return moved;

@@ -13,7 +13,9 @@ namespace tessera::predict {
 /// Bytes of the whole tensors (comm/counters.h): outputs of all-gathers, inputs of reduce-scatters.
 struct Traffic {
   double all_reduce = 0, all_gather = 0, reduce_scatter = 0;
-  double sent = 0;  ///< to the neighbours in the pipeline; as much comes from them
+  /// To single ranks, from which as much comes: the neighbours in the pipeline, or, as the mean of
+  /// all, those of the experts (what stays with the rank's own counts, too).
+  double sent = 0;
 
   double total() const { return all_reduce + all_gather + reduce_scatter + sent; }
 };
@@ -29,7 +31,10 @@ struct Communication {
   Traffic& along(mesh::AxisName axis) { return by_axis[static_cast<size_t>(axis)]; }
   const Traffic& along(mesh::AxisName axis) const { return by_axis[static_cast<size_t>(axis)]; }
 
-  Traffic dp() const;  ///< gradients and parameters, along dp_replicate and dp_shard
+  /// Gradients and parameters, along dp_replicate and dp_shard, those of experts along theirs.
+  Traffic dp() const;
+  /// Tokens' rows on their way to experts and back, their gradients, and counts of them.
+  const Traffic& ep() const { return along(mesh::AxisName::ep); }
   /// Activations, three numbers a token of the loss, gradients of what ranks share.
   const Traffic& tp() const { return along(mesh::AxisName::tp); }
   /// Activations and their gradients between stages, the gradient of a tied table.

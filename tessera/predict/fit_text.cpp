@@ -89,6 +89,7 @@ struct AxisTraffic {
 std::vector<AxisTraffic> axes_of(const RankNeeds& rank) {
   const auto& mesh = rank.part.mesh;
   return {{"dp", mesh.data_ranks(), rank.communication.dp()},
+          {"ep", mesh.ep, rank.communication.ep()},
           {"tp", mesh.tp, rank.communication.tp()},
           {"pp", mesh.pp, rank.communication.pp()}};
 }

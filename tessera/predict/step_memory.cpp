@@ -281,8 +281,7 @@ class Step {
 
 /// Groups of ranks have channels of their own, where parameters are divided one for them and one
 /// for gradients. What all agree on has another, unless an axis has all ranks.
-double communication_bytes(const config::ParallelSection& section, const plan::RankPart& part,
-                           const Device& device) {
+double communication_bytes(const plan::RankPart& part, const Device& device) {
   const auto& mesh = part.mesh;
   const int64_t data = mesh.data_ranks(), ranks = mesh.pp * data * mesh.tp;
   if (ranks == 1) return 0;
@@ -291,16 +290,18 @@ double communication_bytes(const config::ParallelSection& section, const plan::R
   // A pipeline's channels, one to each peer and one back, use one of two lanes.
   int64_t slots = group(mesh.tp) + 2 * part.num_peers;
   if (part.key_copies < mesh.tp) slots += group(part.key_copies);
-  if (section.placement == parallel::Placement::replicate) {
-    slots += group(data);
-  } else {
-    slots += 2 * group(mesh.dp_shard) + group(mesh.dp_replicate);
-    if (mesh.dp_shard > 1 && mesh.dp_replicate > 1) slots += data;
+  const auto sharing = [&](int64_t replicate, int64_t shard) {
+    slots += 2 * group(shard) + group(replicate);
+    if (shard > 1 && replicate > 1) slots += shard * replicate;
+  };
+  sharing(mesh.dp_replicate, mesh.dp_shard);
+  if (mesh.ep > 1) {
+    slots += mesh.ep;
+    sharing(mesh.expert_replicate(), mesh.expert_shard());
   }
   // Norms of gradients are summed over the ranks that share a copy of the model's stages.
-  const int64_t copy =
-      mesh.tp * (section.placement == parallel::Placement::replicate ? 1 : mesh.dp_shard);
-  if (mesh.tp < copy && mesh.dp_shard < copy && copy < ranks) slots += copy;
+  const int64_t holders = std::max(mesh.dp_shard, mesh.ep), copy = mesh.tp * holders;
+  if (mesh.tp < copy && holders < copy && copy < ranks) slots += copy;
   if (data < ranks && mesh.tp < ranks) slots += ranks;
   return static_cast<double>(slots) * kSharedBytesPerRank;
 }
@@ -320,7 +321,7 @@ const Moment& StepMemory::peak() const {
 
 StepMemory step_memory(const RunConfig& config, const plan::RankPlan& rank, const Device& device) {
   StepMemory memory{.phases = Step(config, rank, device).phases()};
-  memory.communication = communication_bytes(config.parallel, rank.part, device);
+  memory.communication = communication_bytes(rank.part, device);
   memory.slack = memory.peak().total() / 8 + (device.is_host ? kSlackBytes : kContextBytes);
   return memory;
 }

@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/models/adapt.h"
+#include "tessera/parallel/expert/share.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/job_adapter.h"
@@ -193,6 +194,10 @@ parallel::DataParallel make_data_parallel(
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
     const StageReplication& stage_replication, const models::FirstValues& fill) {
   auto options = data_parallel_options(config);
+  if (mesh.shape().ep > 1) {
+    const auto shared = parallel::share_experts(model, mesh);
+    options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
+  }
   std::map<std::string, optim::Treatment> treatments;
   for (const auto& parameter : parameters) treatments[parameter.name] = parameter.treatment;
   options.treatment = [treatments = std::move(treatments)](const std::string& name,
@@ -268,6 +273,9 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
   }
   if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {
     user_error("parallel.tp: {}", *problem);
+  }
+  if (const auto problem = models::experts_problem(shape, mesh.shape().ep)) {
+    user_error("parallel.ep: {}", *problem);
   }
   return shape;
 }
@@ -348,10 +356,10 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto fp8 = multiply_in_fp8(*model, config.precision);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
-  const auto fp8_histories = keep_fp8_of(*model, fp8);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fill);
+  const auto fp8_histories = keep_fp8_of(*model, fp8);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,

@@ -59,7 +59,7 @@ predict::Communication traffic_so_far(const Run& run) {
     traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
     traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
     traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
-    traffic.sent += static_cast<double>(counters.sent_bytes);
+    traffic.sent += static_cast<double>(counters.sent_bytes + counters.all_to_all.bytes);
   }
   return moved;
 }
@@ -75,6 +75,7 @@ std::vector<report::PredictedBytes> traffic_account(const Run& run) {
         {name, static_cast<int64_t>(expected.total()), static_cast<int64_t>(found.total())});
   };
   add("dp", mesh.data_ranks(), predicted.dp(), run.traffic.dp());
+  add("ep", mesh.ep, predicted.ep(), run.traffic.ep());
   add("tp", mesh.tp, predicted.tp(), run.traffic.tp());
   add("pp", mesh.pp, predicted.pp(), run.traffic.pp());
   return parts;

@@ -118,6 +118,8 @@ const std::map<std::string, Tried>& tried() {
       {"parallel.tp", drawn(Role::layout)},
       {"parallel.sequence_parallel", layout()},
       {"parallel.pp", drawn(Role::layout)},
+      {"parallel.ep",
+       fixed("of models with experts, in tests/parity/expert_parallel_parity_test.cpp")},
       {"parallel.pipeline_schedule", layout(schedule_names())},
       {"parallel.stages_per_rank", layout({"1", "2", "3"})},
       {"parallel.stage_layers", drawn(Role::layout)},

@@ -94,4 +94,5 @@ kill_once() {
 }
 
 kill_one data "at step"
+kill_one experts "at step" --model.path=tests/fixtures/experts_micro --parallel.ep=2
 kill_one pipeline "at step [0-9]+, stage [01], (forward|backward) of micro-batch [0-3] \\([01][FB][0-3]\\)" --parallel.pp=2

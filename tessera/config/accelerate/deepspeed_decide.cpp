@@ -67,6 +67,15 @@ Decision accumulation(const DeepspeedValues& values, const Setting& setting) {
   return translated({}, "train.micro_batch=" + (steps == "1" ? "0" : "share of a rank / " + steps));
 }
 
+// ---- experts -----------------------------------------------------------------------------------
+
+Decision expert_ranks(const DeepspeedValues& values, const Setting& setting) {
+  if (!values.flag("expert_parallel.enabled")) {
+    return not_applicable("counts with expert_parallel.enabled");
+  }
+  return translated({{"parallel.ep", setting.value}});
+}
+
 // ---- optimizer and schedule --------------------------------------------------------------------
 
 Decision clipping(const DeepspeedValues&, const Setting& setting) {

@@ -11,6 +11,7 @@ std::string compute_dtype(const DeepspeedValues& values);
 
 // Batches
 Decision train_batch(const DeepspeedValues& values, const Setting& setting);
+Decision expert_ranks(const DeepspeedValues& values, const Setting& setting);
 Decision micro_batch(const DeepspeedValues& values, const Setting& setting);
 Decision accumulation(const DeepspeedValues& values, const Setting& setting);
 

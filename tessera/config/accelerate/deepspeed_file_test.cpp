@@ -224,6 +224,30 @@ TEST_F(DeepspeedFileTest, WhatIsTranslatedChangesTheRun) {
   }
 }
 
+TEST_F(DeepspeedFileTest, ExpertsAreSharedOutOverAsManyRanks) {
+  const auto file = [&](const std::string& enabled) {
+    return translate_beside(
+        1, fmt::format("\"expert_parallel\": {{\"enabled\": {}, \"autoep_size\": 4, "
+                       "\"preset_model\": \"mixtral\", \"top_k\": \"auto\", "
+                       "\"load_balance_coeff\": null}}",
+                       enabled));
+  };
+  const auto on = file("true"), off = file("false");
+  const auto sets = [](const Translation& translation) {
+    return std::ranges::any_of(translation.job, [](const auto& setting) {
+      return setting.key == "parallel.ep" && setting.value == "4";
+    });
+  };
+  EXPECT_TRUE(sets(on));
+  EXPECT_FALSE(sets(off));
+  EXPECT_EQ(entry(off, "expert_parallel.autoep_size").note, "counts with expert_parallel.enabled");
+  EXPECT_EQ(entry(on, "expert_parallel.preset_model").verdict, Verdict::not_applicable);
+  const auto refused = translate_beside(
+      1, "\"expert_parallel\": {\"enabled\": true, \"expert_tensor_parallel_size\": 2}");
+  EXPECT_EQ(entry(refused, "expert_parallel.expert_tensor_parallel_size").verdict,
+            Verdict::refused);
+}
+
 TEST_F(DeepspeedFileTest, SecretsAndLineFeedsAreNotShown) {
   const auto translation =
       translate_beside(2, R"("comet": {"enabled": true, "api_key": "s3cr3t"})");

@@ -112,9 +112,40 @@ Keys batch_keys() {
            "Ulysses sequence parallelism is not built yet"),
       ignored("seq_parallel_communication_data_type", text,
               "there is no Ulysses sequence parallelism"),
-      ignored("use_data_before_expert_parallelism", boolean, "there are no experts"),
-      section("expert_parallel", "mixture-of-experts models are not built yet"),
+      ignored("use_data_before_expert_parallelism", boolean,
+              "neighbouring ranks share out the experts; results are the same"),
   };
+}
+
+Keys expert_keys() {
+  const std::string family = "config.json names the family, whose modules are known";
+  Keys keys{
+      ignored("enabled", boolean, "autoep_size says it"),
+      within(decided("autoep_size", integer, deepspeed::expert_ranks), kAtLeastOne),
+      only("expert_tensor_parallel_size", integer, {"1"},
+           "ranks of parallel.tp divide experts as all else, and no others do"),
+      ignored("use_grouped_mm", boolean, "experts are always multiplied in groups"),
+      ignored("disable_triton_grouped_mm", boolean, "chooses a kernel"),
+      only("load_balance_coeff", number, {}, "DeepSpeed refuses it, too; leave it null"),
+      one_of(ignored("combine_impl", text, "results are always summed by weight"),
+             {"auto", "weighted_sum", "legacy_bmm"}),
+      ignored("validate_folding_routing", boolean, "tests compare every layout with one rank"),
+      ignored("has_shared_experts", boolean, family),
+  };
+  for (const auto* name : {"preset_model", "moe_layer_pattern", "router_pattern", "expert_pattern",
+                           "expert_w1", "expert_w2", "expert_w3", "num_experts_attr", "top_k_attr",
+                           "shared_experts_pattern", "shared_experts_gate_pattern"}) {
+    keys.push_back(ignored(name, text, family));
+  }
+  const std::string config = "config.json says how tokens find their experts";
+  for (const auto* name : {"score_func", "score_apply"})
+    keys.push_back(ignored(name, text, config));
+  keys.push_back(or_auto(ignored("route_norm", boolean, config), config));
+  for (const auto* name : {"route_scale", "top_k", "routed_scaling_factor", "num_expert_groups",
+                           "num_limited_groups"}) {
+    keys.push_back(or_auto(ignored(name, number, config), config));
+  }
+  return below("expert_parallel", std::move(keys));
 }
 
 Keys optimizer_keys() {
@@ -489,8 +520,9 @@ Keys keys_of_what_is_not_built() {
 
 Keys build() {
   Keys all;
-  for (auto* keys : {batch_keys, optimizer_keys, scheduler_keys, precision_keys, zero_keys,
-                     offload_keys, output_keys, memory_keys, keys_of_what_is_not_built}) {
+  for (auto* keys :
+       {batch_keys, expert_keys, optimizer_keys, scheduler_keys, precision_keys, zero_keys,
+        offload_keys, output_keys, memory_keys, keys_of_what_is_not_built}) {
     std::ranges::move(keys(), std::back_inserter(all));
   }
   return all;

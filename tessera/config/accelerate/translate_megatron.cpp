@@ -7,11 +7,20 @@ namespace {
 
 const std::string kPrefix = "megatron_lm_config.megatron_lm_";
 
-Decision degree(const RuleInput& input) {
+Decision context_degree(const RuleInput& input) {
   if (input.setting.value == "1") return honoured();
-  const bool context = input.setting.key.find("context") != std::string::npos;
-  return refused(
-      fmt::format("{} parallelism is not built yet; set 1", context ? "context" : "expert"));
+  return refused("context parallelism is not built yet; set 1");
+}
+
+Decision expert_degree(const RuleInput& input) {
+  return translated({{"parallel.ep", input.setting.value}});
+}
+
+/// Experts are divided over the ranks that divide all else.
+Decision expert_tensor_degree(const RuleInput& input) {
+  const auto tp = input.settings.integer(kPrefix + "tp_degree");
+  if (input.setting.value == std::to_string(tp)) return honoured();
+  return refused(fmt::format("experts are divided over the {} ranks of tp_degree; set {}", tp, tp));
 }
 
 Decision tensor_degree(const RuleInput& input) {
@@ -97,9 +106,9 @@ const Rules& megatron_lm_rules() {
   static const Rules rules{
       {kPrefix + "tp_degree", tensor_degree},
       {kPrefix + "pp_degree", pipeline_degree},
-      {kPrefix + "expert_model_parallel_size", degree},
-      {kPrefix + "expert_tensor_parallel_size", degree},
-      {kPrefix + "context_parallel_size", degree},
+      {kPrefix + "expert_model_parallel_size", expert_degree},
+      {kPrefix + "expert_tensor_parallel_size", expert_tensor_degree},
+      {kPrefix + "context_parallel_size", context_degree},
       {kPrefix + "num_micro_batches", micro_batches},
       {kPrefix + "sequence_parallelism", sequence_parallelism},
       {kPrefix + "recompute_activations", recompute_activations},

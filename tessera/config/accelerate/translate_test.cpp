@@ -218,6 +218,15 @@ TEST(TranslateTest, MegatronLm) {
   sequence.emplace_back("megatron_lm_config.sequence_parallelism", "false");
   EXPECT_THAT(job_of(sequence), Contains("parallel.sequence_parallel=false"));
   EXPECT_THAT(job_of(with("pp_degree", "2")), Contains("parallel.pp=2"));
+  EXPECT_THAT(job_of(with("expert_model_parallel_size", "2")), Contains("parallel.ep=2"));
+  auto experts = with("tp_degree", "2");
+  experts.emplace_back("megatron_lm_config.expert_tensor_parallel_size", "2");
+  EXPECT_EQ(verdict_of(experts, "megatron_lm_config.expert_tensor_parallel_size"),
+            Verdict::honoured);
+  EXPECT_EQ(entry_of(with("expert_tensor_parallel_size", "2"),
+                     "megatron_lm_config.expert_tensor_parallel_size")
+                .note,
+            "experts are divided over the 1 ranks of tp_degree; set 1");
 }
 
 TEST(TranslateTest, OtherHardwareIsRefusedUnlessOnTheCpu) {

@@ -97,9 +97,13 @@ ParameterSpecs parameters(const ModelShape& s) {
       {names.mixture + ".gate.weight", {s.experts.num, s.dim}, Division::per_head});
   for (int64_t e = 0; e < s.experts.num; ++e) {
     const auto expert = fmt::format("{}.experts.{}.", names.mixture, e);
-    result.block.push_back({expert + names.gate + ".weight", {s.ffn_dim, s.dim}});
-    result.block.push_back({expert + names.up + ".weight", {s.ffn_dim, s.dim}});
-    result.block.push_back({expert + names.down + ".weight", {s.dim, s.ffn_dim}});
+    const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
+      result.block.push_back(
+          {.name = expert + name + ".weight", .shape = {rows, columns}, .of_expert = true});
+    };
+    add(names.gate, s.ffn_dim, s.dim);
+    add(names.up, s.ffn_dim, s.dim);
+    add(names.down, s.dim, s.ffn_dim);
   }
   return result;
 }

@@ -76,6 +76,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
   plan_ = plan::plan_buffer(
       elements, {.placement = options_.placement,
                  .num_slices = options_.num_slices,
+                 .of_experts = options_.of_experts,
                  .trained = trained,
                  .offloaded = options_.offloaded,
                  .offloads_by_copy = options_.offloads_by_copy,

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/autograd/held.h"
+#include "tessera/autograd/recompute.h"
 #include "tessera/kernels/expert_rows.h"
 
 namespace tessera::parallel {
@@ -32,7 +33,8 @@ struct Way {
 struct ExchangeRows : torch::autograd::Function<ExchangeRows> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Way& way) {
     autograd::hold(context, "way", way);
-    return exchanged(rows, way.counts, way.axis);
+    return autograd::compute_once(
+        1, [&]() -> variable_list { return {exchanged(rows, way.counts, way.axis)}; })[0];
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto [counts, axis] = *autograd::held<Way>(context, "way");
@@ -42,10 +44,12 @@ struct ExchangeRows : torch::autograd::Function<ExchangeRows> {
 
 /// What each rank has for each expert, int64 [N, E] on the CPU, of this rank's `counts`.
 Tensor gathered_counts(const Tensor& counts, const mesh::Axis& axis) {
-  const auto own = counts.cpu();
-  auto all = at::empty({axis.size(), own.numel()}, own.options());
-  axis.all_gather(all, own).wait();
-  return all;
+  return autograd::compute_once(1, [&]() -> variable_list {
+    const auto own = counts.cpu();
+    auto all = at::empty({axis.size(), own.numel()}, own.options());
+    axis.all_gather(all, own).wait();
+    return {all};
+  })[0];
 }
 
 RowCounts row_counts(const Tensor& counts) {

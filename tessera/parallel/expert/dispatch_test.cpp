@@ -1,9 +1,12 @@
 #include "tessera/parallel/expert/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <set>
 #include <string>
@@ -204,6 +207,27 @@ INSTANTIATE_TEST_SUITE_P(
                    Placement::full_shard),
         std::tuple(mesh::MeshShape{.dp_replicate = 2, .dp_shard = 4, .ep = 2},
                    Placement::shard_gradients)));
+
+// The second exchange, of results, waits for a rank that took the rows of the first.
+TEST(Experts, ARankLostBetweenExchangesIsNamed) {
+  const auto begin = std::chrono::steady_clock::now();
+  on_mesh({.shape = {.dp_shard = 3, .ep = 3}, .killed = {1}}, [](const mesh::DeviceMesh& mesh) {
+    const auto& axis = mesh.axis("ep");
+    const auto products = [&](const torch::Tensor& rows, const torch::Tensor&) {
+      if (axis.rank() == 1) ::raise(SIGKILL);
+      return rows;
+    };
+    try {
+      over_ranks(at::ones({3, kDim}), {at::arange(3).view({3, 1}), at::ones({3, 1})}, 3, products,
+                 axis);
+      FAIL() << "expected an error";
+    } catch (const c10::DistError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("axis ep: all_to_all"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1"));
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
 
 TEST(Experts, ExpertsThatTheRanksCannotShareAreRefused) {
   on_mesh({.shape = {.dp_shard = 3, .ep = 3}}, [](const mesh::DeviceMesh& mesh) {

@@ -1,0 +1,30 @@
+#include "tessera/parallel/expert/share.h"
+
+#include "tessera/nn/experts.h"
+#include "tessera/parallel/expert/dispatch.h"
+
+namespace tessera::parallel {
+
+std::set<std::string> share_experts(torch::nn::Module& model, const mesh::DeviceMesh& mesh) {
+  const auto& axis = mesh.axis("ep");
+  std::set<std::string> names;
+  if (axis.size() == 1) return names;
+  for (const auto& item : model.named_modules()) {
+    auto* experts = item.value()->as<nn::ExpertsImpl>();
+    if (experts == nullptr) continue;
+    const int64_t all = experts->num_experts(), ranks = axis.size(), here = all / ranks;
+    TORCH_CHECK_VALUE(all % ranks == 0, item.key(), ": expected a multiple of the ", ranks,
+                      " ranks of ep, got ", all, " experts");
+    experts->keep(axis.rank() * here, (axis.rank() + 1) * here);
+    experts->dispatch = [axis](const torch::Tensor& x, const nn::Routing& routing,
+                               int64_t num_experts, const nn::ExpertProducts& products) {
+      return over_ranks(x, routing, num_experts, products, axis);
+    };
+    for (const auto& parameter : experts->named_parameters()) {
+      names.insert(item.key() + "." + parameter.key());
+    }
+  }
+  return names;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,22 @@
+// A model whose experts are shared out over ranks: what a rank keeps of it.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <set>
+#include <string>
+
+#include "tessera/mesh/mesh.h"
+
+namespace tessera::parallel {
+
+/// Leaves of each mixture in `model` (nn/experts.h; values on the meta device or not) the experts of
+/// this rank of the mesh's axis ep, and lets tokens go to the ranks that have theirs (dispatch.h).
+/// Returns the names of the parameters of all experts that are here, for
+/// DataParallelOptions::of_experts. To be called once matrices are divided (tensor_parallel) and
+/// before data parallelism makes units of the model. With one rank of ep: nothing changes, no name.
+///
+/// ValueError: experts that the ranks cannot share out evenly.
+std::set<std::string> share_experts(torch::nn::Module& model, const mesh::DeviceMesh& mesh);
+
+}  // namespace tessera::parallel
