@@ -36,9 +36,28 @@ enum class AmaxOf { most_recent, max };
 template <>
 inline constexpr auto kTexts<AmaxOf> = std::to_array<std::string_view>({"most_recent", "max"});
 
+/// What whole weights of the linear layers in blocks are kept and gathered in; of a run's gradients,
+/// what they are kept in once they are reduced, and what is sent of them.
+enum class WeightStorage { as_compute, fp8 };
+template <>
+inline constexpr auto kTexts<WeightStorage> = std::to_array<std::string_view>({"as_compute",
+                                                                               "fp8"});
+enum class GradientStorage { as_reduce, fp8 };
+template <>
+inline constexpr auto kTexts<GradientStorage> = std::to_array<std::string_view>({"as_reduce",
+                                                                                 "fp8"});
+
+/// Settings of precision by the names that they are known by (config/precision.h).
+enum class PrecisionPreset { none, fp16_amp, te, msamp_o1, msamp_o2, msamp_o3 };
+template <>
+inline constexpr auto kTexts<PrecisionPreset> =
+    std::to_array<std::string_view>({"none", "fp16_amp", "te", "msamp_o1", "msamp_o2", "msamp_o3"});
+
 struct Fp8Recipe {
   Matmul matmul = Matmul::fp8_tensor;
   Fp8Format format = Fp8Format::hybrid;
+  bool weights_are_fp8 =
+      false;  ///< already, with a power of two for each: they are not rounded again
   // Of fp8_delayed:
   int64_t history = 1024;  ///< steps whose maxima are kept
   AmaxOf amax = AmaxOf::max;

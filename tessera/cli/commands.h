@@ -23,6 +23,7 @@ void add_man(CLI::App& app, int& exit_code);
 void add_merge_adapter(CLI::App& app, int& exit_code);
 void add_merge_weights(CLI::App& app, int& exit_code);
 void add_offload(CLI::App& app, int& exit_code);
+void add_precision(CLI::App& app, int& exit_code);
 void add_push(CLI::App& app, int& exit_code);
 void add_schedule(CLI::App& app, int& exit_code);
 void add_test(CLI::App& app, int& exit_code);

@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_to_fsdp2(app, exit_code);
   tessera::cli::add_config(app, exit_code);
   tessera::cli::add_estimate_memory(app, exit_code);
+  tessera::cli::add_precision(app, exit_code);
   tessera::cli::add_schedule(app, exit_code);
   tessera::cli::add_offload(app, exit_code);
   tessera::cli::add_env(app, exit_code);

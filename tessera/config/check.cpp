@@ -297,15 +297,42 @@ void check_in_backward(const RunConfig& config, const Place& place) {
   if (problem) place.error(problem->key, "{}", problem->message);
 }
 
+/// What 8 bits of weights and gradients do not go with.
+void check_fp8_storage(const RunConfig& config, const Place& place) {
+  const auto& precision = config.precision;
+  if (!precision.has_fp8_weights() && !precision.has_fp8_gradients()) return;
+  const bool weights = precision.has_fp8_weights();
+  const auto* key = weights ? "precision.weights" : "precision.gradients";
+  if (offloads(config)) {
+    place.error(key,
+                "fp8 is not kept on the host; set parallel.offload_params and "
+                "parallel.offload_optimizer to false, or this to its default");
+  }
+  if (!weights) return;
+  if (has_adapter(config)) {
+    place.error(key,
+                "an adapter leaves the weights that it stands beside as they are, and frozen; set "
+                "this to as_compute, or model.weights to int8");
+  }
+  if (std::holds_alternative<int>(config.parallel.reshard_after_forward)) {
+    place.error(key,
+                "fp8 is gathered over all ranks; set parallel.reshard_after_forward to true or "
+                "false");
+  }
+}
+
 void check_precision(const RunConfig& config, const Place& place) {
   const auto& precision = config.precision;
-  if (precision.parameters == FloatType::bf16 && precision.compute != FloatType::bf16) {
+  const auto parameters = text_of(precision.parameters);
+  if (precision.parameters != FloatType::fp32 && precision.compute != precision.parameters) {
     place.error("precision.parameters",
-                "bf16 parameters compute in bf16; set precision.compute to bf16, or this to fp32");
+                "{0} parameters compute in {0}; set precision.compute to {0}, or this to fp32",
+                parameters);
   }
-  if (precision.parameters == FloatType::bf16 && precision.autocast) {
+  if (precision.parameters != FloatType::fp32 && precision.autocast) {
     place.error("precision.autocast",
-                "bf16 parameters need no cast; remove it, or set precision.parameters to fp32");
+                "{} parameters need no cast; remove it, or set precision.parameters to fp32",
+                parameters);
   }
   if (precision.autocast && precision.reduce != FloatType::fp32) {
     place.error("precision.reduce", "under autocast gradients are fp32 like the weights; got {}",
@@ -352,6 +379,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_weights(config.data, place);
   check_precision(config, place);
   check_effect(config, origins, place);
+  check_fp8_storage(config, place);
   check_in_backward(config, place);
 }
 

@@ -473,6 +473,11 @@ Section precision_section() {
   using S = PrecisionSection;
   return SectionBuilder("precision", &RunConfig::precision, "In which dtypes a run computes.")
       .add(
+          "preset", &S::preset,
+          "settings that go together: what `tessera precision --table` shows; a key set to another "
+          "value is an error",
+          kAlways, {.aliases = {"opt_level"}})
+      .add(
           "compute", &S::compute,
           "of products and activations; norms, softmax and loss stay in fp32; fp16 scales the loss",
           kAlways, {.aliases = {"mixed_precision", "dtype"}})
@@ -482,13 +487,28 @@ Section precision_section() {
            {kLowPrecision})
       .add("reduce", &S::reduce, "gradients are accumulated and summed over ranks in it", kAlways,
            {.aliases = {"reduce_dtype"}})
-      .add("parameters", &S::parameters, "what the optimizer updates; bf16: no fp32 copy anywhere",
-           kAlways, {.choices = {"fp32", "bf16"}, .aliases = {"param_dtype"}})
-      .add("optimizer_states", &S::optimizer_states, "what adamw keeps", {kAdamWAlone},
-           {.choices = {"fp32", "bf16"}})
+      .add("parameters", &S::parameters,
+           "what the optimizer updates; bf16 and fp16: no fp32 copy anywhere", kAlways,
+           {.aliases = {"param_dtype", "master", "master_weights"}})
+      .add("optimizer_states", &S::optimizer_states,
+           "what adamw keeps; fp8+fp16: its mean in 8 bits, its mean square in 16, with scales",
+           {kAdamWAlone})
       .add("stochastic_rounding", &S::stochastic_rounding,
            "bf16 parameters and states are rounded at random, so that small updates count",
            {kBf16State})
+      .add("weights", &S::weights,
+           "of the linear layers in blocks, where they are kept or gathered whole: as compute "
+           "says, or "
+           "fp8: E4M3 with a scale for each weight; the optimizer's part stays in parameters",
+           {kLowPrecision, kGathersWeights},
+           {.aliases = {"fp8_gather", "fp8_param_gather", "enable_fsdp_float8_all_gather"}})
+      .add("gradients", &S::gradients,
+           "as they are kept from their reduction to the step: fp8: E4M3 with a scale for each "
+           "buffer of a unit",
+           {kGradientsStay})
+      .add("communication", &S::communication,
+           "of gradients: in reduce, or fp8: sent as E4M3, added up in fp32", kAlways,
+           {.aliases = {"grad_reduce_in_fp8"}})
       .add("matmul", &S::matmul,
            "of the linear layers in blocks, while they train: as compute says, or of numbers "
            "rounded to "
@@ -500,15 +520,16 @@ Section precision_section() {
       .add("fp8_keep", &S::fp8_keep,
            "linear layers that stay in compute: patterns of their paths; first_last: those of the "
            "first and the last block",
-           {kFp8}, {.aliases = {"filter_fqns"}})
+           {kFp8OrWeights}, {.aliases = {"filter_fqns", "first_last_layers_bf16"}})
       .add("fp8_pad", &S::fp8_pad,
            "layers whose sizes are no multiple of 16 (mxfp8: 32) are padded; false: an error",
            {kFp8}, {.aliases = {"pad_inner_dim"}})
       .add("fp8_format", &S::fp8_format, "gradients in E5M2 (hybrid) or in E4M3", {kFp8ByTensor})
       .add("fp8_amax_history", &S::fp8_amax_history, "steps whose largest numbers are kept",
-           {kFp8Delayed}, {.range = between(1, 1 << 16), .aliases = {"amax_history_len"}})
+           {kFp8Delayed},
+           {.range = between(1, 1 << 16), .aliases = {"amax_history_len", "fp8_amax_history_len"}})
       .add("fp8_amax", &S::fp8_amax, "which of them a scale is made of", {kFp8Delayed},
-           {.aliases = {"amax_compute_algo"}})
+           {.aliases = {"amax_compute_algo", "fp8_amax_compute_algo"}})
       .add("fp8_margin", &S::fp8_margin, "scales are divided by two to this power", {kFp8Delayed},
            {.range = between(0, 32)})
       .add("fp8_interval", &S::fp8_interval, "steps between new scales", {kFp8Delayed},

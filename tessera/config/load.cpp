@@ -9,6 +9,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
 #include "tessera/config/fields.h"
+#include "tessera/config/precision.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
 #include "tessera/config/yaml_document.h"
@@ -214,6 +215,7 @@ LoadedConfig load_run_config(const std::string& file, const std::vector<Override
   }
   if (!file.empty()) JobReader(file, loaded).read(parse_job(file, read_file(file)));
   for (const auto& override : overrides) apply_override(override, loaded);
+  apply_preset(loaded);
   drop_ineffective(overrides, loaded);
   return loaded;
 }

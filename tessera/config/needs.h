@@ -17,7 +17,7 @@ inline bool offloads(const RunConfig& c) {
 }
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
-         c.precision.optimizer_states == FloatType::bf16;
+         c.precision.optimizer_states == optim::StateType::bf16;
 }
 /// Random numbers of a run beside the order of its data: first weights, dropout, rounding.
 inline bool draws_numbers(const RunConfig& c) {
@@ -169,6 +169,14 @@ constexpr Need kNoLossScale{"precision.compute other than fp16", [](const RunCon
                             }};
 constexpr Need kFp8{"precision.matmul other than as_compute",
                     [](const RunConfig& c) { return c.precision.matmul != Matmul::as_compute; }};
+constexpr Need kFp8OrWeights{
+    "precision.matmul other than as_compute, or precision.weights fp8", [](const RunConfig& c) {
+      return c.precision.matmul != Matmul::as_compute || c.precision.has_fp8_weights();
+    }};
+constexpr Need kGathersWeights{"precision.autocast false",
+                               [](const RunConfig& c) { return !c.precision.autocast; }};
+constexpr Need kGradientsStay{"optimizer.in_backward false",
+                              [](const RunConfig& c) { return !c.optimizer.in_backward; }};
 constexpr Need kFp8ByTensor{"precision.matmul fp8_tensor or fp8_delayed", [](const RunConfig& c) {
                               return c.precision.matmul == Matmul::fp8_tensor ||
                                      c.precision.matmul == Matmul::fp8_delayed;

@@ -12,6 +12,7 @@
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
 #include "tessera/base/fp8.h"
+#include "tessera/base/optimizer_states.h"
 #include "tessera/base/weight_format.h"
 #include "tessera/models/adapter.h"
 #include "tessera/models/shape.h"
@@ -141,12 +142,16 @@ struct ParallelSection {
 };
 
 struct PrecisionSection {
+  PrecisionPreset preset = PrecisionPreset::none;
   FloatType compute = FloatType::fp32;
   bool autocast = false;  ///< false: weights are gathered in `compute`; true: cast per use
-  FloatType reduce = FloatType::fp32;            ///< gradients
-  FloatType parameters = FloatType::fp32;        ///< what the optimizer updates: fp32, bf16
-  FloatType optimizer_states = FloatType::fp32;  ///< fp32, bf16
+  FloatType reduce = FloatType::fp32;      ///< gradients
+  FloatType parameters = FloatType::fp32;  ///< what the optimizer updates
+  optim::StateType optimizer_states = optim::StateType::fp32;
   bool stochastic_rounding = false;
+  WeightStorage weights = WeightStorage::as_compute;
+  GradientStorage gradients = GradientStorage::as_reduce;
+  GradientStorage communication = GradientStorage::as_reduce;
   Matmul matmul = Matmul::as_compute;  ///< of the linear layers in blocks
   std::vector<std::string> fp8_keep;   ///< layers that stay in `compute`: patterns, or first_last
   bool fp8_pad = false;                ///< sizes that are no multiple of 16 are padded to one
@@ -159,11 +164,15 @@ struct PrecisionSection {
   Fp8Recipe fp8_recipe() const {
     return {.matmul = matmul,
             .format = fp8_format,
+            .weights_are_fp8 = has_fp8_weights(),
             .history = fp8_amax_history,
             .amax = fp8_amax,
             .margin = fp8_margin,
             .interval = fp8_interval};
   }
+  bool has_fp8_weights() const { return weights == WeightStorage::fp8; }
+  bool has_fp8_gradients() const { return gradients == GradientStorage::fp8; }
+  bool sends_fp8() const { return communication == GradientStorage::fp8; }
   /// Weights are gathered, or kept, in `compute` instead of being cast at each use.
   bool computes_in_half() const { return compute != FloatType::fp32 && !autocast; }
 
@@ -289,6 +298,10 @@ struct Override {
 
 /// "section.key=value" as an override. UserError if there is no "=".
 Override parse_override(const std::string& text);
+
+/// Is each micro-batch's gradient reduced by itself, where there is no pipeline? What placements free once
+/// it is reduced, or keep in 8 bits.
+bool reduces_each(const RunConfig& config);
 
 /// Reads a job file ("": none, the defaults) and applies overrides, in order.
 /// UserError: file, line, key, what was expected, the nearest right key. Looks at each value alone;

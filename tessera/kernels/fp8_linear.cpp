@@ -21,6 +21,11 @@ Fp8Type type_of(const Fp8Recipe& recipe, Fp8Operand operand) {
   return by_tensor && wide ? Fp8Type::e5m2 : Fp8Type::e4m3;
 }
 
+/// Is it a weight that was rounded where it is kept?
+bool keeps_weight(const Fp8Recipe& recipe, Fp8Operand operand) {
+  return recipe.weights_are_fp8 && operand == Fp8Operand::weight;
+}
+
 /// Along which dimension of an operand a product adds up.
 enum class Sum { along_rows, along_columns };
 
@@ -48,6 +53,9 @@ Fp8Scaling scaling_of(const Fp8Recipe& recipe, Fp8Operand operand, Sum sum) {
     case Matmul::as_compute:
     case Matmul::fp8_tensor:
     case Matmul::fp8_delayed:
+      if (keeps_weight(recipe, operand)) {
+        return {.type = type, .rule = Fp8ScaleRule::power_of_two};
+      }
       return {.type = type};
   }
   __builtin_unreachable();
@@ -97,7 +105,7 @@ class Fp8Products : public LinearProducts {
     const bool narrow =
         matrix.device().is_cpu() ? multiplies_bf16_into_float() : matrix.element_size() == 2;
     std::optional<float> scale;
-    if (history_) scale = history_->scale(operand);
+    if (history_ && !keeps_weight(recipe_, operand)) scale = history_->scale(operand);
     auto result = round_to_fp8(matrix, scaling_of(recipe_, operand, sum),
                                narrow ? at::kBFloat16 : at::kFloat, scale);
     if (history_) history_->see(operand, result.amax);

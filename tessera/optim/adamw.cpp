@@ -1,6 +1,10 @@
 // AdamW (Loshchilov and Hutter, ICLR 2019), with states of 32, 16 or 8 bits: one fused kernel a
 // slice.
+#include <algorithm>
+#include <tuple>
+
 #include "tessera/kernels/adamw8bit.h"
+#include "tessera/kernels/block_scaled.h"
 #include "tessera/kernels/flat.h"
 #include "tessera/optim/algorithm.h"
 
@@ -16,6 +20,15 @@ std::vector<StateKind> adamw8bit_states(const OptimizerOptions&) {
           {"exp_avg_absmax", torch::kFloat32, kStateBlock},
           {"exp_avg_sq_codes", torch::kByte},
           {"exp_avg_sq_absmax", torch::kFloat32, kStateBlock}};
+}
+
+/// As FP8-LM has it (Peng et al., 2023, section 2.2), but with a scale for each block instead of each
+/// tensor, which no division among ranks cuts.
+std::vector<StateKind> adamw_fp8_states(const OptimizerOptions&) {
+  return {{"exp_avg_fp8", torch::kFloat8_e4m3fn},
+          {"exp_avg_factor", torch::kFloat32, kStateBlock},
+          {"exp_avg_sq_fp16", torch::kHalf},
+          {"exp_avg_sq_factor", torch::kFloat32, kStateBlock}};
 }
 
 kernels::AdamWOptions fused_options(const Update& update) {
@@ -48,9 +61,32 @@ void adamw8bit(const Update& update) {
                      {states[2], states[3]}, fused_options(update), slice.copy);
 }
 
+/// Some blocks at a time are brought to float32, which stay in the cache.
+void adamw_fp8(const Update& update) {
+  constexpr int64_t kBlocksAtOnce = 256;
+  const auto& [slice, states] = std::tie(update.slice, update.states);
+  const kernels::BlockScaled means{states[0], states[1]}, squares{states[2], states[3]};
+  auto options = fused_options(update);
+  const int64_t num_blocks = states[1].numel();
+  for (int64_t first = 0; first < num_blocks; first += kBlocksAtOnce) {
+    const int64_t last = std::min(first + kBlocksAtOnce, num_blocks);
+    const auto part = [&](const torch::Tensor& of) {
+      return of.defined() ? of.slice(0, first * kStateBlock, last * kStateBlock) : of;
+    };
+    const auto mean = means.blocks(first, last), square = squares.blocks(first, last);
+    const auto m = kernels::unscaled(mean), v = kernels::unscaled(square);
+    if (options.rounding)
+      options.rounding->first_position = slice.first_position + first * kStateBlock;
+    kernels::adamw(part(slice.parameter), part(slice.gradient), m, v, options, part(slice.copy));
+    kernels::scale_into(m, mean);
+    kernels::scale_into(v, square);
+  }
+}
+
 }  // namespace
 
 const Algorithm kAdamW{adamw_states, adamw};
 const Algorithm kAdamW8bit{adamw8bit_states, adamw8bit};
+const Algorithm kAdamWFp8{adamw_fp8_states, adamw_fp8};
 
 }  // namespace tessera::optim

@@ -20,7 +20,7 @@ struct Algorithm {
   void (*update)(const Update& update);
 };
 
-extern const Algorithm kAdamW, kAdamW8bit, kSgd, kLion;
+extern const Algorithm kAdamW, kAdamW8bit, kAdamWFp8, kSgd, kLion;
 
 /// The gradient as it counts, float32: the slice's own, scaled in place, or a copy.
 torch::Tensor scaled_gradient(const Update& update);

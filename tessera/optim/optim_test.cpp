@@ -227,6 +227,80 @@ TEST(Optimizer, RefusesStatesThatItCannotKeep) {
                c10::ValueError);
 }
 
+/// A slice of whole blocks after five updates whose gradients span eleven orders of magnitude.
+torch::Tensor after_updates(Slice slice, const std::vector<torch::Tensor>& gradients) {
+  Optimizer optimizer({slice}, {});
+  for (const auto& gradient : gradients) {
+    slice.gradient.copy_(gradient);
+    optimizer.step(1e-2);
+  }
+  return slice.parameter;
+}
+
+TEST(Fp8States, CostLittleAccuracyAndNothingWhereASliceIsDivided) {
+  torch::manual_seed(7);
+  constexpr int64_t kCount = 300 * kStateBlock;  // more than are updated at once
+  const auto start = torch::randn({kCount});
+  const auto sizes = torch::exp2(-torch::remainder(torch::arange(kCount), 37).to(torch::kFloat32));
+  std::vector<torch::Tensor> gradients;
+  for (int i = 0; i < 5; ++i) gradients.push_back(torch::randn({kCount}) * sizes);
+  const auto run = [&](Treatment treatment, int64_t begin, int64_t end) {
+    std::vector<torch::Tensor> own;
+    for (const auto& gradient : gradients) own.push_back(gradient.slice(0, begin, end));
+    return after_updates({.parameter = start.slice(0, begin, end).clone(),
+                          .gradient = torch::empty({end - begin}),
+                          .treatment = treatment},
+                         own);
+  };
+  const auto exact = run(Treatment::elements, 0, kCount);
+  const auto kept = run(Treatment::blocks, 0, kCount);
+  // No update explodes because a mean square was lost before its mean: at most they go other ways.
+  EXPECT_LT((kept - exact).abs().max().item<double>(), 2 * 5 * 1e-2);
+  EXPECT_LT((kept - exact).norm().item<double>(), 0.5 * (exact - start).norm().item<double>());
+  const auto divided = torch::cat({run(Treatment::blocks, 0, 7 * kStateBlock),
+                                   run(Treatment::blocks, 7 * kStateBlock, kCount)});
+  EXPECT_TRUE(torch::equal(divided, kept));
+}
+
+TEST(Fp8States, AreOneAndTwoBytesANumber) {
+  const auto x = torch::randn({4 * kStateBlock});
+  Optimizer optimizer({{.parameter = x, .gradient = x.clone(), .treatment = Treatment::blocks}},
+                      {});
+  optimizer.step(1e-3);
+  EXPECT_EQ(optimizer.state_bytes(), 4 * kStateBlock * 3 + 4 * 2 * 4);
+  EXPECT_EQ(optimizer.states(0)[0].second.scalar_type(), torch::kFloat8_e4m3fn);
+  EXPECT_EQ(optimizer.states(0)[2].second.scalar_type(), torch::kHalf);
+}
+
+TEST(Float16, ParametersAreUpdatedInFloat32AndRoundedOnce) {
+  torch::manual_seed(7);
+  for (const auto type : {OptimizerType::adamw, OptimizerType::sgd, OptimizerType::lion}) {
+    const auto half = torch::randn({kSize}).to(torch::kHalf), gradient = torch::randn({kSize});
+    const auto wide = half.to(torch::kFloat32);
+    Optimizer narrow({{half, gradient.clone()}}, {.type = type});
+    Optimizer plain({{wide, gradient.clone()}}, {.type = type});
+    narrow.step(1e-2), plain.step(1e-2);
+    EXPECT_TRUE(torch::equal(half, wide.to(torch::kHalf)));
+  }
+}
+
+TEST(Fp8Gradient, IsReadTimesItsFactor) {
+  const auto codes = torch::randn({kSize}).to(torch::kFloat8_e4m3fn);
+  const auto numbers = codes.to(torch::kFloat32) * 0.25;
+  for (const auto type : {OptimizerType::adamw, OptimizerType::sgd, OptimizerType::lion}) {
+    const auto a = torch::ones({kSize}), b = torch::ones({kSize});
+    Optimizer kept({{.parameter = a, .gradient = codes, .gradient_factor = torch::full({1}, 0.25)}},
+                   {.type = type});
+    const auto gradient = torch::empty({kSize});  // a step may change it
+    Optimizer plain({{.parameter = b, .gradient = gradient}}, {.type = type});
+    for (int i = 0; i < 3; ++i) {
+      gradient.copy_(numbers);
+      kept.step(1e-2, 0.5), plain.step(1e-2, 0.5);
+    }
+    EXPECT_TRUE(torch::allclose(a, b, 1e-6, 1e-7));
+  }
+}
+
 TEST(SquaredNorm, KeepsSmallTermsThatAnFp32SumLoses) {
   const std::vector<torch::Tensor> tensors{torch::full({3'000'001}, 1e-3f),
                                            torch::tensor({1000.f})};

@@ -1,8 +1,11 @@
 #include "tessera/optim/optimizer.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "tessera/base/optimizer_states.h"
 #include "tessera/kernels/flat.h"
+#include "tessera/kernels/fp8.h"
 #include "tessera/optim/algorithm.h"
 #include "tessera/optim/muon.h"
 
@@ -17,7 +20,8 @@ void check(const Slice& slice, const OptimizerOptions& options) {
   TORCH_INTERNAL_ASSERT(!slice.copy.defined() || slice.copy.sizes() == parameter.sizes());
   TORCH_INTERNAL_ASSERT(
       slice.treatment != Treatment::blocks ||
-      (options.type == OptimizerType::adamw8bit && parameter.numel() % kStateBlock == 0));
+      ((options.type == OptimizerType::adamw8bit || options.type == OptimizerType::adamw) &&
+       parameter.numel() % kStateBlock == 0));
   TORCH_CHECK_VALUE(
       options.state_dtype == torch::kFloat32 ||
           (options.state_dtype == torch::kBFloat16 && options.type == OptimizerType::adamw),
@@ -27,7 +31,9 @@ void check(const Slice& slice, const OptimizerOptions& options) {
 
 /// What updates slices other than muon's matrices.
 const Algorithm& algorithm_of(OptimizerType type, Treatment treatment) {
-  if (treatment == Treatment::blocks) return kAdamW8bit;
+  if (treatment == Treatment::blocks) {
+    return type == OptimizerType::adamw8bit ? kAdamW8bit : kAdamWFp8;
+  }
   switch (type) {
     case OptimizerType::adamw:
     case OptimizerType::adamw8bit:
@@ -41,10 +47,21 @@ const Algorithm& algorithm_of(OptimizerType type, Treatment treatment) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+/// Has it numbers that the kernels do not read?
+bool is_narrow(const Slice& slice) {
+  return slice.parameter.scalar_type() == torch::kHalf || slice.gradient.element_size() == 1;
+}
+
+/// A gradient of 8 bits in float32, others as they are.
+Tensor readable_gradient(const Slice& slice) {
+  if (slice.gradient.element_size() > 1) return slice.gradient;
+  return kernels::from_fp8(slice.gradient, torch::kFloat32, slice.gradient_factor.item<float>());
+}
+
 }  // namespace
 
 Tensor scaled_gradient(const Update& update) {
-  auto gradient = update.slice.gradient.to(torch::kFloat32);
+  auto gradient = readable_gradient(update.slice).to(torch::kFloat32);
   if (update.gradient_scale != 1) gradient.mul_(update.gradient_scale);
   return gradient;
 }
@@ -80,8 +97,36 @@ void Optimizer::update(size_t slice, double learning_rate, double gradient_scale
   const torch::NoGradGuard no_grad;
   const auto& own = slices_[slice];
   TORCH_INTERNAL_ASSERT(own.treatment != Treatment::matrices);
+  if (is_narrow(own)) return update_in_pieces(slice, learning_rate, gradient_scale);
   algorithm_of(options_.type, own.treatment)
       .update({own, state(slice), options_, learning_rate * own.rate, gradient_scale, step_});
+}
+
+/// Pieces are brought to float32 and back, so that the whole slice need not be there twice.
+void Optimizer::update_in_pieces(size_t index, double learning_rate, double gradient_scale) {
+  constexpr int64_t kPiece = 1 << 18;  // numbers: whole blocks
+  const auto& whole = slices_[index];
+  const auto kinds = state_kinds(whole.treatment);
+  const auto& kept = state(index);
+  const int64_t count = whole.parameter.numel();
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t end = std::min(begin + kPiece, count);
+    Slice piece = whole;
+    const auto parameter = whole.parameter.slice(0, begin, end);
+    const bool half = parameter.scalar_type() == torch::kHalf;
+    piece.parameter = half ? parameter.to(torch::kFloat32) : parameter;
+    piece.gradient = whole.gradient.slice(0, begin, end);
+    piece.gradient = readable_gradient(piece);
+    piece.first_position += begin;
+    if (whole.copy.defined()) piece.copy = whole.copy.slice(0, begin, end);
+    std::vector<Tensor> states;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      states.push_back(kept[i].slice(0, begin / kinds[i].block, kinds[i].count(end)));
+    }
+    algorithm_of(options_.type, whole.treatment)
+        .update({piece, states, options_, learning_rate * whole.rate, gradient_scale, step_});
+    if (half) parameter.copy_(piece.parameter);
+  }
 }
 
 void Optimizer::step_muon(double learning_rate, double gradient_scale) {
@@ -111,9 +156,9 @@ std::vector<StateKind> Optimizer::state_kinds(Treatment treatment) const {
   for (const auto& kind : kinds) {
     bytes += static_cast<double>(torch::elementSize(kind.dtype)) / static_cast<double>(kind.block);
   }
-  const auto number_bytes = static_cast<int64_t>(torch::elementSize(options_.state_dtype));
-  TORCH_INTERNAL_ASSERT(bytes == tessera::optim::state_bytes(options_.type, treatment,
-                                                             options_.momentum, number_bytes));
+  const auto states = options_.state_dtype == torch::kBFloat16 ? StateType::bf16 : StateType::fp32;
+  TORCH_INTERNAL_ASSERT(
+      bytes == tessera::optim::state_bytes(options_.type, treatment, options_.momentum, states));
   return kinds;
 }
 

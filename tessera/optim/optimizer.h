@@ -34,12 +34,13 @@ struct OptimizerOptions {
 };
 
 /// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of
-/// equal length. Arithmetic is in float32; the parameter and the gradient may be bfloat16 (on the
-/// CPU), each for itself.
+/// equal length. Arithmetic is in float32; the parameter may be bfloat16 (on the CPU) or float16, the
+/// gradient bfloat16 (on the CPU) or float8.
 struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd
-  /// matrices: parts of some that muon updates. blocks: adamw8bit keeps 8 bits of each state; the
+  /// matrices: parts of some that muon updates. blocks: adamw8bit keeps 8 bits of each state, adamw 8
+  /// and 16 bits (StateType::fp8_fp16); the
   /// slice begins at a block's first number and has whole blocks, whose numbers behind the last of
   /// a parameter are nobody's, and move. Others adamw updates beside these.
   Treatment treatment = Treatment::elements;
@@ -50,11 +51,14 @@ struct Slice {
   /// If defined: bfloat16 of equal length; each step leaves the new parameter here, rounded to
   /// nearest, in the same pass.
   torch::Tensor copy;
+  /// float32 [1]: what a float8 gradient is multiplied by. Valid for life.
+  torch::Tensor gradient_factor;
 };
 
 /// One of the things that an optimizer keeps of a parameter: Torch's names, "exp_avg" and
 /// "exp_avg_sq" of adamw, "momentum_buffer" of sgd and muon, "exp_avg" of lion; of adamw8bit
-/// "exp_avg_codes", "exp_avg_absmax" and the same of "exp_avg_sq" (kernels/adamw8bit.h).
+/// "exp_avg_codes", "exp_avg_absmax" and the same of "exp_avg_sq" (kernels/adamw8bit.h); of adamw in
+/// blocks "exp_avg_fp8", "exp_avg_factor", "exp_avg_sq_fp16", "exp_avg_sq_factor".
 struct StateKind {
   std::string name;
   torch::Dtype dtype = torch::kFloat32;
@@ -97,6 +101,7 @@ class Optimizer {
 
  private:
   const std::vector<torch::Tensor>& state(size_t index);
+  void update_in_pieces(size_t index, double learning_rate, double gradient_scale);
   void step_muon(double learning_rate, double gradient_scale);
 
   std::vector<Slice> slices_;

@@ -1,5 +1,6 @@
 #include "tessera/plan/buffer.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <numeric>
 
@@ -14,13 +15,21 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
                   .whole_bytes = options.whole_bytes,
                   .slice_bytes = options.slice_bytes,
                   .gradient_bytes = options.gradient_bytes};
-  plan.keeps_whole = alone || options.placement != parallel::Placement::full_shard;
-  plan.keeps_gradient =
-      !options.in_backward && (alone || !parallel::frees_gradients(options.placement));
+  const bool fp8_weights = options.fp8_weights && options.trained;
+  const bool keeps_all = alone || options.placement != parallel::Placement::full_shard;
+  plan.keeps_whole = keeps_all && !fp8_weights;
+  plan.keeps_codes = keeps_all && fp8_weights;
+  plan.gathered_bytes = fp8_weights ? 1 : options.whole_bytes;
+  plan.fp8_gradients = options.fp8_gradients && options.trained;
+  plan.gradient_slice_bytes =
+      plan.fp8_gradients ? 1 : std::max(options.slice_bytes, options.gradient_bytes);
+  plan.keeps_gradient = !options.in_backward && !plan.fp8_gradients &&
+                        (alone || !parallel::frees_gradients(options.placement));
   plan.keeps_copy = options.offloaded && options.offloads_by_copy && !plan.keeps_whole;
   plan.slice_in_whole = plan.keeps_whole && options.slice_has_type_of_whole && !options.offloaded;
   plan.gradient_slice_in_gradient = (plan.keeps_gradient || options.in_backward) &&
-                                    options.gradient_has_type_of_sum && !options.offloaded;
+                                    options.gradient_has_type_of_sum && !options.offloaded &&
+                                    !plan.fp8_gradients;
   plan.on_host = options.offloaded && !options.device_is_host;
   return plan;
 }

@@ -19,6 +19,8 @@ struct BufferOptions {
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
   bool device_is_host = true;     ///< as on a CPU, where offloading moves nothing
   bool in_backward = false;       ///< updated once reduced: no gradient stays
+  bool fp8_weights = false;       ///< whole parameters are kept and gathered in 8 bits
+  bool fp8_gradients = false;     ///< reduced gradients are kept in 8 bits
   /// Bytes of an element: computed in, updated in, reduced in.
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool slice_has_type_of_whole = true;
@@ -36,7 +38,11 @@ struct BufferPlan {
   bool of_experts = false;
   bool trained = true;
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
+  int64_t gradient_slice_bytes = 4;  ///< of an element of what is kept of a reduced gradient
+  int64_t gathered_bytes = 4;        ///< of an element of what gathers send
+  bool fp8_gradients = false;
   bool keeps_whole = true;     ///< whole parameters stay in memory all the time
+  bool keeps_codes = false;    ///< instead, those in 8 bits do
   bool keeps_gradient = true;  ///< so does the whole gradient
   bool keeps_copy = false;     ///< of the slice, on the device in the type of the whole parameters
   bool slice_in_whole = true;  ///< the slice is part of the whole parameters

@@ -1,8 +1,13 @@
 #include "tessera/plan/units.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/config/precision.h"
 #include "tessera/models/spec.h"
 
 namespace tessera::plan {
@@ -31,11 +36,13 @@ bool is_summed(const RankPart& part, Division division) {
 
 /// Elements of a unit's parameters that are kept alike.
 struct Amount {
-  int64_t elements = 0;     // that are trained
-  int64_t in_matrices = 0;  // of transformer blocks; likewise the next ones
-  int64_t in_blocks = 0;    // whose states the optimizer keeps in 8 bits
-  int64_t summed = 0;       // of whose gradients ranks of tp hold summands
-  int64_t frozen = 0;       // elements beside these
+  int64_t elements = 0;       // that are trained
+  int64_t in_matrices = 0;    // of transformer blocks; likewise the next ones
+  int64_t in_blocks = 0;      // whose states the optimizer keeps in 8 bits
+  int64_t summed = 0;         // of whose gradients ranks of tp hold summands
+  int64_t frozen = 0;         // elements beside these
+  int64_t in_fp8 = 0;         // of the first, those that are gathered in 8 bits
+  int64_t fp8_in_blocks = 0;  // of these, those in_blocks
 
   Amount& operator+=(const Amount& other) {
     elements += other.elements;
@@ -43,11 +50,13 @@ struct Amount {
     in_blocks += other.in_blocks;
     summed += other.summed;
     frozen += other.frozen;
+    in_fp8 += other.in_fp8;
+    fp8_in_blocks += other.fp8_in_blocks;
     return *this;
   }
   Amount shared_by(int64_t ranks) const {
-    return {elements / ranks, in_matrices / ranks, in_blocks / ranks, summed / ranks,
-            frozen / ranks};
+    return {elements / ranks, in_matrices / ranks, in_blocks / ranks,    summed / ranks,
+            frozen / ranks,   in_fp8 / ranks,      fp8_in_blocks / ranks};
   }
 };
 
@@ -73,7 +82,7 @@ Amount of_kind(const RankPart& part, Kind kind, const Amount& all) {
 
 /// What a rank has of parameters other than embeddings, all being trained. The size of the whole ones
 /// decides which states the optimizer keeps in 8 bits. `quantised`: without matrices.
-Amount amount_of(const RankPart& part, optim::OptimizerType type,
+Amount amount_of(const RankPart& part, const RunConfig& config,
                  const std::vector<models::ParameterSpec>& whole,
                  const std::vector<models::ParameterSpec>& parts, Kind kind,
                  bool quantised = false) {
@@ -82,13 +91,45 @@ Amount amount_of(const RankPart& part, optim::OptimizerType type,
     const bool matrix = parts[i].shape.size() == 2;
     if (kind_of(part, parts[i]) != kind || (matrix && quantised)) continue;
     const int64_t elements = parts[i].num_elements();
-    const auto treatment = optim::treatment_of(type, {.num_elements = whole[i].num_elements()});
+    const auto treatment =
+        optim::treatment_of(config.optimizer.type, config.precision.optimizer_states,
+                            {.num_elements = whole[i].num_elements()});
     all.elements += elements;
     if (matrix) all.in_matrices += elements;
     if (treatment == optim::Treatment::blocks) all.in_blocks += elements;
     if (is_summed(part, parts[i].division)) all.summed += elements;
   }
   return of_kind(part, kind, all);
+}
+
+/// One of a model's blocks.
+struct Block {
+  const models::ParameterSpecs &whole, &parts;
+  int64_t index, count;
+};
+
+/// The `amount` of a block with what of it is gathered in 8 bits: the weights of its linear layers but
+/// those of precision.fp8_keep.
+Amount in_fp8(const RankPart& part, const RunConfig& config, const Block& block, Kind kind,
+              Amount amount) {
+  if (!config.precision.has_fp8_weights()) return amount;
+  const bool at_end = block.index == 0 || block.index + 1 == block.count;
+  std::vector<models::ParameterSpec> whole, parts;
+  for (size_t i = 0; i < block.parts.block.size(); ++i) {
+    const auto& spec = block.parts.block[i];
+    constexpr std::string_view kSuffix = ".weight";
+    const bool is_router = spec.name.ends_with(".gate.weight");
+    if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || is_router) continue;
+    const auto path = fmt::format("{}{}.{}", block.parts.block_prefix, block.index,
+                                  spec.name.substr(0, spec.name.size() - kSuffix.size()));
+    const auto keeps = [&](const auto& entry) { return config::keeps_layer(entry, path, at_end); };
+    if (std::ranges::any_of(config.precision.fp8_keep, keeps)) continue;
+    whole.push_back(block.whole.block[i]);
+    parts.push_back(spec);
+  }
+  const auto found = amount_of(part, config, whole, parts, kind);
+  amount.in_fp8 = found.elements, amount.fp8_in_blocks = found.in_blocks;
+  return amount;
 }
 
 /// Makes of the `amount` of a unit of which all is trained what an adapter leaves to train; is any of
@@ -101,9 +142,10 @@ bool freeze(const RunConfig& config, const std::vector<models::TrainedParameter>
     const auto& parameter = trained[i];
     if (kind_of(part, parameter) != kind || !is_in_unit(parameter)) continue;
     const auto elements = parameter.num_elements();
-    const auto treatment = optim::treatment_of(
-        config.optimizer.type, {.of_embedding = parameter.of_embedding && !parameter.of_adapter,
-                                .num_elements = whole[i].num_elements()});
+    const auto treatment =
+        optim::treatment_of(config.optimizer.type, config.precision.optimizer_states,
+                            {.of_embedding = parameter.of_embedding && !parameter.of_adapter,
+                             .num_elements = whole[i].num_elements()});
     if (treatment == optim::Treatment::blocks) all.in_blocks += elements;
     all.elements += elements;
     if (!parameter.of_adapter) of_model.elements += elements;
@@ -161,24 +203,23 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   const auto whole = models::spec_of(shape.family).parameters(whole_shape);
   const auto parameters = models::spec_of(shape.family).parameters(shape);
   const auto amount = [&](const auto& all, const auto& parts, Kind kind = Kind::rest) {
-    return amount_of(part, config.optimizer.type, all, parts, kind);
+    return amount_of(part, config, all, parts, kind);
   };
   const bool quantised = config.model.weights != WeightFormat::as_stored;
   const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parameters) : 0;
-  const auto block =
-      amount_of(part, config.optimizer.type, whole.block, parameters.block, Kind::rest, quantised);
+  const auto block = amount_of(part, config, whole.block, parameters.block, Kind::rest, quantised);
   const auto experts = amount(whole.block, parameters.block, Kind::experts);
   const int64_t table = shape.vocab_size * shape.dim;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
-  // Embeddings have no states of 8 bits; neither is a matrix of them one of a block.
+  // Embeddings have no states of 8 bits but beside fp8+fp16; neither is a matrix of them one of a block.
   const auto outside_of_blocks = [](Amount own) {
     own.in_matrices = 0;
     return own;
   };
   auto head = outside_of_blocks(amount(whole.head, parameters.head));
   auto embedding = outside_of_blocks(amount(whole.embedding, parameters.embedding));
-  embedding.in_blocks = 0;
+  if (config.precision.optimizer_states != optim::StateType::fp8_fp16) embedding.in_blocks = 0;
   if (tied_here) {
     embedding += head;
   } else if (shape.tie_embeddings) {
@@ -199,8 +240,9 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
     for (int64_t i = at; i < layers.end; ++i) {
       units.push_back(
           {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
-           block,
-           experts,
+           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::rest, block),
+           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::experts,
+                  experts),
            codes});
     }
     if (part.stages[stage].predicts && !tied_here) {
@@ -242,6 +284,7 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   BufferOptions options{.placement = section.placement,
                         .offloads_by_copy = section.offload_optimizer,
                         .in_backward = config.optimizer.in_backward,
+                        .fp8_gradients = precision.has_fp8_gradients(),
                         .slice_has_type_of_whole = true};
   if (parallel::is_sharded(section.placement)) options.num_slices = mesh.dp_shard;
   const auto slice = precision.parameters;
@@ -305,7 +348,14 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     if (rest.frozen > 0) buffers.push_back(plan_buffer(rest.frozen, of_frozen(options)));
     if (experts.frozen > 0) buffers.push_back(plan_buffer(experts.frozen, of_frozen(shared)));
     if (codes > 0) buffers.push_back(plan_buffer(codes, of_codes(options)));
-    const auto add_trained = [&](const Amount& amount, const BufferOptions& how) {
+    const auto add_trained = [&](Amount amount, BufferOptions how) {
+      if (amount.in_fp8 > 0) {
+        how.fp8_weights = true;
+        buffers.push_back(plan_buffer(amount.in_fp8, how));
+        buffers.back().in_blocks = amount.fp8_in_blocks;
+        how.fp8_weights = false;
+        amount.elements -= amount.in_fp8, amount.in_blocks -= amount.fp8_in_blocks;
+      }
       if (amount.elements == 0) return;
       auto& buffer = buffers.emplace_back(plan_buffer(amount.elements, how));
       if (config.optimizer.type == optim::OptimizerType::muon)

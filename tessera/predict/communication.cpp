@@ -19,7 +19,9 @@ double real(int64_t number) { return static_cast<double>(number); }
 /// Bytes of an element of the gradient that the optimizer reads, and sums over other axes'
 /// ranks are taken of.
 double gradient_bytes(const plan::BufferPlan& buffer) {
-  return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes : buffer.slice_bytes);
+  if (buffer.fp8_gradients) return 4;  // sums are taken of its numbers
+  return real(buffer.gradient_slice_in_gradient ? buffer.gradient_bytes
+                                                : buffer.gradient_slice_bytes);
 }
 
 /// Muon's updates travel in bfloat16 (parallel/data/matrices.cpp, train/muon.cpp).
@@ -73,11 +75,22 @@ Sharing ranks_of(const mesh::MeshShape& mesh, const plan::BufferPlan& buffer) {
   return {AxisName::expert_replicate, AxisName::expert_shard, mesh.expert_replicate()};
 }
 
+/// A sum of gradients of which all ranks get all (parallel/data/fp8_sum.h in 8 bits).
+void add_sum(const RunConfig& config, double elements, double bytes, double times,
+             Traffic& traffic) {
+  if (config.precision.sends_fp8()) {
+    traffic.all_to_all += times * elements;
+    traffic.all_gather += times * elements;
+  } else {
+    traffic.all_reduce += times * elements * bytes;
+  }
+}
+
 void add_data(const RunConfig& config, const plan::RankPart& part,
               const std::vector<plan::UnitPlan>& units, Communication& moved) {
   if (part.mesh.data_ranks() == 1) return;
   // A pipeline's gradients are reduced once, whatever the placement.
-  const bool each = part.mesh.pp == 1 && parallel::frees_gradients(config.parallel.placement);
+  const bool each = part.mesh.pp == 1 && config::reduces_each(config);
   const double reductions = each ? real(part.num_micro_batches) : 1;
   for (size_t i = 0; i < units.size(); ++i) {
     for (const auto& buffer : units[i].buffers) {
@@ -88,16 +101,23 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
       // What is frozen has no gradient, and where it stays whole it is gathered once for all steps.
       const double gradient = buffer.trained ? elements * real(buffer.gradient_bytes) : 0;
       if (buffer.num_slices == 1) {
-        if (sharing.copies > 1) between_copies.all_reduce += reductions * gradient;
+        const double own = buffer.trained && sharing.copies > 1 ? elements : 0;
+        add_sum(config, own, real(buffer.gradient_bytes), reductions, between_copies);
         continue;
       }
-      within_one.reduce_scatter += reductions * gradient;
+      if (config.precision.sends_fp8()) {
+        within_one.all_to_all += buffer.trained ? reductions * elements : 0;
+      } else {
+        within_one.reduce_scatter += reductions * gradient;
+      }
       within_one.all_gather += real(buffer.in_matrices) * kMuonBytes;
-      const double gathers =
-          buffer.keeps_whole ? (buffer.trained ? 1 : 0) : num_gathers(config, part, units, i);
-      within_one.all_gather += gathers * elements * real(buffer.whole_bytes);
+      const double gathers = buffer.keeps_whole || buffer.keeps_codes
+                                 ? (buffer.trained ? 1 : 0)
+                                 : num_gathers(config, part, units, i);
+      within_one.all_gather += gathers * elements * real(buffer.gathered_bytes);
       if (sharing.copies > 1 && buffer.trained) {
-        between_copies.all_reduce += elements / real(buffer.num_slices) * gradient_bytes(buffer);
+        add_sum(config, elements / real(buffer.num_slices), gradient_bytes(buffer),
+                /*times=*/1, between_copies);
       }
     }
   }
@@ -209,6 +229,7 @@ Traffic operator-(const Traffic& after, const Traffic& before) {
   return {.all_reduce = after.all_reduce - before.all_reduce,
           .all_gather = after.all_gather - before.all_gather,
           .reduce_scatter = after.reduce_scatter - before.reduce_scatter,
+          .all_to_all = after.all_to_all - before.all_to_all,
           .sent = after.sent - before.sent};
 }
 
@@ -216,6 +237,7 @@ Traffic operator+(const Traffic& a, const Traffic& b) {
   return {.all_reduce = a.all_reduce + b.all_reduce,
           .all_gather = a.all_gather + b.all_gather,
           .reduce_scatter = a.reduce_scatter + b.reduce_scatter,
+          .all_to_all = a.all_to_all + b.all_to_all,
           .sent = a.sent + b.sent};
 }
 

@@ -13,11 +13,12 @@ namespace tessera::predict {
 /// Bytes of the whole tensors (comm/counters.h): outputs of all-gathers, inputs of reduce-scatters.
 struct Traffic {
   double all_reduce = 0, all_gather = 0, reduce_scatter = 0;
+  double all_to_all = 0;  ///< of sums that travel in 8 bits
   /// To single ranks, from which as much comes: the neighbours in the pipeline, or, as the mean of
   /// all, those of the experts (what stays with the rank's own counts, too).
   double sent = 0;
 
-  double total() const { return all_reduce + all_gather + reduce_scatter + sent; }
+  double total() const { return all_reduce + all_gather + reduce_scatter + all_to_all + sent; }
 };
 Traffic operator-(const Traffic& after, const Traffic& before);
 

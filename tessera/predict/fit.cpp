@@ -78,7 +78,7 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   if (config.precision.compute == FloatType::fp32)
     groups.push_back({{"precision.compute", "bf16"}});
   if (config.optimizer.type == optim::OptimizerType::adamw &&
-      config.precision.optimizer_states == FloatType::fp32 && mesh.tp == 1)
+      config.precision.optimizer_states == optim::StateType::fp32 && mesh.tp == 1)
     groups.push_back({{"optimizer.type", "adamw8bit"}});
   return groups;
 }

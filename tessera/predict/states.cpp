@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <utility>
 
 namespace tessera::predict {
 namespace {
@@ -17,6 +18,17 @@ double largest_neighbours(const std::vector<double>& values, size_t count) {
         values.begin() + static_cast<std::ptrdiff_t>(std::min(i + count, values.size()));
     largest = std::max(largest,
                        std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(i), end, 0.0));
+  }
+  return largest;
+}
+
+/// The largest sum of what one unit has whole and, if `ahead`, of what of a neighbour is on its way.
+double largest_at_once(const std::vector<UnitBytes>& units, bool ahead) {
+  double largest = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const double before = ahead && i > 0 ? units[i - 1].arriving : 0;
+    const double after = ahead && i + 1 < units.size() ? units[i + 1].arriving : 0;
+    largest = std::max(largest, units[i].passing_whole + std::max(before, after));
   }
   return largest;
 }
@@ -37,10 +49,12 @@ double all_whole(const std::vector<UnitBytes>& units) {
 /// computed while that of the one after it is reduced, and the slices of all that came before stay,
 /// unless they are updated at once.
 double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ranks) {
-  double peak = 0, slices_so_far = 0, reduced = 0;
+  double peak = 0, slices_so_far = 0, to_come = 0, reduced = 0;
   for (size_t i = units.size(); i-- > 0;) {
-    slices_so_far = units[i].gradient_slice + (updating_ranks > 0 ? 0 : slices_so_far);
+    const double slice = units[i].gradient_slice, late = units[i].slice_comes_last ? slice : 0;
+    slices_so_far = slice - late + (updating_ranks > 0 ? 0 : slices_so_far);
     peak = std::max(peak, units[i].passing_gradients + reduced + slices_so_far);
+    slices_so_far += std::exchange(to_come, late);
     reduced = gradients_on_the_way(units[i], updating_ranks);
   }
   return peak;
@@ -66,17 +80,23 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     if (plan.keeps_copy) parameters += share * static_cast<double>(plan.whole_bytes);
     result.parameters += parameters;
     (plan.keeps_whole ? result.kept_whole : result.passing_whole) += whole;
+    const double sent = elements * static_cast<double>(plan.gathered_bytes);
+    if (plan.keeps_codes) {
+      result.kept_whole += sent;
+    } else if (!plan.keeps_whole) {
+      result.arriving += sent;
+    }
     if (!plan.trained) continue;
     (plan.keeps_gradient ? result.kept_gradients : result.passing_gradients) +=
         elements * static_cast<double>(plan.gradient_bytes);
     if (!plan.gradient_slice_in_gradient) {
-      result.gradient_slice +=
-          here * static_cast<double>(std::max(plan.slice_bytes, plan.gradient_bytes));
+      result.gradient_slice += here * static_cast<double>(plan.gradient_slice_bytes);
+      result.slice_comes_last = plan.fp8_gradients;
     }
     const auto states = [&](int64_t count, optim::Treatment treatment) {
-      return static_cast<double>(count) *
-             optim::state_bytes(config.optimizer.type, treatment, config.optimizer.momentum,
-                                bytes_of(config.precision.optimizer_states));
+      return static_cast<double>(count) * optim::state_bytes(config.optimizer.type, treatment,
+                                                             config.optimizer.momentum,
+                                                             config.precision.optimizer_states);
     };
     const int64_t alone = plan.elements - plan.in_matrices - plan.in_blocks;
     result.optimizer += here / elements *
@@ -91,19 +111,16 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& 
                           const mesh::MeshShape& mesh) {
   const auto& section = config.parallel;
   StateBytes result;
-  std::vector<double> passing;
   for (const auto& unit : units) {
     result.parameters += unit.parameters;
     result.gathered += unit.kept_whole;
     result.gradients += unit.kept_gradients;
     result.optimizer += unit.optimizer;
-    passing.push_back(unit.passing_whole);
   }
   // The unit at work and the one that is on the way.
   const bool prefetches =
       section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
-  const auto in_flight = std::min<int64_t>(section.max_gathered_units, prefetches ? 2 : 1);
-  result.gathered += largest_neighbours(passing, static_cast<size_t>(in_flight));
+  result.gathered += largest_at_once(units, prefetches && section.max_gathered_units > 1);
   const int64_t updating_ranks = config.optimizer.in_backward ? mesh.data_ranks() : 0;
   result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units, updating_ranks);
   return result;

@@ -13,8 +13,10 @@ namespace tessera::predict {
 struct UnitBytes {
   double parameters = 0;                     ///< slices, and copies of them
   double kept_whole = 0, passing_whole = 0;  ///< parameters beside the slices
+  double arriving = 0;                       ///< of the latter, while they are gathered ahead
   double kept_gradients = 0, passing_gradients = 0;
-  double gradient_slice = 0;  ///< where it is not part of the gradient
+  double gradient_slice = 0;      ///< where it is not part of the gradient
+  bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
   double optimizer = 0;
 };
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);

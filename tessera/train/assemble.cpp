@@ -125,7 +125,7 @@ std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
 }
 
 std::vector<Parameter> parameters_of(const models::LanguageModel& model,
-                                     const config::OptimizerSection& optimizer) {
+                                     const config::RunConfig& config) {
   const auto [tables, layers, head] = model.layout();
   std::vector<Parameter> parameters;
   for (const auto& item : model.named_parameters()) {
@@ -137,10 +137,10 @@ std::vector<Parameter> parameters_of(const models::LanguageModel& model,
     auto& added = parameters.emplace_back(Parameter{
         .name = name, .shape = parameter.sizes().vec(), .trained = parameter.requires_grad()});
     if (!added.trained) continue;
-    added.treatment =
-        optim::treatment_of(optimizer.type, {.matrix_of_block = in_layer && parameter.dim() == 2,
-                                             .of_embedding = in_table,
-                                             .num_elements = parameter.numel()});
+    added.treatment = optim::treatment_of(config.optimizer.type, config.precision.optimizer_states,
+                                          {.matrix_of_block = in_layer && parameter.dim() == 2,
+                                           .of_embedding = in_table,
+                                           .num_elements = parameter.numel()});
   }
   return parameters;
 }
@@ -153,8 +153,8 @@ void check_blocks(const std::vector<Parameter>& parameters, const parallel::Tens
     const auto& [shape, stripe] = std::tie(part->second.shape, part->second.stripe);
     if (stripe.of_blocks(optim::kStateBlock, c10::multiply_integers(shape))) continue;
     user_error(
-        "optimizer.type: adamw8bit keeps states in blocks of {} numbers, and parallel.tp cuts {} "
-        "[{}] inside of one; set fewer ranks of tp, or optimizer.type to adamw",
+        "parallel.tp: cuts {1} [{2}] inside of a block of {0} numbers whose states share a scale; "
+        "set fewer ranks of tp, or optimizer.type to adamw with precision.optimizer_states fp32",
         optim::kStateBlock, parameter.name, fmt::join(shape, ", "));
   }
 }
@@ -192,12 +192,14 @@ parallel::Replication replication_of(const std::string& name,
 parallel::DataParallel make_data_parallel(
     models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
-    const StageReplication& stage_replication, const models::FirstValues& fill) {
+    const StageReplication& stage_replication, const std::vector<std::string>& in_fp8,
+    const models::FirstValues& fill) {
   auto options = data_parallel_options(config);
   if (mesh.shape().ep > 1) {
     const auto shared = parallel::share_experts(model, mesh);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
   }
+  if (config.precision.has_fp8_weights()) options.fp8_weights = are_weights_of(in_fp8);
   std::map<std::string, optim::Treatment> treatments;
   for (const auto& parameter : parameters) treatments[parameter.name] = parameter.treatment;
   options.treatment = [treatments = std::move(treatments)](const std::string& name,
@@ -236,7 +238,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                                   .muon_nesterov = section.muon_nesterov,
                                   .muon_steps = section.muon_steps,
                                   .muon_scale = section.muon_scale,
-                                  .state_dtype = torch_dtype(config.precision.optimizer_states),
+                                  .state_dtype = state_dtype(config.precision.optimizer_states),
                                   .stochastic_rounding = config.precision.stochastic_rounding,
                                   .seed = static_cast<uint64_t>(config.model.seed)};
   if (section.type == optim::OptimizerType::muon) {
@@ -249,7 +251,8 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .weight_decay = slice.decayed ? section.weight_decay : 0,
                       .treatment = slice.treatment,
                       .rate = slice.apart ? config.adapter.lr_ratio : 1,
-                      .first_position = slice.begin});
+                      .first_position = slice.begin,
+                      .gradient_factor = slice.gradient_factor});
   }
   return {std::move(slices), std::move(options)};
 }
@@ -347,18 +350,18 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto fill = complete(*model, adapter, config, mesh.all_of_training());
-  auto parameters = parameters_of(*model, config.optimizer);
-  if (sizes.pp > 1)
-    make_units(*model, config.parallel, /*is_stage=*/false, {});  // names are checked
+  auto parameters = parameters_of(*model, config);
+  if (sizes.pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks names
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
-  auto fp8 = multiply_in_fp8(*model, config.precision);
+  const auto in_fp8 = fp8_layers(*model, config.precision);
+  auto fp8 = multiply_in_fp8(*model, in_fp8, config.precision);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
-  auto parallel =
-      make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fill);
+  auto parallel = make_data_parallel(*model, config, mesh, parameters, tensor_parts,
+                                     stage_replication, in_fp8, fill);
   const auto fp8_histories = keep_fp8_of(*model, fp8);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));
   parallel::Pipeline pipeline(schedule, mesh);

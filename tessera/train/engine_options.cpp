@@ -19,6 +19,10 @@ torch::Dtype torch_dtype(FloatType type) {
   __builtin_unreachable();
 }
 
+torch::Dtype state_dtype(optim::StateType type) {
+  return type == optim::StateType::bf16 ? torch::kBFloat16 : torch::kFloat32;
+}
+
 BlockEnd block_end(const models::ModelShape& shape) {
   // Results of experts are weighted before they are added.
   const bool any = models::spec_of(shape.family).norms_results || shape.experts.num > 0;
@@ -46,6 +50,8 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
       .forward_prefetch = section.forward_prefetch,
       .max_gathered_units = static_cast<int>(section.max_gathered_units),
       .update_in_backward = config.optimizer.in_backward,
+      .fp8_gradients = precision.has_fp8_gradients(),
+      .fp8_communication = precision.sends_fp8(),
       .sync_module_states = section.sync_module_states};
   options.unit.placement = section.placement;
   options.unit.reshard_after_forward = section.reshard_after_forward;

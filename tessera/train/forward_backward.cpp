@@ -58,8 +58,7 @@ std::unique_ptr<precision::Autocast> autocast_of(const Run& run) {
 /// placements that free whole gradients every one, but in a pipeline, where several micro-batches
 /// are under way, the last one of each stage alone.
 void prepare(Run& run, const Action& action) {
-  const bool each = parallel::frees_gradients(run.config.parallel.placement) &&
-                    run.plan.pipeline.schedule.num_stages == 1;
+  const bool each = config::reduces_each(run.config) && run.plan.pipeline.schedule.num_stages == 1;
   // What the backward before this forward started.
   if (each && action.kind == Kind::forward && action.micro_batch > 0)
     run.parallel.finish_backward();

@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/pattern.h"
+#include "tessera/config/precision.h"
 #include "tessera/nn/linear.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr std::string_view kFirstLast = "first_last";
 constexpr const char* kOperands[] = {"input", "weight", "output's gradient"};
 
 bool is_inside(const std::string& path, const std::string& module) {
@@ -45,35 +46,23 @@ void check_scales(const Fp8Layer& layer, const torch::Tensor& amax, int64_t step
 
 }  // namespace
 
-std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
-                                      const config::PrecisionSection& section) {
-  std::vector<Fp8Layer> found;
-  if (section.matmul == Matmul::as_compute) return found;
+std::vector<std::string> fp8_layers(const models::LanguageModel& model,
+                                    const config::PrecisionSection& section) {
+  std::vector<std::string> found;
+  if (section.matmul == Matmul::as_compute && !section.has_fp8_weights()) return found;
   const auto blocks = model.layout().layers;
   std::vector<bool> used(section.fp8_keep.size());
   for (const auto& item : model.named_modules()) {
     const auto& path = item.key();
-    auto* layer = item.value()->as<nn::LinearImpl>();
-    if (layer == nullptr ||
-        std::ranges::none_of(blocks, [&](const auto& block) { return is_inside(path, block); })) {
-      continue;
-    }
+    const auto block = std::ranges::find_if(
+        blocks, [&](const auto& candidate) { return is_inside(path, candidate); });
+    if (item.value()->as<nn::LinearImpl>() == nullptr || block == blocks.end()) continue;
+    const bool at_end = block == blocks.begin() || block + 1 == blocks.end();
     bool kept = false;
     for (size_t i = 0; i < used.size(); ++i) {
-      const auto& pattern = section.fp8_keep[i];
-      const bool here = pattern == kFirstLast
-                            ? is_inside(path, blocks.front()) || is_inside(path, blocks.back())
-                            : matches(pattern, path);
-      if (here) kept = used[i] = true;
+      if (config::keeps_layer(section.fp8_keep[i], path, at_end)) kept = used[i] = true;
     }
-    if (kept) continue;
-    check_size(path, layer->weight, section);
-    const auto recipe = section.fp8_recipe();
-    auto& added = found.emplace_back(Fp8Layer{.path = path, .history = nullptr});
-    if (section.matmul == Matmul::fp8_delayed) {
-      added.history = std::make_shared<kernels::Fp8History>(recipe);
-    }
-    layer->products = kernels::fp8_products(recipe, added.history);
+    if (!kept) found.push_back(path);
   }
   for (size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
@@ -81,6 +70,31 @@ std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
         "precision.fp8_keep: '{}' matches no linear layer of a block; expected first_last, or such "
         "as *.down_proj",
         section.fp8_keep[i]);
+  }
+  return found;
+}
+
+std::function<bool(const std::string&)> are_weights_of(const std::vector<std::string>& layers) {
+  std::set<std::string> names;
+  for (const auto& layer : layers) names.insert(layer + ".weight");
+  return [names = std::move(names)](const std::string& name) { return names.contains(name); };
+}
+
+std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
+                                      const std::vector<std::string>& layers,
+                                      const config::PrecisionSection& section) {
+  std::vector<Fp8Layer> found;
+  if (section.matmul == Matmul::as_compute) return found;
+  const auto recipe = section.fp8_recipe();
+  const auto modules = model.named_modules();
+  for (const auto& path : layers) {
+    auto* layer = modules[path]->as<nn::LinearImpl>();
+    check_size(path, layer->weight, section);
+    auto& added = found.emplace_back(Fp8Layer{.path = path, .history = nullptr});
+    if (section.matmul == Matmul::fp8_delayed) {
+      added.history = std::make_shared<kernels::Fp8History>(recipe);
+    }
+    layer->products = kernels::fp8_products(recipe, added.history);
   }
   return found;
 }

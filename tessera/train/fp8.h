@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,18 @@ struct Fp8Layer {
   kernels::Fp8HistoryPtr history;  ///< of fp8_delayed; null else
 };
 
-/// Lets the linear layers of blocks, but those of fp8_keep, multiply so. To be called once the model
-/// is divided over tp, and before it is over pp. UserError: a part that a rank has of a weight is no
-/// multiple of 16 (mxfp8: 32), a pattern of fp8_keep matches no layer.
+/// The linear layers of blocks but those of fp8_keep, by path. None if the run has no numbers of 8 bits in
+/// them. UserError: a pattern of fp8_keep matches no layer.
+std::vector<std::string> fp8_layers(const models::LanguageModel& model,
+                                    const config::PrecisionSection& section);
+
+/// Tells the names of these layers' weights.
+std::function<bool(const std::string& name)> are_weights_of(const std::vector<std::string>& layers);
+
+/// Lets `layers` multiply so. To be called once the model is divided over tp, and before it is over pp.
+/// UserError: a part that a rank has of a weight is no multiple of 16 (mxfp8: 32).
 std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
+                                      const std::vector<std::string>& layers,
                                       const config::PrecisionSection& section);
 
 /// Leaves those whose weights the model still has; gives the paths of all that carry scales.

@@ -59,7 +59,10 @@ predict::Communication traffic_so_far(const Run& run) {
     traffic.all_reduce += static_cast<double>(counters.all_reduce.bytes);
     traffic.all_gather += static_cast<double>(counters.all_gather.bytes);
     traffic.reduce_scatter += static_cast<double>(counters.reduce_scatter.bytes);
-    traffic.sent += static_cast<double>(counters.sent_bytes + counters.all_to_all.bytes);
+    const bool of_experts = axis.axes().front() == mesh::AxisName::ep;  // rows, not sums
+    (of_experts ? traffic.sent : traffic.all_to_all) +=
+        static_cast<double>(counters.all_to_all.bytes);
+    traffic.sent += static_cast<double>(counters.sent_bytes);
   }
   return moved;
 }

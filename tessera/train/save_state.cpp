@@ -156,7 +156,7 @@ void check_optimizer(const DataParallel& model, const torch::optim::Optimizer& o
 
 void check_sharded(const char* function, const DataParallel& model) {
   for (const auto& unit : model.units()) {
-    TORCH_CHECK_VALUE(!unit.full_shard() || !unit.has_whole(), function,
+    TORCH_CHECK_VALUE(!unit.frees_whole() || !unit.has_whole(), function,
                       ": expected a model whose parameters are sharded; call reshard() or "
                       "finish_step() before");
   }

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/units.h"
+#include "tessera/config/precision.h"
 #include "tessera/report/svg.h"
 
 namespace tessera::train {
@@ -108,6 +109,11 @@ void Watch::introduce(int world_size) {
                   world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                   config.data.seq_len, folder_.string()));
   for (const auto& line : data_lines(run_)) message("data: " + line);
+  const auto row = config::precision_row(config.precision);
+  message(fmt::format(
+      "precision: GEMM {}, communication {}, weight {}, master weight {}, weight gradient {}, "
+      "optimizer states {}",
+      row.gemm, row.communication, row.weight, row.master_weight, row.gradient, row.states));
   if (config.precision.parameters != FloatType::bf16) return;
   message(fmt::format(
       "pure bf16: weights have no fp32 copy, {}",

@@ -94,7 +94,7 @@ struct Tolerance {
 Tolerance tolerance_of(const config::PrecisionSection& precision) {
   const bool full = precision.compute == FloatType::fp32 && precision.reduce == FloatType::fp32 &&
                     precision.parameters == FloatType::fp32 &&
-                    precision.optimizer_states == FloatType::fp32;
+                    precision.optimizer_states == optim::StateType::fp32;
   if (full) return {};
   return {.loss = 1e-2, .norm = 6e-2, .weights = 0.6, .state = 0.3};
 }

@@ -27,11 +27,13 @@ std::vector<std::string> schedule_names() {
 }  // namespace
 
 const std::map<std::string, Tried>& tried() {
-  static const std::string kShape = "the shape is drawn as a whole, as a config.json",
-                           kKept = "a resumed run needs the checkpoints that it would remove",
-                           kStored = "stored adapters are in tests/parity",
-                           kFp8 = "with precision.matmul, in tests/parity/fp8_parity_test.cpp",
-                           kQuiet = "what one sees of a run; tests/program looks at it";
+  static const std::string
+      kShape = "the shape is drawn as a whole, as a config.json",
+      kKept = "a resumed run needs the checkpoints that it would remove",
+      kStored = "stored adapters are in tests/parity",
+      kFp8 = "with precision.matmul, in tests/parity/fp8_parity_test.cpp",
+      kStorage = "parts of a tensor share scales: tests/parity/precision_presets_test.cpp",
+      kQuiet = "what one sees of a run; tests/program looks at it";
   static const std::map<std::string, Tried> entries{
       {"model.preset", fixed(kShape)},
       {"model.path", drawn(Role::function)},
@@ -141,12 +143,16 @@ const std::map<std::string, Tried>& tried() {
        fixed("of runs over several machines: tests/integration/two_machines.sh")},
       {"parallel.timeout_seconds", fixed("deadlines are in tests/integration")},
       {"parallel.threads_per_rank", layout({"2"})},
+      {"precision.preset", fixed(kStorage)},
       {"precision.compute", function()},
       {"precision.autocast", function()},
       {"precision.reduce", function()},
-      {"precision.parameters", function()},
-      {"precision.optimizer_states", function()},
+      {"precision.parameters", function({"fp32", "bf16"})},
+      {"precision.optimizer_states", function({"fp32", "bf16"})},
       {"precision.stochastic_rounding", function()},
+      {"precision.weights", fixed(kStorage)},
+      {"precision.gradients", fixed(kStorage)},
+      {"precision.communication", fixed(kStorage)},
       {"precision.matmul",
        fixed("numbers share scales as ranks divide them, so losses of layouts differ by roundings: "
              "tests/parity/fp8_parity_test.cpp")},

@@ -244,7 +244,7 @@ TEST(PureBf16, TrainsWithStochasticRounding) {
     auto job = with_mesh(job_of("micro", "full_shard"), shape);
     job.precision = {.compute = FloatType::bf16,
                      .parameters = FloatType::bf16,
-                     .optimizer_states = FloatType::bf16,
+                     .optimizer_states = optim::StateType::bf16,
                      .stochastic_rounding = true};
     auto run = train::assemble(job, mesh);
     for (const auto& slice : run.parallel.slices()) {

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/letters.h"
 #include "tessera/config/accelerate/deepspeed_values.h"
+#include "tessera/config/precision.h"
 
 namespace tessera::config::accelerate::deepspeed {
 namespace {
@@ -216,6 +217,22 @@ Decision bf16_states(const DeepspeedValues& values, const Setting& setting) {
     return refused("needs bf16.enabled and bf16.bf16_master_weights_and_grads, in DeepSpeed too");
   }
   return translated({{"precision.optimizer_states", "bf16"}});
+}
+
+Decision msamp(const DeepspeedValues& values, const Setting& setting) {
+  if (setting.value == "false") return honoured();
+  const auto level = lower_case(values.text("msamp.opt_level", "O1"));
+  const auto name = "msamp_" + level;
+  if (compute_dtype(values) != "bf16") return translated({{"precision.preset", name}});
+  // The preset's settings, but those of 16 bits in bf16.
+  JobKeys job;
+  const auto preset = level == "o1"   ? PrecisionPreset::msamp_o1
+                      : level == "o2" ? PrecisionPreset::msamp_o2
+                                      : PrecisionPreset::msamp_o3;
+  for (const auto& [key, value] : values_of(preset)) {
+    job.emplace_back(key, value == "fp16" ? "bf16" : value);
+  }
+  return translated(std::move(job));
 }
 
 Decision overflow_check(const DeepspeedValues&, const Setting& setting) {

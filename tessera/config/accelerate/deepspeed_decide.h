@@ -34,6 +34,7 @@ Decision cosine_floor(const DeepspeedValues& values, const Setting& setting);
 // Precision
 Decision sixteen_bits(const DeepspeedValues& values, const Setting& setting);
 Decision bf16_parameters(const DeepspeedValues& values, const Setting& setting);
+Decision msamp(const DeepspeedValues& values, const Setting& setting);
 Decision bf16_states(const DeepspeedValues& values, const Setting& setting);
 Decision overflow_check(const DeepspeedValues& values, const Setting& setting);
 Decision autocast(const DeepspeedValues& values, const Setting& setting);

@@ -463,8 +463,10 @@ Keys keys_of_what_is_not_built() {
                      {"prefer_larger_batch", boolean},
                      {"version", number},
                      {"ignore_non_elastic_batch_info", boolean}}));
-  take(switched_off("msamp", "fp8 is not translated yet",
-                    {{"opt_level", text}, {"use_te", boolean}}));
+  take(below("msamp", {decided("enabled", boolean, deepspeed::msamp),
+                       one_of(ignored("opt_level", text, "see msamp.enabled"), {"O1", "O2", "O3"}),
+                       ignored("use_te", boolean,
+                               "there is one kind of linear layer, with MS-AMP or not")}));
   take(switched_off("progressive_layer_drop", "layers are never dropped",
                     {{"theta", number}, {"gamma", number}}));
   take(switched_off("eigenvalue", "of quantised training, which is not built",

@@ -245,6 +245,7 @@ std::vector<Key> fp8_keys() {
            {.choices = {"max", "most_recent"}})
       .add("override_linear_precision", list, "[false, false, false]",
            "TE: which of the three products of a linear layer are not in fp8", {.variable = ""})
+      .add("use_mxfp8_block_scaling", boolean, "false", "TE: MXFP8 in the place of delayed scaling")
       .add("opt_level", text, "O2", "MS-AMP: how much is in fp8", {.choices = {"O1", "O2"}})
       .add("enable_fsdp_float8_all_gather", boolean, "true", "AO: FSDP2 gathers in fp8")
       .add("pad_inner_dim", boolean, "true", "AO: pad products to multiples of 16")

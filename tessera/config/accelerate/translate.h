@@ -29,6 +29,10 @@ const Rules& fsdp_rules();         ///< fsdp_config, of distributed_type FSDP
 const Rules& deepspeed_rules();    ///< deepspeed_config, of DEEPSPEED
 const Rules& megatron_lm_rules();  ///< megatron_lm_config, of MEGATRON_LM
 
+const Rules& fp8_rules();  ///< fp8_config
+/// What mixed_precision fp8 asks for. `autocast`: weights are cast where they are used.
+Decision fp8_precision(const RuleInput& input, bool autocast);
+
 /// The rule of keys that limit the norm of the gradients.
 Decision max_grad_norm(const RuleInput& input);
 

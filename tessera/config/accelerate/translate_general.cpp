@@ -57,8 +57,7 @@ Decision distributed_type(const RuleInput& input) {
 
 Decision mixed_precision(const RuleInput& input) {
   const auto& precision = input.setting.value;
-  if (precision == "fp8")
-    return refused("fp8 is not translated yet; set bf16, and precision.matmul in the job file");
+  if (precision == "fp8") return fp8_precision(input, /*autocast=*/!splits(input));
   if (precision == "no") {
     return translated({{"precision.compute", "fp32"}, {"precision.autocast", "false"}});
   }
@@ -158,14 +157,6 @@ Decision of_other_size(const RuleInput& input) {
 
 // ---- what has no effect ------------------------------------------------------------------------
 
-Decision fp8(const RuleInput& input) {
-  if (input.text("mixed_precision") != "fp8")
-    return not_applicable("counts for mixed_precision fp8");
-  return refused(
-      "fp8 is not translated yet; remove it, set mixed_precision: bf16 and precision.matmul in the "
-      "job file");
-}
-
 Decision dynamo(const RuleInput& input) {
   if (input.text("dynamo_config.dynamo_backend") == "NO") {
     return not_applicable("counts for another dynamo_backend than NO");
@@ -211,11 +202,11 @@ Rules make_rules() {
     rules[name] = tpu;
   }
   for (const auto& key : keys()) {
-    if (key.section == "fp8_config") rules[key.dotted()] = fp8;
     if (key.section == "dynamo_config") rules[key.dotted()] = dynamo;
     if (key.section != "parallelism_config" || rules.contains(key.dotted())) continue;
     rules[key.dotted()] = key.name.ends_with("_size") ? other_size : of_other_size;
   }
+  rules.insert(fp8_rules().begin(), fp8_rules().end());
   for (const auto* name : kSageMakerKeys) rules[name] = sagemaker;
   return rules;
 }

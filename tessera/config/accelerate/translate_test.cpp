@@ -175,9 +175,30 @@ TEST(TranslateTest, PrecisionIsGatheredWhereParametersAreSplit) {
               IsSupersetOf({"precision.compute=fp16", "precision.autocast=false"}));
   EXPECT_THAT(job_of({{"distributed_type", "NO"}, {"mixed_precision", "no"}}),
               IsSupersetOf({"precision.compute=fp32", "precision.autocast=false"}));
-  EXPECT_EQ(
-      entry_of({{"distributed_type", "NO"}, {"mixed_precision", "fp8"}}, "mixed_precision").note,
-      "fp8 is not translated yet; set bf16, and precision.matmul in the job file");
+}
+
+TEST(TranslateTest, Fp8ByItsBackend) {
+  const auto job = [](Values more) {
+    more.insert(more.begin(), {{"distributed_type", "NO"}, {"mixed_precision", "fp8"}});
+    return job_of(more);
+  };
+  EXPECT_THAT(job({}), IsSupersetOf({"precision.compute=bf16", "precision.matmul=fp8_tensor"}));
+  EXPECT_THAT(job({{"fp8_config.fp8_backend", "TE"},
+                   {"fp8_config.fp8_margin", "1"},
+                   {"fp8_config.fp8_format", "E4M3"},
+                   {"fp8_config.fp8_amax_history_len", "16"}}),
+              IsSupersetOf({"precision.matmul=fp8_delayed", "precision.fp8_amax=most_recent",
+                            "precision.fp8_margin=1", "precision.fp8_format=e4m3",
+                            "precision.fp8_amax_history=16"}));
+  EXPECT_THAT(
+      job({{"fp8_config.fp8_backend", "TE"}, {"fp8_config.fp8_use_mxfp8_block_scaling", "true"}}),
+      IsSupersetOf({"precision.matmul=mxfp8"}));
+  EXPECT_THAT(job({{"fp8_config.fp8_backend", "MSAMP"}, {"fp8_config.fp8_opt_level", "O1"}}),
+              IsSupersetOf({"precision.preset=msamp_o1"}));
+  EXPECT_THAT(job_of(fsdp({{"mixed_precision", "fp8"},
+                           {"fp8_config.fp8_backend", "AO"},
+                           {"fp8_config.fp8_enable_fsdp_float8_all_gather", "true"}})),
+              IsSupersetOf({"precision.weights=fp8", "precision.autocast=false"}));
 }
 
 TEST(TranslateTest, ZeroStages) {

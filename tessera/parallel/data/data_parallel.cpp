@@ -54,11 +54,13 @@ void DataParallel::finish_step() { engine().finish_step(); }
 
 void DataParallel::unshard() {
   engine().unsharded = true;
+  engine().share_amax();
   for (auto& unit : engine().units) unit.start_gather();
   for (auto& unit : engine().units) unit.finish_gather();
 }
 
 void DataParallel::reshard() {
+  if (engine().unsharded) engine().amax_is_shared = false;
   for (auto& unit : engine().units) {
     if (engine().unsharded) unit.keep_written();
     unit.reshard();
@@ -105,7 +107,9 @@ void DataParallel::scale_gradients(double factor) {
   const torch::NoGradGuard no_grad;
   for (auto& unit : engine().units) {
     for (const auto& buffer : unit.buffers()) {
-      if (buffer.trained()) buffer.gradient_of_slice().mul_(factor);
+      if (!buffer.trained()) continue;
+      (buffer.plan().fp8_gradients ? buffer.gradient_factor() : buffer.gradient_of_slice())
+          .mul_(factor);
     }
   }
 }
@@ -161,6 +165,7 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
 }
 
 void DataParallel::values_changed() {
+  engine().amax_is_shared = false;
   for (auto& unit : engine().units) unit.parameters_changed(/*frozen_ones=*/true);
 }
 
@@ -199,7 +204,7 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
   for (const auto& unit : engine().units) {
     for (const auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
-      const auto gradient = buffer.gradient_of_slice();
+      const auto gradient = buffer.gradient_numbers();
       for (const auto& entry : buffer.entries()) {
         const int64_t begin =
             std::clamp<int64_t>(entry.offset - buffer.slice_begin(), 0, buffer.slice_size());

@@ -105,6 +105,7 @@ class DataParallel {
   /// who asked for them may no longer freeze or unfreeze parameters.
   struct Slice {
     torch::Tensor parameter, gradient;  ///< [n]
+    torch::Tensor gradient_factor;      ///< [1]: what a gradient kept in 8 bits is multiplied by
     bool decayed = true, apart = false;
     optim::Treatment treatment = optim::Treatment::elements;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks

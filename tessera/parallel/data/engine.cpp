@@ -10,8 +10,9 @@
 
 namespace tessera::parallel {
 void DataParallel::Engine::take_leaves() {
-  TORCH_CHECK_VALUE(!options.update_in_backward,
-                    "expected an optimizer over slices(), as update_in_backward updates these");
+  TORCH_CHECK_VALUE(
+      !options.update_in_backward && !options.fp8_gradients,
+      "expected an optimizer over slices(), as update_in_backward and fp8_gradients have it");
   if (std::exchange(leaves_taken, true) || !has_gradients) return;
   // A backward came whose arrivals no rank was asked for: all parameters count as having taken
   // part.
@@ -62,13 +63,14 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   unit.check_parameters();
-  if (!unsharded && !unit.full_shard()) unit.check_written(/*reduced=*/false);
+  if (!unsharded && !unit.frees_whole()) unit.check_written(/*reduced=*/false);
   watch_gradients(index);
   calls[index].stage = pass.stage;
   calls[index].ran = true;
   ++calls[index].running;
   // Without grad mode, too: a checkpointed block's first forward has none.
   if (!order_known && !std::exchange(calls[index].forwarded, true)) forwarded.push_back(index);
+  share_amax();
   unit.finish_gather();
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   note_memory(index);
@@ -150,18 +152,19 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   if (in_backward ? !calls[other].backwards.contains(pass) : calls[other].stage != pass.stage) {
     return;
   }
-  if (unit.full_shard() && gathered_units >= options.max_gathered_units) return;
+  if (unit.frees_whole() && gathered_units >= options.max_gathered_units) return;
   unit.start_gather();
   note_memory(other);
 }
 
 void DataParallel::Engine::note_memory(size_t index) {
   const auto& unit = units[index];
-  UnitMemory now{.whole = unit.full_shard() && unit.has_whole()};
+  UnitMemory now{.whole = unit.frees_whole() && unit.has_whole()};
   for (const auto& buffer : unit.buffers()) {
     now.gathered +=
         buffer.whole_bytes() -
-        (buffer.plan().slice_in_whole ? static_cast<int64_t>(buffer.slice().nbytes()) : 0);
+        (buffer.plan().slice_in_whole ? static_cast<int64_t>(buffer.slice().nbytes()) : 0) +
+        buffer.codes.bytes();
     now.gradients += buffer.gradient.bytes() + buffer.gradient_slice.bytes();
   }
   const auto before = std::exchange(unit_memory[index], now);
@@ -190,8 +193,11 @@ void DataParallel::Engine::launch(size_t index) {
   units[index].start_reduce();
   note_memory(index);
   reducing.push_back(index);
-  // Whole gradients that are freed once reduced: one under way, one being reduced.
-  settle(units[index].frees_gradient() || units[index].sums_over_replicas() ? 1 : order.size());
+  // What is freed once reduced, or takes memory while it is: one under way, one being reduced.
+  const auto& unit = units[index];
+  const bool holds_more =
+      unit.frees_gradient() || unit.sums_over_replicas() || unit.sums_in_8_bits();
+  settle(holds_more ? 1 : order.size());
 }
 
 /// A second backward before finish_backward (retain_graph, another loss) reaches a unit that was
@@ -218,14 +224,15 @@ void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& p
 /// where a sum over replicas follows: it starts at the same place on all ranks.
 void DataParallel::Engine::settle(size_t at_most) {
   const auto is_done = [&](const Unit& unit) {
-    const bool sums_once_more =
-        unit.sums_over_replicas() || (options.update_in_backward && unit.sums_over_ranks_beside());
+    const bool sums_once_more = unit.sums_over_replicas() || unit.sums_in_8_bits() ||
+                                (options.update_in_backward && unit.sums_over_ranks_beside());
     return !sums_once_more && unit.reduce_done();
   };
   while (!reducing.empty() && (reducing.size() > at_most || is_done(units[reducing.front()]))) {
     auto& unit = units[reducing.front()];
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
+    if (is_last && options.fp8_gradients) unit.finish_replicas();
     if (options.update_in_backward) update(reducing.front());
     note_memory(reducing.front());
     reducing.pop_front();
@@ -354,7 +361,7 @@ void DataParallel::Engine::finish_step() {
   check_has_optimizer();
   ++num_steps;
   has_gradients = false;
-  unsharded = false;
+  unsharded = amax_is_shared = false;
   for (auto& leaf : leaves) leaf.tensor.mutable_grad().reset();
   for (auto& state : calls) state = {};
   forwarded.clear();

@@ -67,7 +67,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   int num_steps = 0;           // finish_step() was called
   bool has_gradients = false;  // since the last of them
   bool order_known = false, requires_sync = true, is_last = true;
-  bool unsharded = false;  // by the user: hooks free nothing
+  bool unsharded = false;       // by the user: hooks free nothing
+  bool amax_is_shared = false;  // of parameters in 8 bits, as they are now
   double divide_factor = 1;
   struct UnitMemory {
     int64_t gathered = 0, gradients = 0;
@@ -112,6 +113,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void after_backward(size_t unit);
 
   // Parameters.
+  void share_amax();
   void prefetch(size_t unit, int direction);
   void note_memory(size_t unit);  // after each change
   void note_all_memory();

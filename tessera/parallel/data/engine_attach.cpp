@@ -50,6 +50,7 @@ void DataParallel::Engine::list_slices() {
         if (from >= to || !buffer.trained()) continue;
         slices.push_back({.parameter = buffer.slice().narrow(0, from - first, to - from),
                           .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
+                          .gradient_factor = buffer.gradient_factor(),
                           .decayed = group.decays,
                           .apart = buffer.options().apart,
                           .treatment = group.treatment,
@@ -249,7 +250,7 @@ void DataParallel::Engine::watch_gradients(size_t unit) {
 
 /// A result that is a view of a parameter outlives the parameter's memory.
 void DataParallel::Engine::keep_beyond(size_t unit, torch::Tensor& output) const {
-  if (!units[unit].full_shard()) return;
+  if (!units[unit].frees_whole()) return;
   for (const auto& buffer : units[unit].buffers()) {
     if (buffer.holds(output)) output = output.clone();
   }

@@ -14,7 +14,7 @@ double DataParallel::Engine::sum_of_squares(size_t index) const {
     const auto& holders = buffer.options().of_experts ? axes.experts.gather : axes.one_copy;
     const bool counted = buffer.plan().num_slices > 1 || holders.rank() == 0;
     const bool first_copy = buffer.options().replication.ranks.rank() == 0;
-    if (buffer.trained() && first_copy && counted) gradients.push_back(buffer.gradient_of_slice());
+    if (buffer.trained() && first_copy && counted) gradients.push_back(buffer.gradient_numbers());
   }
   return optim::squared_norm(gradients);
 }

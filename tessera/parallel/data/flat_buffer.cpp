@@ -58,6 +58,10 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
     unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
     point_parameters_to(unreadable_);
   }
+  if (plan_.gathered_bytes < plan_.whole_bytes) {
+    codes = Transient(size_, torch::kByte, options_.device);
+    if (plan_.keeps_codes) codes.allocate();
+  }
   if (plan_.trained) make_gradient();
 }
 
@@ -82,6 +86,8 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .offloads_by_copy = options_.offloads_by_copy,
                  .device_is_host = options_.device == options_.slice_device,
                  .in_backward = options_.in_backward,
+                 .fp8_weights = options_.fp8_weights,
+                 .fp8_gradients = options_.fp8_gradients,
                  .whole_bytes = bytes(whole_dtype),
                  .slice_bytes = bytes(slice_dtype),
                  .gradient_bytes = bytes(gradient_dtype),
@@ -96,7 +102,10 @@ void FlatBuffer::make_gradient() {
   arrivals_.resize(entries_.size());
   const auto dtype = options_.gradient_dtype.value_or(whole.tensor().scalar_type());
   gradient = Transient(size_, dtype, options_.device);
-  if (!plan_.gradient_slice_in_gradient) {
+  if (plan_.fp8_gradients) {
+    gradient_slice = Transient(slice_size(), torch::kFloat8_e4m3fn, options_.slice_device);
+    gradient_factor_ = torch::zeros({1});
+  } else if (!plan_.gradient_slice_in_gradient) {
     const auto sum_dtype = torch::promote_types(slice_.scalar_type(), dtype);
     gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device);
   }
@@ -241,7 +250,7 @@ bool FlatBuffer::slice_is_ahead() const {
 
 void FlatBuffer::slice_changed() {
   note_slice();
-  whole_is_current_ = false;
+  whole_is_current_ = codes_are_current_ = false;
   unfilled_.reset();
 }
 
@@ -261,7 +270,7 @@ void FlatBuffer::whole_changed() {
   if (!plan_.slice_in_whole) {
     // What was not written keeps the precision of the slice.
     const auto own = own_part(whole).to(slice_.device());
-    const auto written = own != slice_.to(own.scalar_type());
+    const auto written = own != rounded_slice();
     slice_.copy_(torch::where(written, own.to(slice_.scalar_type()), slice_));
   }
   slice_changed();

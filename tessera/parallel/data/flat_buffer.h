@@ -44,6 +44,8 @@ struct FlatOptions {
   bool apart = false;             ///< DataParallelOptions::apart says so of them
   bool of_experts = false;        ///< DataParallelOptions::of_experts does
   bool in_backward = false;       ///< DataParallelOptions::update_in_backward
+  bool fp8_weights = false;       ///< DataParallelOptions::fp8_weights says so of them
+  bool fp8_gradients = false;     ///< DataParallelOptions::fp8_gradients
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   std::function<optim::Treatment(const std::string& name, const torch::Tensor& parameter)>
       treatment;
@@ -62,6 +64,10 @@ struct FlatOptions {
 /// of 32 elements; P is a multiple of 32 N; padding is zero at first. Where states share scales by
 /// blocks of 256, these parameters start at multiples of that, and P is a multiple of 256 N: then
 /// blocks lie alike for any N.
+///
+/// In 8 bits (FlatOptions::fp8_weights) each parameter of the whole buffer is E4M3 times a power of two,
+/// by the largest number of it on any rank (share_amax); what is gathered, or kept, is `codes`, of which
+/// the whole is made when a unit runs.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
 /// gradient slice P/N while it is there; copy P/N. Where a slice has the dtype and device of a
@@ -135,19 +141,38 @@ class FlatBuffer {
 
   Transient whole;     ///< [P] parameters, in the compute dtype
   Transient gradient;  ///< [P]; frozen parameters have none
-  /// [P/N] in the dtype of slice or gradient, whichever is wider; none where it is part of
-  /// `gradient`.
+  /// [P/N] in the dtype of slice or gradient, whichever is wider, or in 8 bits; none where it is part
+  /// of `gradient`.
   Transient gradient_slice;
+  Transient codes;  ///< [P] bytes, of parameters in 8 bits
 
   /// [P/N] of `whole` or `gradient`.
   torch::Tensor own_part(const Transient& buffer) const { return own_part(buffer.tensor()); }
   torch::Tensor own_part(const torch::Tensor& buffer) const {
     return buffer.narrow(0, slice_begin(), slice_size());
   }
-  /// [P/N] the gradient that belongs to slice(): valid while its memory is there.
+  /// [P/N] the gradient that belongs to slice(), in 8 bits times gradient_factor() if it is kept so:
+  /// valid while its memory is there.
   torch::Tensor gradient_of_slice() const {
     return plan_.gradient_slice_in_gradient ? own_part(gradient) : gradient_slice.tensor();
   }
+
+  /// The same as numbers: in 8 bits a float32 copy.
+  torch::Tensor gradient_numbers() const;
+  /// float32 [1]; undefined: the gradient is not kept in 8 bits. Valid for life.
+  const torch::Tensor& gradient_factor() const { return gradient_factor_; }
+  /// Rounds `gradient` [P/N] to what is kept in 8 bits, E4M3 by its largest number.
+  void keep_gradient(const torch::Tensor& gradient);
+
+  /// Are parameters gathered in 8 bits?
+  bool has_codes() const { return codes.size() > 0; }
+  /// [entries()] the largest magnitude of this rank's part of each, on the host.
+  torch::Tensor amax() const;
+  void share_amax(const torch::Tensor& of_all_ranks);  ///< the same over all ranks
+  bool codes_are_current() const { return plan_.keeps_codes && codes_are_current_; }
+  void encode_slice();  ///< this rank's part of `codes`, which get memory
+  /// All codes are there: makes the whole parameters of them, and frees them unless they are kept.
+  void decode_whole();
 
   /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read
   /// them, unless they are kept.
@@ -183,6 +208,7 @@ class FlatBuffer {
   void add_to_groups(const Group& next);
   void make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained);
   void make_gradient();
+  torch::Tensor rounded_slice() const;
   void note_slice();
   torch::Tensor sample_of_slice() const;
   void adopt(FlatEntry& entry);
@@ -197,7 +223,9 @@ class FlatBuffer {
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;
-  bool whole_is_current_ = false;
+  bool whole_is_current_ = false, codes_are_current_ = false;
+  torch::Tensor gradient_factor_;
+  std::vector<float> scales_;      // of the entries, in 8 bits
   torch::Tensor sample_;           // of the slice
   std::vector<int64_t> versions_;  // of the entries
   struct Arrival {

@@ -82,6 +82,15 @@ struct DataParallelOptions {
   /// their place. They have a buffer of their own in each unit, which the ranks of expert_shard and
   /// expert_replicate share. By default none.
   std::function<bool(const std::string& name)> of_experts;
+  /// Which parameters are kept and gathered whole in 8 bits, E4M3 with a scale for each, and are there
+  /// in the dtype of computation only while their unit runs; the optimizer's slice stays as it is.
+  /// They have a buffer of their own in each unit. By default none.
+  std::function<bool(const std::string& name)> fp8_weights;
+  /// Reduced gradients are kept in 8 bits, E4M3 with a scale for each buffer. For optimizers over
+  /// slices(); reduce each micro-batch's, as whole gradients pass.
+  bool fp8_gradients = false;
+  /// Gradients are sent in 8 bits and added up in float32 (fp8_sum.h).
+  bool fp8_communication = false;
   /// How ranks outside of the data axes share a parameter (tensor parallelism); none: they do not.
   std::function<Replication(const std::string& name)> replication;
   /// Compare parameters over the ranks at the start: names, shapes, order of units, and checksums

@@ -13,7 +13,7 @@ namespace {
 struct Kind {
   std::vector<Unit::Named> parameters;
   Replication replication;
-  bool apart = false, of_experts = false;
+  bool apart = false, of_experts = false, fp8_weights = false;
 };
 
 /// The kinds of `parameters`, in the order of each kind's first one.
@@ -24,16 +24,17 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
     const auto replication = options.replication ? options.replication(named.first) : Replication{};
     const bool apart = options.apart && options.apart(named.first, named.second);
     const bool of_experts = options.of_experts && options.of_experts(named.first);
+    const bool fp8_weights = options.fp8_weights && options.fp8_weights(named.first);
     const auto same = [&](const Kind& kind) {
       const auto& other = kind.parameters.front().second;
       return other.scalar_type() == named.second.scalar_type() &&
              other.requires_grad() == named.second.requires_grad() &&
              kind.replication.like(replication) && kind.apart == apart &&
-             kind.of_experts == of_experts;
+             kind.of_experts == of_experts && kind.fp8_weights == fp8_weights;
     };
     const auto found = std::ranges::find_if(kinds, same);
     if (found == kinds.end()) {
-      kinds.push_back({{named}, replication, apart, of_experts});
+      kinds.push_back({{named}, replication, apart, of_experts, fp8_weights});
     } else {
       found->parameters.push_back(named);
     }
@@ -51,6 +52,7 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                       .offloaded = offloaded,
                       .offloads_by_copy = all.offload.offload_optimizer,
                       .in_backward = all.update_in_backward,
+                      .fp8_gradients = all.fp8_gradients,
                       .decays = all.decays,
                       .treatment = all.treatment};
   if (is_sharded(unit.placement)) {
@@ -98,8 +100,11 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
            const DataParallelOptions& all, const DataAxes& axes)
-    : name_(std::move(name)), options_(options), axes_(axes) {
-  for (const auto& [kind, replication, apart, of_experts] : by_kind(parameters, all)) {
+    : name_(std::move(name)),
+      options_(options),
+      axes_(axes),
+      fp8_communication_(all.fp8_communication) {
+  for (const auto& [kind, replication, apart, of_experts, fp8_weights] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
     const auto device = first.is_meta() ? axes.device : first.device();
     const SharingAxes& sharing = of_experts ? axes_.experts : axes_;
@@ -107,12 +112,15 @@ Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOpt
     flat.replication = replication;
     flat.apart = apart;
     flat.of_experts = of_experts;
+    flat.fp8_weights = fp8_weights;
     num_slices_ = std::max(num_slices_, flat.num_slices);
     buffers_.emplace_back(kind, std::move(flat));
   }
   earlier_.resize(buffers_.size());
   replicated_sums_.resize(buffers_.size());
   straight_.resize(buffers_.size());
+  fp8_sums_.resize(buffers_.size());
+  replica_numbers_.resize(buffers_.size());
   if (!gathers()) state_ = State::gathered;
 }
 
@@ -120,6 +128,11 @@ void Unit::move_below(const std::string& path) {
   const bool whole = name_ == "root" || name_ == "model";
   name_ = whole ? path : path + "." + name_;
   for (auto& buffer : buffers_) buffer.prefix_names(path + ".");
+}
+
+bool Unit::frees_whole() const {
+  return std::ranges::any_of(buffers_,
+                             [](const auto& buffer) { return !buffer.plan().keeps_whole; });
 }
 
 bool Unit::frees_gradient() const {
@@ -165,7 +178,14 @@ void Unit::start_gather() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
-    if (buffer.whole_is_current()) continue;
+    if (buffer.whole_is_current() || buffer.codes_are_current()) continue;
+    if (buffer.has_codes()) {
+      buffer.encode_slice();
+      if (buffer.plan().num_slices == 1) continue;
+      const auto& codes = buffer.codes.tensor();
+      gathers_.push_back(axes_.of(buffer).gather.all_gather(codes, buffer.own_part(codes)));
+      continue;
+    }
     const auto& whole = buffer.receive_whole();
     const bool inner = !inner_parts_.empty();
     const auto& axis = inner ? axes_.inner : axes_.of(buffer).gather;
@@ -191,12 +211,18 @@ void Unit::finish_gather() {
   if (state_ == State::gathered) return;
   start_gather();
   wait(gathers_, times_.gather_wait_seconds);
-  for (auto& buffer : buffers_) buffer.whole_arrived();
+  for (auto& buffer : buffers_) {
+    if (buffer.has_codes()) {
+      buffer.decode_whole();
+    } else {
+      buffer.whole_arrived();
+    }
+  }
   state_ = State::gathered;
 }
 
 void Unit::reshard() {
-  if (!full_shard()) return;
+  if (!frees_whole()) return;
   if (state_ == State::gathering) finish_gather();  // prefetched, not used
   for (auto& buffer : buffers_) buffer.free_whole();
   inner_parts_.clear();
@@ -204,7 +230,7 @@ void Unit::reshard() {
 }
 
 void Unit::reshard_after_forward() {
-  if (!full_shard() || options_.reshard_after_forward == ReshardAfterForward(false)) return;
+  if (!frees_whole() || options_.reshard_after_forward == ReshardAfterForward(false)) return;
   std::vector<torch::Tensor> parts;
   if (std::holds_alternative<int>(options_.reshard_after_forward)) {
     for (const auto& buffer : buffers_) {
@@ -262,136 +288,6 @@ void Unit::check_written(bool reduced) {
                       ": was written where that is lost; write parameters between unshard() and "
                       "reshard(), and make optimizers of the sharded model's parameters()");
   }
-}
-
-void Unit::begin_gradient() {
-  if (replicated_) set_sums_apart();
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    auto& buffer = buffers_[i];
-    // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
-    if (reduced_ && buffer.trained() && buffer.plan().gradient_slice_in_gradient) {
-      earlier_[i] = buffer.own_part(buffer.gradient).clone();
-      buffer.gradient.allocate_zero();
-    }
-    buffer.begin_gradient();
-  }
-  reduced_ = false;
-}
-
-void Unit::start_reduce() {
-  begin_gradient();
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    auto& buffer = buffers_[i];
-    if (!buffer.trained()) continue;
-    buffer.note_arrivals();
-    const auto& whole = buffer.gradient.tensor();
-    const auto& axes = axes_.of(buffer);
-    if (buffer.plan().num_slices == 1) {
-      reduces_.push_back(axes.all.all_reduce(whole));
-      continue;
-    }
-    const auto& slice = buffer.gradient_slice.tensor();
-    // The first sum of a step goes straight to its place.
-    const bool straight = slice.defined() && !buffer.gradient_slice.allocated() &&
-                          slice.dtype() == whole.dtype() && slice.device() == whole.device() &&
-                          !buffer.options().offloaded;
-    if (straight) buffer.gradient_slice.allocate();
-    reduces_.push_back(
-        axes.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
-    straight_[i] = straight;
-  }
-  reducing_ = true;
-}
-
-bool Unit::reduce_done() const {
-  return std::ranges::all_of(reduces_, [](const auto& work) { return work.done(); });
-}
-
-void Unit::finish_reduce(double divide_factor) {
-  if (!reducing_) return;
-  wait(reduces_, times_.reduce_wait_seconds);
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (buffers_[i].trained()) finish_sum(i, 1 / divide_factor);
-  }
-  reducing_ = false;
-  // A rank alone has no sum to keep apart from the next backward's.
-  reduced_ = axes_.all.size() > 1 || divide_factor != 1;
-}
-
-/// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
-void Unit::finish_sum(size_t index, double factor) {
-  auto& buffer = buffers_[index];
-  const auto own = buffer.own_part(buffer.gradient);
-  auto slice = buffer.gradient_of_slice();
-  if (buffer.plan().gradient_slice_in_gradient || straight_[index]) {
-    if (factor != 1) slice.mul_(factor);
-    if (earlier_[index].defined()) slice.add_(earlier_[index]);
-    earlier_[index].reset();
-  } else if (buffer.gradient_slice.allocated()) {
-    slice.add_(own, factor);
-  } else {
-    buffer.gradient_slice.allocate();
-    slice.copy_(own);
-    if (factor != 1) slice.mul_(factor);
-  }
-  if (buffer.plan().gradient_slice_in_gradient) return;
-  if (buffer.plan().keeps_gradient) buffer.gradient.allocate_zero();
-  buffer.free_gradient();
-}
-
-void Unit::start_replicate() {
-  if (!sums_over_replicas() || replicated_) return;
-  for (auto& buffer : buffers_) {
-    if (!sums_over_replicas(buffer)) continue;
-    replicates_.push_back(axes_.of(buffer).replicate.all_reduce(buffer.gradient_of_slice()));
-  }
-  replicated_ = true;
-}
-
-void Unit::finish_replicate() {
-  wait(replicates_, times_.reduce_wait_seconds);
-  for (auto& buffer : buffers_) {
-    const auto& replication = buffer.options().replication;
-    if (!buffer.trained() || !replication.partial_gradients) continue;
-    replicates_.push_back(replication.ranks.all_reduce(buffer.gradient_of_slice()));
-    replicated_ = true;
-  }
-  wait(replicates_, times_.reduce_wait_seconds);
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (!replicated_sums_[i].defined()) continue;
-    buffers_[i].gradient_of_slice().add_(replicated_sums_[i]);
-    replicated_sums_[i].reset();
-  }
-}
-
-/// A backward comes after the sum over replicas: that sum waits beside for the next one.
-void Unit::set_sums_apart() {
-  wait(replicates_, times_.reduce_wait_seconds);
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    auto& buffer = buffers_[i];
-    if (!buffer.trained()) continue;
-    const auto slice = buffer.gradient_of_slice();
-    auto& sum = replicated_sums_[i];
-    sum = sum.defined() ? sum.add_(slice) : slice.clone();
-    slice.zero_();
-  }
-  replicated_ = false;
-}
-
-void Unit::forget_gradients() {
-  for (auto& buffer : buffers_) {
-    if (!buffer.trained()) continue;
-    if (buffer.plan().keeps_gradient && buffer.gradient.allocated()) {
-      buffer.gradient.allocate_zero();
-    }
-    buffer.free_gradient();
-    buffer.gradient_slice.free();
-    buffer.reset_arrivals();
-  }
-  for (auto& tensor : earlier_) tensor.reset();
-  for (auto& tensor : replicated_sums_) tensor.reset();
-  reduced_ = replicated_ = false;
 }
 
 }  // namespace tessera::parallel

@@ -7,6 +7,7 @@
 
 #include "tessera/mesh/mesh.h"
 #include "tessera/parallel/data/flat_buffer.h"
+#include "tessera/parallel/data/fp8_sum.h"
 #include "tessera/parallel/data/options.h"
 
 namespace tessera::parallel {
@@ -64,13 +65,15 @@ class Unit {
   bool sums_over_replicas() const;
   /// Ranks outside of the data axes hold summands of its gradients (FlatOptions::replication).
   bool sums_over_ranks_beside() const;
-  bool full_shard() const { return options_.placement == Placement::full_shard && sharded(); }
+  /// Some of its whole parameters come for a forward or backward and go: with full_shard, or in 8 bits.
+  bool frees_whole() const;
+  bool sums_in_8_bits() const { return fp8_communication_; }
 
   // Parameters.
   bool has_whole() const { return state_ != State::sliced; }  ///< there, or on the way
   void start_gather();           ///< nothing if they are there or on the way
   void finish_gather();          ///< starts and waits as needed
-  void reshard();                ///< full_shard: frees the whole parameters; others: nothing
+  void reshard();                ///< frees the whole parameters, if it frees_whole()
   void reshard_after_forward();  ///< as the option says
   /// The slices did (those of frozen parameters: only if told so): what was gathered of them is out
   /// of date.
@@ -94,6 +97,7 @@ class Unit {
   void finish_reduce(double divide_factor);
   void start_replicate();
   void finish_replicate();
+  void finish_replicas();  ///< of it, the sums over replicas
   void forget_gradients();
   bool frees_gradient() const;  ///< whole gradients go once they are reduced
 
@@ -118,6 +122,10 @@ class Unit {
   std::vector<torch::Tensor> earlier_;          // per buffer: sums of this step's earlier backwards
   std::vector<torch::Tensor> replicated_sums_;  // per buffer: likewise, over replicas, too
   std::vector<char> straight_;                  // per buffer: the sum under way goes to the slice
+  bool fp8_communication_ = false;
+  std::vector<std::optional<Fp8Sum>> fp8_sums_;  // per buffer: under way
+  /// Per buffer, under way: a gradient kept in 8 bits, as numbers, that is summed over replicas.
+  std::vector<torch::Tensor> replica_numbers_;
   bool reducing_ = false, reduced_ = false, replicated_ = false;
   UnitTimes times_;
 };

@@ -1,0 +1,66 @@
+// tessera precision: what each preset of precision computes and keeps in.
+#include "tessera/config/precision.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/commands.h"
+
+namespace tessera::cli {
+namespace {
+
+struct PrecisionArguments {
+  std::string job;
+  bool table = false;
+};
+
+void print_row(const std::string& name, const config::PrecisionRow& row, const std::string& bytes) {
+  fmt::print("{:<11}{:<7}{:<15}{:<9}{:<15}{:<17}{:<18}{}\n", name, row.gemm, row.communication,
+             row.weight, row.master_weight, row.gradient, row.states, bytes);
+}
+
+void print_row(const std::string& name, const config::PrecisionSection& section) {
+  print_row(name, config::precision_row(section),
+            fmt::format("{:.2f}", config::bytes_per_parameter(section)));
+}
+
+void run_precision(const PrecisionArguments& arguments) {
+  if (!arguments.table && arguments.job.empty()) user_error("give --table, or a job file");
+  print_row("preset",
+            {.gemm = "GEMM",
+             .communication = "communication",
+             .weight = "weight",
+             .master_weight = "master weight",
+             .gradient = "weight gradient",
+             .states = "optimizer states"},
+            "bytes/parameter");
+  for (size_t i = 1; arguments.table && i < kTexts<PrecisionPreset>.size(); ++i) {
+    const auto name = std::string(kTexts<PrecisionPreset>[i]);
+    const auto loaded = config::load_run_config("", {{.key = "precision.preset", .value = name}});
+    print_row(name, loaded.config.precision);
+  }
+  if (arguments.job.empty()) return;
+  print_row("this job", config::load_run_config(arguments.job, {}).config.precision);
+}
+
+}  // namespace
+
+void add_precision(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<PrecisionArguments>();
+  auto* command = app.add_subcommand(
+      "precision", "Show in which types the presets of precision, or a job, compute and keep");
+  command->footer(
+      "Bytes are of weight, master weight, gradient and AdamW's states of a parameter of a linear "
+      "layer, over all ranks of one copy.\nExample:\n  tessera precision --table");
+  command->add_option("job", arguments->job, "Job file whose row is shown")->type_name("JOB.yaml");
+  command->add_flag("--table", arguments->table, "All presets");
+  command->callback([arguments, &exit_code] {
+    run_precision(*arguments);
+    exit_code = 0;
+  });
+}
+
+}  // namespace tessera::cli
