@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
@@ -80,25 +81,26 @@ namespace {
 class PreNormBlock : public DecoderBlockImpl {
  public:
   PreNormBlock(const ModelShape& shape, const SelfAttentionOptions& attention,
-               const TensorOptions& options)
+               const TensorOptions& options, FeedForwardPart feed_forward)
       : self_attn_(shape, attention, options),
-        mlp_(shape, options),
+        feed_forward_(feed_forward.module ? std::move(feed_forward.module)
+                                          : std::make_shared<GatedMlpImpl>(shape, options)),
         input_layernorm_(shape.dim, shape.norm_eps, options),
         post_attention_layernorm_(shape.dim, shape.norm_eps, options) {
     register_module("self_attn", self_attn_);
-    register_module("mlp", mlp_);
+    register_module(feed_forward.name, feed_forward_);
     register_module("input_layernorm", input_layernorm_);
     register_module("post_attention_layernorm", post_attention_layernorm_);
   }
 
   Tensor forward(const Tensor& x, const nn::Positions& positions) override {
     const auto attended = x + self_attn_(input_layernorm_(x), positions);
-    return attended + mlp_(post_attention_layernorm_(attended));
+    return attended + feed_forward_(post_attention_layernorm_(attended));
   }
 
  private:
   SelfAttention self_attn_;
-  GatedMlp mlp_;
+  FeedForward feed_forward_;
   nn::RMSNorm input_layernorm_, post_attention_layernorm_;
 };
 
@@ -106,8 +108,9 @@ class PreNormBlock : public DecoderBlockImpl {
 
 std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
                                                       const SelfAttentionOptions& attention,
-                                                      const TensorOptions& options) {
-  return std::make_shared<PreNormBlock>(shape, attention, options);
+                                                      const TensorOptions& options,
+                                                      FeedForwardPart feed_forward) {
+  return std::make_shared<PreNormBlock>(shape, attention, options, std::move(feed_forward));
 }
 
 kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {

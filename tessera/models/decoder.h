@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/kernels/rotary.h"
@@ -42,12 +43,19 @@ using SelfAttention = nn::Hooked<SelfAttentionImpl>;
 
 enum class Activation { silu, gelu_tanh };
 
+/// What a block does with each position by itself: [B, T, D] -> [B, T, D].
+class FeedForwardImpl : public nn::Hookable {
+ public:
+  virtual torch::Tensor forward(const torch::Tensor& x) = 0;
+};
+using FeedForward = nn::Hooked<FeedForwardImpl>;
+
 /// down(activation(gate(x)) * up(x)) (Shazeer, GLU Variants Improve Transformer, 2020).
-class GatedMlpImpl : public nn::Hookable {
+class GatedMlpImpl : public FeedForwardImpl {
  public:
   GatedMlpImpl(const ModelShape& shape, const torch::TensorOptions& options,
                Activation activation = Activation::silu);
-  torch::Tensor forward(const torch::Tensor& x);  ///< [B, T, D] -> [B, T, D]
+  torch::Tensor forward(const torch::Tensor& x) override;
 
  private:
   Activation activation_;
@@ -56,18 +64,25 @@ class GatedMlpImpl : public nn::Hookable {
 using GatedMlp = nn::Hooked<GatedMlpImpl>;
 
 /// A block of a family: how attention, feed-forward and norms follow each other. Its norms are
-/// named `.._layernorm`, its parts `self_attn` and `mlp`.
+/// named `.._layernorm`, its parts `self_attn` and, mostly, `mlp`.
 class DecoderBlockImpl : public nn::Hookable {
  public:
   virtual torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) = 0;
 };
 using DecoderBlock = nn::Hooked<DecoderBlockImpl>;
 
+/// Which feed-forward a block has, and what it is called there.
+struct FeedForwardPart {
+  std::string name = "mlp";
+  std::shared_ptr<FeedForwardImpl> module;  ///< null: a GatedMlp
+};
+
 /// A block whose parts stand behind a norm each, as Llama's: input_layernorm and
 /// post_attention_layernorm.
 std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
                                                       const SelfAttentionOptions& attention,
-                                                      const torch::TensorOptions& options);
+                                                      const torch::TensorOptions& options,
+                                                      FeedForwardPart feed_forward = {});
 
 /// Cosines and sines for positions 0, 1, ..; not state of the model. They grow to the longest
 /// sequence seen, or are made anew where its length changes them all (dynamic scaling, longrope).

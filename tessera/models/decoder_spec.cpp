@@ -111,6 +111,22 @@ ParameterSpecs decoder_parameters(const ModelShape& s,
   return result;
 }
 
+void add_norms_of_all_heads(const ModelShape& s, ParameterSpecs& parameters) {
+  parameters.block.push_back({"self_attn.q_norm.weight", {s.num_heads * s.head_dim}});
+  parameters.block.push_back(
+      {"self_attn.k_norm.weight", {s.num_kv_heads * s.head_dim}, Division::key_heads});
+}
+
+/// They keep queries, keys and two statistics.
+void add_norms_of_all_heads(const ModelShape& s, ActivationNumbers& numbers) {
+  const auto normed = static_cast<double>((s.num_heads + s.num_kv_heads) * s.head_dim);
+  for (auto* kept : {&numbers.kept, &numbers.recomputed}) {
+    kept->values += normed;
+    kept->floats += 2;
+  }
+  numbers.summed = 2;
+}
+
 ActivationNumbers decoder_activations(const ModelShape& s, int64_t position_ranks) {
   const auto real = [](int64_t number) { return static_cast<double>(number); };
   const double ranks = real(position_ranks), own = real(s.dim) / ranks;

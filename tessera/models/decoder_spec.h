@@ -39,6 +39,11 @@ void write_decoder(const ModelShape& shape, const char* activation, nlohmann::or
 ParameterSpecs decoder_parameters(const ModelShape& shape,
                                   const std::vector<std::string>& block_norms);
 
+/// What QkNorms::all_heads adds: of all queries and of all keys together, whose sums of squares are those of
+/// all ranks.
+void add_norms_of_all_heads(const ModelShape& shape, ParameterSpecs& parameters);
+void add_norms_of_all_heads(const ModelShape& part, ActivationNumbers& numbers);
+
 /// For blocks of two norms, before attention and before the feed-forward.
 ActivationNumbers decoder_activations(const ModelShape& part, int64_t position_ranks);
 

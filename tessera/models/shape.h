@@ -76,9 +76,10 @@ class OwnFacts {
 
 /// Where the feed-forward of a block is a mixture of experts (nn/experts.h).
 struct ExpertsShape {
-  int64_t num = 0;        ///< of a block; 0: none, the feed-forward is one
-  int64_t top_k = 0;      ///< that a token takes
-  bool normalise = true;  ///< its weights for them have sum 1
+  int64_t num = 0;             ///< of a block; 0: none, the feed-forward is one
+  int64_t top_k = 0;           ///< that a token takes
+  bool normalise = true;       ///< its weights for them have sum 1
+  int64_t shared_ffn_dim = 0;  ///< of an expert that every token takes besides; 0: there is none
 
   bool operator==(const ExpertsShape&) const = default;
 };

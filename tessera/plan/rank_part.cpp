@@ -19,6 +19,7 @@ models::ModelShape divided(models::ModelShape shape, int64_t tp) {
   }
   shape.vocab_size = most(shape.vocab_size, tp);
   shape.ffn_dim = most(shape.ffn_dim, tp);
+  shape.experts.shared_ffn_dim = most(shape.experts.shared_ffn_dim, tp);
   shape.num_heads /= tp;
   shape.num_kv_heads = most(shape.num_kv_heads, tp);  // neighbours may have the same one
   return shape;

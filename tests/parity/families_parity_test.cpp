@@ -155,7 +155,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyParityTest,
                                            "llama_yarn_mscale", "llama_3", "llama_biases",
                                            "llama_tied", "mistral", "qwen2", "qwen2_window",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
-                                           "gemma3", "gemma2", "mixtral", "qwen3_moe"),
+                                           "gemma3", "gemma2", "mixtral", "qwen3_moe", "olmoe",
+                                           "qwen2_moe"),
                          [](const auto& family) { return family.param; });
 
 // What routers of the fixture's two layers say of each token.

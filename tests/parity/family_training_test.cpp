@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyTrainingTest,
                          ::testing::Values("llama_biases", "llama_dynamic", "mistral", "qwen2",
                                            "qwen2_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_longrope", "gemma3", "gemma2", "mixtral",
-                                           "qwen3_moe"),
+                                           "qwen3_moe", "olmoe", "qwen2_moe"),
                          [](const auto& family) { return family.param; });
 
 }  // namespace

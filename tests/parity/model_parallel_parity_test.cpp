@@ -354,7 +354,8 @@ TEST_P(FamilyModelParallelTest, EqualsOneRank) {
 INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
                          ::testing::Values("llama_biases", "llama_tied", "mistral", "qwen2",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
-                                           "gemma3", "gemma2", "mixtral", "qwen3_moe"));
+                                           "gemma3", "gemma2", "mixtral", "qwen3_moe", "olmoe",
+                                           "qwen2_moe"));
 
 TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
   auto job = recorded_job(24, 8);

@@ -1,3 +1,5 @@
+#include <ATen/ops/sigmoid.h>
+
 #include "tessera/models/decoder.h"
 #include "tessera/models/moe/shape.h"
 #include "tessera/nn/experts.h"
@@ -6,8 +8,16 @@ namespace tessera::models {
 namespace moe {
 namespace {
 
-/// A router and its experts.
-class MixtureImpl : public nn::Hookable {
+constexpr const char *kSharedExpert = "shared_expert", *kSharedGate = "shared_expert_gate";
+
+ModelShape shape_of_shared(ModelShape shape) {
+  shape.ffn_dim = shape.experts.shared_ffn_dim;
+  return shape;
+}
+
+/// A router and its experts, and Qwen2's expert that every token takes, as far as a gate of one number
+/// opens to it.
+class MixtureImpl : public FeedForwardImpl {
  public:
   MixtureImpl(const ModelShape& shape, const torch::TensorOptions& options)
       : gate_(shape.dim,
@@ -24,40 +34,23 @@ class MixtureImpl : public nn::Hookable {
                  options) {
     register_module("gate", gate_);
     register_module("experts", experts_);
+    if (shape.experts.shared_ffn_dim == 0) return;
+    shared_ = register_module(kSharedExpert, GatedMlp(shape_of_shared(shape), options));
+    shared_gate_ =
+        register_module(kSharedGate, nn::Linear(shape.dim, 1, /*with_bias=*/false, options));
   }
 
-  torch::Tensor forward(const torch::Tensor& x) { return experts_(x, gate_(x)); }
+  torch::Tensor forward(const torch::Tensor& x) override {
+    auto result = experts_(x, gate_(x));
+    if (shared_) result = result + shared_gate_(x).sigmoid() * shared_(x);
+    return result;
+  }
 
  private:
   nn::Router gate_;
   nn::Experts experts_;
-};
-using Mixture = nn::Hooked<MixtureImpl>;
-
-/// A block as Llama's, with a mixture in the place of the feed-forward.
-class Block : public DecoderBlockImpl {
- public:
-  Block(const ModelShape& shape, const SelfAttentionOptions& attention,
-        const torch::TensorOptions& options)
-      : self_attn_(shape, attention, options),
-        mixture_(shape, options),
-        input_layernorm_(shape.dim, shape.norm_eps, options),
-        post_attention_layernorm_(shape.dim, shape.norm_eps, options) {
-    register_module("self_attn", self_attn_);
-    register_module(names_of(shape).mixture, mixture_);
-    register_module("input_layernorm", input_layernorm_);
-    register_module("post_attention_layernorm", post_attention_layernorm_);
-  }
-
-  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) override {
-    const auto attended = x + self_attn_(input_layernorm_(x), positions);
-    return attended + mixture_(post_attention_layernorm_(attended));
-  }
-
- private:
-  SelfAttention self_attn_;
-  Mixture mixture_;
-  nn::RMSNorm input_layernorm_, post_attention_layernorm_;
+  GatedMlp shared_{nullptr};
+  nn::Linear shared_gate_{nullptr};
 };
 
 /// Each expert is divided as a feed-forward; what ranks make of a token is summed once, after its
@@ -66,11 +59,31 @@ nn::TensorPlan plan_of(const ModelShape& shape) {
   using enum nn::TensorStyle;
   const auto& names = names_of(shape);
   const auto mixture = "model.layers.*." + names.mixture, expert = mixture + ".experts.*.";
-  return {{.pattern = mixture, .style = region, .enters = true, .leaves = true},
-          {.pattern = mixture + ".gate", .style = per_head},
-          {.pattern = expert + names.gate, .style = column_wise},
-          {.pattern = expert + names.up, .style = column_wise},
-          {.pattern = expert + names.down, .style = row_wise, .summand = true}};
+  nn::TensorPlan plan{{.pattern = mixture, .style = region, .enters = true, .leaves = true},
+                      {.pattern = mixture + ".gate", .style = per_head},
+                      {.pattern = expert + names.gate, .style = column_wise},
+                      {.pattern = expert + names.up, .style = column_wise},
+                      {.pattern = expert + names.down, .style = row_wise, .summand = true}};
+  if (shape.experts.shared_ffn_dim == 0) return plan;
+  const auto shared = mixture + "." + kSharedExpert + ".";
+  plan.insert(plan.end(), {{.pattern = mixture + "." + kSharedGate, .style = per_head},
+                           {.pattern = shared + "gate_proj", .style = column_wise},
+                           {.pattern = shared + "up_proj", .style = column_wise},
+                           {.pattern = shared + "down_proj", .style = row_wise, .summand = true}});
+  return plan;
+}
+
+QkNorms norms_of(Kind kind) {
+  switch (kind) {
+    case Kind::mixtral:
+    case Kind::qwen2:
+      return QkNorms::none;
+    case Kind::olmoe:
+      return QkNorms::all_heads;
+    case Kind::qwen3:
+      return QkNorms::each_head;
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 }  // namespace
@@ -78,15 +91,15 @@ nn::TensorPlan plan_of(const ModelShape& shape) {
 
 std::shared_ptr<LanguageModel> make_moe(const ModelShape& shape,
                                         const torch::TensorOptions& options) {
-  const auto norms = shape.qk_norm ? QkNorms::each_head : QkNorms::none;
+  const auto norms = moe::norms_of(moe::kind_of(shape));
   DecoderParts parts{.tables = {{shape.head_dim, rotary_options(shape)}},
                      .feed_forward = moe::plan_of(shape),
                      .norms = norms};
   parts.make_block = [&](int64_t layer) {
-    return std::make_shared<moe::Block>(
-        shape,
-        SelfAttentionOptions{.attention = {.window = window_of(shape, layer)}, .norms = norms},
-        options);
+    return make_pre_norm_block(
+        shape, {.attention = {.window = window_of(shape, layer)}, .norms = norms}, options,
+        {.name = moe::names_of(shape).mixture,
+         .module = std::make_shared<moe::MixtureImpl>(shape, options)});
   };
   return std::make_shared<Decoder>(shape, std::move(parts), options);
 }

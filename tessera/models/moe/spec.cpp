@@ -1,9 +1,10 @@
-// Mixtral (Jiang et al., 2024) and Qwen3-MoE (Yang et al., 2025): a Mistral and a Qwen3 whose
-// feed-forwards are mixtures of experts.
+// Mixtral (Jiang et al., 2024), OLMoE (Muennighoff et al., 2024), Qwen2-MoE (Yang et al., 2024) and Qwen3-MoE
+// (Yang et al., 2025): blocks as Llama's whose feed-forwards are mixtures of experts.
 #include "tessera/models/spec.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/models/decoder_spec.h"
@@ -15,15 +16,39 @@ namespace moe {
 
 const Names& names_of(const ModelShape& shape) {
   static const Names mixtral{.mixture = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"};
-  static const Names qwen3{
+  static const Names others{
       .mixture = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"};
-  return shape.qk_norm ? qwen3 : mixtral;
+  return kind_of(shape) == Kind::mixtral ? mixtral : others;
 }
 
 namespace {
 
+/// What config.json says where a key is missing.
+struct Absent {
+  std::string type, architecture;
+  Kind kind;
+  double eps;
+  std::optional<int64_t> kv_heads;
+};
+
+const std::vector<Absent>& kinds() {
+  static const std::vector<Absent> list{
+      {"mixtral", "MixtralForCausalLM", Kind::mixtral, 1e-5, 8},
+      {"olmoe", "OlmoeForCausalLM", Kind::olmoe, 1e-5, std::nullopt},
+      {"qwen2_moe", "Qwen2MoeForCausalLM", Kind::qwen2, 1e-6, 16},
+      {"qwen3_moe", "Qwen3MoeForCausalLM", Kind::qwen3, 1e-6, 4}};
+  return list;
+}
+
+/// transformers 5 writes num_local_experts, 4 num_experts.
+ExpertsShape read_experts(const JsonKeys& keys) {
+  const char* num = keys.has("num_local_experts") ? "num_local_experts" : "num_experts";
+  return {.num = keys.size(num),
+          .top_k = keys.size("num_experts_per_tok"),
+          .normalise = keys.flag("norm_topk_prob", false)};
+}
+
 void read_mixtral(const JsonKeys& keys, ModelShape& shape) {
-  keys.refuse_unless(keys.text("hidden_act", "silu") == "silu", "hidden_act", "silu");
   const bool jitters = keys.has("router_jitter_noise") && keys.at("router_jitter_noise") != 0.0;
   keys.refuse_unless(!jitters, "router_jitter_noise", "0");
   shape.experts = {.num = keys.size("num_local_experts"),
@@ -31,18 +56,31 @@ void read_mixtral(const JsonKeys& keys, ModelShape& shape) {
   if (keys.has("sliding_window")) shape.sliding_window = keys.size("sliding_window");
 }
 
-/// transformers 5 writes num_local_experts, 4 num_experts.
-void read_qwen3(const JsonKeys& keys, ModelShape& shape) {
-  keys.refuse_unless(keys.text("hidden_act", "silu") == "silu", "hidden_act", "silu");
+void read_olmoe(const JsonKeys& keys, ModelShape& shape) {
+  keys.refuse_unless(!keys.has("clip_qkv"), "clip_qkv", "null");
+  shape.experts = read_experts(keys);
+  shape.qkv_bias = shape.out_bias = keys.flag("attention_bias", false);
+}
+
+/// Experts in every layer, whose width is not that of the dense feed-forward that no layer has.
+void read_qwen(const JsonKeys& keys, ModelShape& shape) {
   keys.refuse_unless(keys.size("decoder_sparse_step", 1) == 1, "decoder_sparse_step", "1");
   const bool some_dense = keys.has("mlp_only_layers") && !keys.at("mlp_only_layers").empty();
   keys.refuse_unless(!some_dense, "mlp_only_layers", "[], experts in every layer");
-  const char* num = keys.has("num_local_experts") ? "num_local_experts" : "num_experts";
-  shape.experts = {.num = keys.size(num),
-                   .top_k = keys.size("num_experts_per_tok"),
-                   .normalise = keys.flag("norm_topk_prob", false)};
-  shape.own = Facts{.dense_ffn_dim = shape.ffn_dim};
+  shape.experts = read_experts(keys);
   shape.ffn_dim = keys.size("moe_intermediate_size");
+}
+
+void read_qwen2(const JsonKeys& keys, ModelShape& shape) {
+  read_qwen(keys, shape);
+  shape.experts.shared_ffn_dim = keys.size("shared_expert_intermediate_size");
+  shape.qkv_bias = keys.flag("qkv_bias", true);
+  keys.refuse_unless(!keys.flag("use_sliding_window", false), "use_sliding_window", "false");
+}
+
+void read_qwen3(const JsonKeys& keys, ModelShape& shape) {
+  read_qwen(keys, shape);
+  shape.qk_norm = true;
   shape.qkv_bias = shape.out_bias = keys.flag("attention_bias", false);
   if (keys.flag("use_sliding_window", false) && keys.has("sliding_window")) {
     shape.sliding_window = keys.size("sliding_window");
@@ -50,37 +88,64 @@ void read_qwen3(const JsonKeys& keys, ModelShape& shape) {
 }
 
 ModelShape read(const JsonKeys& keys, const HfType& type) {
-  const bool qwen = type.name == "qwen3_moe";
-  auto shape = read_decoder(keys, ModelFamily::moe, qwen ? 1e-6 : 1e-5);
-  shape.qk_norm = qwen;
-  shape.own = Facts();
-  read_decoder_heads(keys, {.absent_kv_heads = qwen ? 4 : 8, .absent_width = {}}, shape);
-  qwen ? read_qwen3(keys, shape) : read_mixtral(keys, shape);
+  const auto& absent = *std::ranges::find(kinds(), type.name, &Absent::type);
+  auto shape = read_decoder(keys, ModelFamily::moe, absent.eps);
+  shape.own = Facts{.kind = absent.kind, .dense_ffn_dim = shape.ffn_dim};
+  read_decoder_heads(keys, {.absent_kv_heads = absent.kv_heads, .absent_width = {}}, shape);
+  keys.refuse_unless(keys.text("hidden_act", "silu") == "silu", "hidden_act", "silu");
+  switch (absent.kind) {
+    case Kind::mixtral:
+      read_mixtral(keys, shape);
+      break;
+    case Kind::olmoe:
+      read_olmoe(keys, shape);
+      break;
+    case Kind::qwen2:
+      read_qwen2(keys, shape);
+      break;
+    case Kind::qwen3:
+      read_qwen3(keys, shape);
+      break;
+  }
   read_rotary(keys, shape);
   return shape;
 }
 
-std::string type_of(const ModelShape& shape) { return shape.qk_norm ? "qwen3_moe" : "mixtral"; }
+std::string type_of(const ModelShape& shape) {
+  return std::ranges::find(kinds(), kind_of(shape), &Absent::kind)->type;
+}
 
 void write(const ModelShape& s, nlohmann::ordered_json& config) {
+  const auto kind = kind_of(s);
   write_decoder(s, "silu", config);
   config.update({{"num_experts_per_tok", s.experts.top_k},
                  {"output_router_logits", false},
-                 {"router_aux_loss_coef", 0.001},
-                 {"sliding_window", nullptr}});
-  if (s.sliding_window != 0) config["sliding_window"] = s.sliding_window;
-  if (!s.qk_norm) {
-    config.update({{"num_local_experts", s.experts.num}, {"router_jitter_noise", 0.0}});
+                 {"router_aux_loss_coef", 0.001}});
+  if (kind == Kind::mixtral) {
+    config.update({{"num_local_experts", s.experts.num},
+                   {"router_jitter_noise", 0.0},
+                   {"sliding_window", nullptr}});
+    if (s.sliding_window != 0) config["sliding_window"] = s.sliding_window;
+    return;
+  }
+  config.update({{"num_experts", s.experts.num}, {"norm_topk_prob", s.experts.normalise}});
+  if (kind == Kind::olmoe) {
+    config.update({{"attention_bias", s.out_bias}, {"clip_qkv", nullptr}});
     return;
   }
   config.update({{"intermediate_size", s.own.as<Facts>().dense_ffn_dim},
                  {"moe_intermediate_size", s.ffn_dim},
-                 {"num_experts", s.experts.num},
-                 {"norm_topk_prob", s.experts.normalise},
                  {"decoder_sparse_step", 1},
                  {"mlp_only_layers", nlohmann::json::array()},
-                 {"attention_bias", s.out_bias},
-                 {"use_sliding_window", s.sliding_window != 0}});
+                 {"use_sliding_window", s.sliding_window != 0},
+                 {"sliding_window", nullptr}});
+  if (s.sliding_window != 0) config["sliding_window"] = s.sliding_window;
+  if (kind == Kind::qwen2) {
+    config.update(
+        {{"shared_expert_intermediate_size", s.experts.shared_ffn_dim}, {"qkv_bias", s.qkv_bias}});
+  } else {
+    config["attention_bias"] = s.out_bias;
+  }
 }
 
 std::optional<ShapeProblem> problem(const ModelShape& s) {
@@ -93,17 +158,25 @@ ParameterSpecs parameters(const ModelShape& s) {
   std::erase_if(result.block,
                 [](const ParameterSpec& parameter) { return parameter.name.starts_with("mlp."); });
   const auto& names = names_of(s);
-  result.block.push_back(
-      {names.mixture + ".gate.weight", {s.experts.num, s.dim}, Division::per_head});
-  for (int64_t e = 0; e < s.experts.num; ++e) {
-    const auto expert = fmt::format("{}.experts.{}.", names.mixture, e);
+  if (kind_of(s) == Kind::olmoe) add_norms_of_all_heads(s, result);
+  const auto add_gated = [&](const std::string& module, int64_t ffn_dim, bool of_expert) {
     const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
       result.block.push_back(
-          {.name = expert + name + ".weight", .shape = {rows, columns}, .of_expert = true});
+          {.name = module + name + ".weight", .shape = {rows, columns}, .of_expert = of_expert});
     };
-    add(names.gate, s.ffn_dim, s.dim);
-    add(names.up, s.ffn_dim, s.dim);
-    add(names.down, s.dim, s.ffn_dim);
+    add(names.gate, ffn_dim, s.dim);
+    add(names.up, ffn_dim, s.dim);
+    add(names.down, s.dim, ffn_dim);
+  };
+  result.block.push_back(
+      {names.mixture + ".gate.weight", {s.experts.num, s.dim}, Division::per_head});
+  if (const auto shared = s.experts.shared_ffn_dim; shared > 0) {
+    result.block.push_back(
+        {names.mixture + ".shared_expert_gate.weight", {1, s.dim}, Division::per_head});
+    add_gated(names.mixture + ".shared_expert.", shared, /*of_expert=*/false);
+  }
+  for (int64_t e = 0; e < s.experts.num; ++e) {
+    add_gated(fmt::format("{}.experts.{}.", names.mixture, e), s.ffn_dim, /*of_expert=*/true);
   }
   return result;
 }
@@ -122,26 +195,39 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   numbers.recomputed.values += (k - 1) * f + k * d;
   numbers.recomputed.floats += routing;
   numbers.deferred += 3 * (k - 1) * f + 2 * k * d;
+  if (kind_of(s) == Kind::olmoe) add_norms_of_all_heads(s, numbers);
+  if (s.experts.shared_ffn_dim == 0) return numbers;
+  // The shared expert as a feed-forward, its result, and how far its gate is open.
+  const auto shared = static_cast<double>(s.experts.shared_ffn_dim);
+  numbers.kept.values += 3 * shared + d + 1;
+  numbers.selective.values += 2 * shared + d + 1;
+  numbers.recomputed.values += shared + 1;
+  numbers.deferred += 3 * shared + d;
   return numbers;
+}
+
+std::vector<HfType> types() {
+  std::vector<HfType> list;
+  for (const auto& kind : kinds()) list.push_back({kind.type, kind.architecture});
+  return list;
 }
 
 }  // namespace
 }  // namespace moe
 
 const FamilySpec& moe_spec() {
-  static const FamilySpec spec{
-      .name = "moe",
-      .types = {{"mixtral", "MixtralForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"}},
-      .read = moe::read,
-      .type_of = moe::type_of,
-      .write = moe::write,
-      .config_names = decoder_config_names(),
-      .problem = moe::problem,
-      .parameters = moe::parameters,
-      .activations = moe::activations,
-      .window = window_after_full_layers,
-      .rotary_width = whole_head_rotary,
-      .adapter_targets = {"q_proj", "v_proj"}};
+  static const FamilySpec spec{.name = "moe",
+                               .types = moe::types(),
+                               .read = moe::read,
+                               .type_of = moe::type_of,
+                               .write = moe::write,
+                               .config_names = decoder_config_names(),
+                               .problem = moe::problem,
+                               .parameters = moe::parameters,
+                               .activations = moe::activations,
+                               .window = window_after_full_layers,
+                               .rotary_width = whole_head_rotary,
+                               .adapter_targets = {"q_proj", "v_proj"}};
   return spec;
 }
 

@@ -29,23 +29,15 @@ void write(const ModelShape& shape, nlohmann::ordered_json& config) {
 
 ParameterSpecs parameters(const ModelShape& s) {
   auto result = decoder_parameters(s, {"post_attention_layernorm", "post_feedforward_layernorm"});
-  result.block.push_back({"self_attn.q_norm.weight", {s.num_heads * s.head_dim}});
-  result.block.push_back(
-      {"self_attn.k_norm.weight", {s.num_kv_heads * s.head_dim}, Division::key_heads});
+  add_norms_of_all_heads(s, result);
   return result;
 }
 
-/// The norms keep queries, keys and two statistics; of these the sums of squares are those of all
-/// ranks. The last product's result is normed, so selective checkpointing keeps it.
+/// The last product's result is normed, so selective checkpointing keeps it.
 ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   auto numbers = decoder_activations(s, position_ranks);
-  const auto normed = static_cast<double>((s.num_heads + s.num_kv_heads) * s.head_dim);
-  for (auto* kept : {&numbers.kept, &numbers.recomputed}) {
-    kept->values += normed;
-    kept->floats += 2;
-  }
+  add_norms_of_all_heads(s, numbers);
   numbers.selective.values += static_cast<double>(s.dim) / static_cast<double>(position_ranks);
-  numbers.summed = 2;
   return numbers;
 }
 
