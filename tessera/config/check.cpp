@@ -128,6 +128,13 @@ void check_model(const RunConfig& config, const Place& place) {
   }
 }
 
+/// Of a preset; of a path the ranks see to it.
+void check_moe(const RunConfig& config, const Place& place) {
+  if (!config.model.path.empty()) return;
+  const auto problem = moe_problem(config, models::model_preset(config.model.preset));
+  if (problem) place.error(problem->key, "{}", problem->message);
+}
+
 void check_preference(const RunConfig& config, const Place& place) {
   const auto& data = config.data;
   const bool has_pairs = data.shape == data::RowShape::preference;
@@ -356,6 +363,21 @@ void check_precision(const RunConfig& config, const Place& place) {
 
 }  // namespace
 
+std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape) {
+  if (shape.experts.num > 0) return {};
+  for (const auto& section : sections()) {
+    if (section.name != "moe") continue;
+    for (const auto& field : section.fields) {
+      if (is_default(field, config)) continue;
+      return KeyProblem{
+          field.key,
+          "has no effect here: the model has no experts; remove it, or set model.path "
+          "to a mixture such as Mixtral"};
+    }
+  }
+  return {};
+}
+
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {
   for (const auto& need : find_field(key)->needs) {
     if (!need.met(config)) return need.what;
@@ -380,6 +402,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_precision(config, place);
   check_effect(config, origins, place);
   check_fp8_storage(config, place);
+  check_moe(config, place);
   check_in_backward(config, place);
 }
 

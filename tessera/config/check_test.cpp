@@ -477,6 +477,8 @@ std::map<std::string, Change> contexts() {
          c.data.format = data::DataFormat::tokens,
          c.schedule.type = optim::LearningRateSchedule::wsd;
        }},
+      {"a mixture", [](auto& c) { c.model.path = "x", c.moe.aux_loss = train::AuxLoss::sequence; }},
+      {"forced balance", [](auto& c) { c.model.path = "x", c.moe.force_balance = true; }},
       {"nothing but training", [](auto& c) {
          c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;
          c.checkpoint.at_end = false, c.train.sample_tokens = 0,
@@ -508,6 +510,16 @@ TEST(CheckTest, NoKeyIsIgnoredInAnyContext) {
       }
     }
   }
+}
+
+TEST(Check, BalanceNeedsExperts) {
+  auto config = good();
+  config.moe.z_coefficient = 0.1;
+  EXPECT_EQ(error_of(config),
+            "moe.z_coefficient: has no effect here: the model has no experts; remove it, or set "
+            "model.path to a mixture such as Mixtral");
+  config.model.path = "x";  // the ranks look
+  EXPECT_EQ(error_of(config), "no error");
 }
 
 // A recipe keeps two checkpoints; an option that saves none makes that moot, and is no mistake.

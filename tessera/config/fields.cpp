@@ -537,6 +537,42 @@ Section precision_section() {
       .build();
 }
 
+Section moe_section() {
+  using S = MoeSection;
+  return SectionBuilder(
+             "moe", &RunConfig::moe,
+             "What keeps the experts of a mixture evenly used (moe.md). Coefficients mean "
+             "the same on any number of ranks and for any size of micro-batches.")
+      .add("aux_loss", &S::aux_loss,
+           "loss that is added for balance: E sum f_i P_i of each layer (Fedus et al. 2022) within "
+           "each row (sequence) or over the global batch (batch; with several micro-batches a "
+           "forward more per step); transformers: as its models count it, over all layers together",
+           {kRoutersChoose},
+           {.aliases = {"moe_router_load_balancing_type", "load_balancing_type"},
+            .others = {{"aux_loss", "batch"},
+                       {"seq_aux_loss", "sequence"},
+                       {"global_aux_loss", "batch"}}})
+      .add("aux_coefficient", &S::aux_coefficient, "what that loss is multiplied by", {kAuxLoss},
+           {.range = above(0),
+            .aliases = {"router_aux_loss_coef", "moe_aux_loss_coeff", "aux_loss_coef"}})
+      .add("z_coefficient", &S::z_coefficient,
+           "of the routers' z-loss, the mean square of log-sum-exp of their logits (Zoph et al. "
+           "2022: 0.001), which keeps these small",
+           kAlways, {.range = at_least(0), .aliases = {"moe_z_loss_coeff", "router_z_loss_coef"}})
+      .add("selection_bias_rate", &S::selection_bias_rate,
+           "after each step, by so much the bias that an expert is chosen by rises if it had fewer "
+           "tokens of the global batch than the mean, or falls (Wang et al. 2024: 0.001); 0: it "
+           "stays as it is",
+           {kRoutersChoose},
+           {.range = at_least(0),
+            .aliases = {"load_balance_coeff", "moe_router_bias_update_rate", "bias_update_rate"}})
+      .add("force_balance", &S::force_balance,
+           "experts take turns, whatever routers say: for benchmarks alone, nothing useful is "
+           "learned",
+           kAlways, {.aliases = {"moe_router_force_load_balancing", "moe_force_load_balance"}})
+      .build();
+}
+
 Section memory_section() {
   using S = MemorySection;
   return SectionBuilder("memory", &RunConfig::memory, "Memory for time.")
@@ -663,9 +699,10 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),     adapter_section(),    data_section(),     preference_section(),
-      optimizer_section(), schedule_section(),   parallel_section(), precision_section(),
-      memory_section(),    checkpoint_section(), train_section(),    logging_section()};
+      model_section(),     adapter_section(),  data_section(),       preference_section(),
+      optimizer_section(), schedule_section(), parallel_section(),   precision_section(),
+      moe_section(),       memory_section(),   checkpoint_section(), train_section(),
+      logging_section()};
   return list;
 }
 

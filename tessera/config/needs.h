@@ -123,6 +123,11 @@ constexpr Need kWsd{"schedule.type wsd", [](const RunConfig& c) {
                       return c.schedule.type == optim::LearningRateSchedule::wsd;
                     }};
 
+constexpr Need kRoutersChoose{"moe.force_balance false",
+                              [](const RunConfig& c) { return !c.moe.force_balance; }};
+constexpr Need kAuxLoss{"moe.aux_loss sequence, batch or transformers",
+                        [](const RunConfig& c) { return c.moe.aux_loss != train::AuxLoss::none; }};
+
 constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};
 constexpr Need kPipeline{"parallel.pp above 1",

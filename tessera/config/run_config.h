@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/aux_loss.h"
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
 #include "tessera/base/fp8.h"
@@ -179,6 +180,16 @@ struct PrecisionSection {
   bool operator==(const PrecisionSection&) const = default;
 };
 
+struct MoeSection {
+  train::AuxLoss aux_loss = train::AuxLoss::none;
+  double aux_coefficient = 0.01;
+  double z_coefficient = 0;        ///< of the router's z-loss
+  double selection_bias_rate = 0;  ///< per step; 0: biases stay as they are
+  bool force_balance = false;      ///< for benchmarks: routers are not asked
+
+  bool operator==(const MoeSection&) const = default;
+};
+
 struct MemorySection {
   memory::CheckpointMode checkpointing = memory::CheckpointMode::none;  ///< of activations
   int64_t checkpoint_every = 1;                                         ///< blocks
@@ -245,6 +256,7 @@ struct RunConfig {
   ScheduleSection schedule;
   ParallelSection parallel;
   PrecisionSection precision;
+  MoeSection moe;
   MemorySection memory;
   CheckpointSection checkpoint;
   TrainSection train;
@@ -266,6 +278,9 @@ mesh::MeshShape fitting_mesh(const ParallelSection& parallel, int64_t num_ranks)
 
 /// Portions in which a rank's share of the global batch goes through the model.
 int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh);
+
+/// A setting of the section moe that this model, which has no experts, cannot follow, if there is one.
+std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape);
 
 /// Why optimizer.in_backward cannot be on such a mesh, if so.
 std::optional<KeyProblem> in_backward_problem(const RunConfig& config, const mesh::MeshShape& mesh);

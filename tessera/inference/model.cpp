@@ -11,6 +11,7 @@
 #include "tessera/models/adapt.h"
 #include "tessera/nn/replace_values.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/train/balance.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/quantised_load.h"
 
@@ -101,8 +102,9 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
   // As it is stored, by which the tensors are checked.
   auto model = models::make_language_model(shape, options);
   if (adapter) models::adapt(*model, adapter->spec);
-  Fill fill = [stored = checkpoint::Pretrained(*model, {opened, &opened->tensors()})](
-                  const std::string& name, int64_t begin, const torch::Tensor& part) {
+  const checkpoint::Pretrained pretrained(*model, {opened, &opened->tensors()});
+  Fill fill = [stored = pretrained](const std::string& name, int64_t begin,
+                                    const torch::Tensor& part) {
     stored.copy_part(name, begin, part);
   };
   if (weights != WeightFormat::as_stored) {
@@ -115,6 +117,7 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
   const auto parts =
       parallel::tensor_parallel(*model, model->tensor_plan(), mesh, {.sequence_parallel = false});
   fill_model(*model, fill, parts, mesh.device());
+  train::take_selection_biases(train::routers_of(*model), pretrained, mesh.device());
   model->eval();
   return {.model = std::move(model),
           .assets = training.assets_folder,

@@ -1,5 +1,6 @@
 #include "tessera/nn/router.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
@@ -19,6 +20,12 @@ torch::Tensor scores_of(const torch::Tensor& logits, RouterScores scores) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+/// The experts of N tokens, K each, one after the other.
+torch::Tensor in_turn(int64_t tokens, const RouterOptions& options, torch::Device device) {
+  const auto slots = at::arange(tokens * options.top_k, torch::dtype(torch::kInt64).device(device));
+  return slots.remainder(options.num_experts).view({tokens, options.top_k});
+}
+
 }  // namespace
 
 RouterImpl::RouterImpl(int64_t dim, const RouterOptions& options,
@@ -35,8 +42,10 @@ Routing RouterImpl::forward(const torch::Tensor& x) {
   call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight);
   call.scores = scores_of(call.logits, options_.scores);
   const auto chosen_by = call.scores.detach();
-  call.experts = std::get<1>(
-      (selection_bias.defined() ? chosen_by + selection_bias : chosen_by).topk(options_.top_k, 1));
+  call.experts =
+      takes_turns ? in_turn(call.logits.size(0), options_, x.device())
+                  : std::get<1>((selection_bias.defined() ? chosen_by + selection_bias : chosen_by)
+                                    .topk(options_.top_k, 1));
   auto weights = call.scores.gather(1, call.experts);
   if (options_.normalise) {
     constexpr double kTiny = 1e-20;  // sigmoids of very low logits may all be 0

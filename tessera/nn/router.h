@@ -49,6 +49,8 @@ class RouterImpl : public Hookable {
   /// Added to the scores that experts are chosen by, not to their weights: float32 [E], or
   /// undefined (Wang et al., Auxiliary-Loss-Free Load Balancing, 2024).
   torch::Tensor selection_bias;
+  /// For benchmarks: tokens take the experts in turn, whatever their scores.
+  bool takes_turns = false;
   /// Sees each call, and gives the weights [N, K] to go on with: what it adds to the loss hangs on
   /// their graph. Empty: nothing.
   std::function<torch::Tensor(const RouterCall& call, const torch::Tensor& weights)> balance;

@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;  // keeps the order of keys; writes NaN and infinities as null
 
+constexpr const char* kExpertTokens = "moe/tokens";
+
 Json step_json(const StepRecord& record) {
   return {{"step", record.step},
           {"loss", record.loss},
@@ -40,6 +42,17 @@ double number(const Json& json, const char* key, double if_null = NAN) {
   return value.is_null() ? if_null : value.get<double>();
 }
 
+std::vector<ExpertLoad> experts_of(const Json& json) {
+  std::vector<ExpertLoad> loads;
+  if (!json.contains(kExpertTokens)) return loads;
+  for (const auto& [layer, tokens] : json.at(kExpertTokens).items()) {
+    loads.push_back({.layer = std::stoll(layer),
+                     .tokens = tokens.get<std::vector<int64_t>>(),
+                     .entropy = json.value("moe/layer_" + layer + "/entropy", 0.0)});
+  }
+  return loads;
+}
+
 StepRecord step_of(const Json& json) {
   return {.step = json.at("step").get<int64_t>(),
           .loss = number(json, "loss"),
@@ -50,7 +63,8 @@ StepRecord step_of(const Json& json) {
           .mfu = number(json, "mfu", -1),
           .communication_wait_seconds = number(json, "communication_wait_seconds"),
           .tokens_seen = json.at("tokens_seen").get<int64_t>(),
-          .memory_bytes = json.at("memory_bytes").get<int64_t>()};
+          .memory_bytes = json.at("memory_bytes").get<int64_t>(),
+          .experts = experts_of(json)};
 }
 
 /// Calls use(line, json) for each whole line.
@@ -106,7 +120,11 @@ MetricsLog& MetricsLog::operator=(MetricsLog&& other) noexcept {
 }
 
 void MetricsLog::step(const StepRecord& record) {
-  write_line(with_figures(step_json(record), record.figures).dump());
+  auto line = with_figures(step_json(record), record.figures);
+  for (const auto& load : record.experts) {
+    line[kExpertTokens][std::to_string(load.layer)] = load.tokens;
+  }
+  write_line(line.dump());
   if (record.validation_loss) {
     validation(record.step, *record.validation_loss, record.validation_figures);
   }

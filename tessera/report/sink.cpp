@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -33,6 +35,13 @@ std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
     texts.push_back(fmt::format("{}{} {:.4g}", before, figure.shown, figure.value));
   }
   return texts;
+}
+
+double ExpertLoad::max_violation() const {
+  const auto sum = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  if (sum == 0) return 0;
+  const auto most = static_cast<double>(*std::ranges::max_element(tokens));
+  return most * static_cast<double>(tokens.size()) / static_cast<double>(sum) - 1;
 }
 
 std::vector<Scalar> scalars_of(const StepRecord& record) {

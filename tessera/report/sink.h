@@ -25,6 +25,16 @@ struct Figure {
 std::vector<std::string> shown_figures(const std::vector<Figure>& figures,
                                        const std::string& before = "");
 
+/// How many choices of a step's tokens fell on each expert of a layer.
+struct ExpertLoad {
+  int64_t layer = 0;
+  std::vector<int64_t> tokens;  ///< by expert
+  double entropy = 0;           ///< of the router's probabilities, the mean of tokens; 1: all alike
+
+  /// MaxVio: how much the fullest expert is above the mean, in means (Wang et al., 2024); 0: even.
+  double max_violation() const;
+};
+
 /// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
 /// memory of the writer).
 struct StepRecord {
@@ -40,6 +50,7 @@ struct StepRecord {
   int64_t memory_bytes = 0;
   std::optional<double> validation_loss;
   std::vector<Figure> figures = {}, validation_figures = {};
+  std::vector<ExpertLoad> experts = {};  ///< of layers that are mixtures
 };
 
 struct Scalar {

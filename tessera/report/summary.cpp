@@ -106,6 +106,32 @@ void add_answers(const std::vector<HeldOutAnswer>& answers, size_t indent, Lines
   }
 }
 
+/// The layer with the fullest expert: "MaxVio 0.31 (layer 2, of the last 50 steps)".
+std::string experts_line(const RunSummary& summary) {
+  const auto violation = [](const ExpertSummary& layer) { return layer.load.max_violation(); };
+  const auto worst = std::ranges::max_element(summary.experts, {}, violation);
+  double entropy = 0;
+  for (const auto& layer : summary.experts) {
+    entropy += layer.load.entropy / static_cast<double>(summary.experts.size());
+  }
+  return fmt::format(
+      "MaxVio {:.2f} at most (layer {}), {:.2f} in a step, entropy {:.2f}{}", violation(*worst),
+      worst->load.layer, worst->mean_of_max_violation, entropy,
+      summary.forced_balance ? "; NOT ROUTED: experts took turns (moe.force_balance)" : "");
+}
+
+/// By layer.
+nlohmann::ordered_json experts_json(const std::vector<ExpertSummary>& experts) {
+  auto layers = nlohmann::ordered_json::object();
+  for (const auto& [load, mean_of_max_violation] : experts) {
+    layers[std::to_string(load.layer)] = {{"tokens", load.tokens},
+                                          {"max_violation", load.max_violation()},
+                                          {"mean_of_max_violation", mean_of_max_violation},
+                                          {"entropy", load.entropy}};
+  }
+  return layers;
+}
+
 std::string mfu_line(const RunSummary& summary) {
   if (summary.mfu < 0 || summary.matmul_peak_flops <= 0) return "unknown";
   const bool tera = summary.matmul_peak_flops >= 1e12;
@@ -160,6 +186,7 @@ std::string format_summary(const RunSummary& summary) {
   if (const auto waits = unit_waits_line(summary.unit_waits); !waits.empty()) {
     lines.emplace_back("  by unit", waits);
   }
+  if (!summary.experts.empty()) lines.emplace_back("experts", experts_line(summary));
   if (summary.skipped_steps > 0) {
     lines.emplace_back("skipped", fmt::format("{} steps with NaN or infinity",
                                               with_commas(summary.skipped_steps)));
@@ -231,7 +258,9 @@ std::string to_json(const RunSummary& summary) {
       {"ended_early", summary.ended_early.empty() ? Json() : Json(summary.ended_early)},
       {"peak_memory_bytes", summary.peak_memory_bytes},
       {"sample", summary.sample ? Json(*summary.sample) : Json()},
-      {"answers", answers}};
+      {"answers", answers},
+      {"experts", experts_json(summary.experts)},
+      {"forced_balance", summary.forced_balance}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

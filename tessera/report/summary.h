@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/report/expert_load.h"
 #include "tessera/report/metrics.h"
 
 namespace tessera::report {
@@ -59,6 +60,8 @@ struct RunSummary {
   std::vector<int64_t> peak_memory_bytes;  ///< by rank
   std::optional<std::string> sample;       ///< generated text; any bytes
   std::vector<HeldOutAnswer> answers;      ///< to what was held out
+  std::vector<ExpertSummary> experts;      ///< of layers that are mixtures, over the last steps
+  bool forced_balance = false;             ///< experts took turns, routers were not asked
 };
 
 /// What a summary and a loss curve need of the steps of a run: 24 bytes a step.

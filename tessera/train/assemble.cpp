@@ -88,20 +88,6 @@ parallel::FlatBuffer::Fill fill_parts(models::FirstValues fill,
   };
 }
 
-parallel::UnitRuleKind unit_rule_kind(parallel::Units units) {
-  switch (units) {
-    case parallel::Units::block:
-      return parallel::UnitRuleKind::given;
-    case parallel::Units::size:
-      return parallel::UnitRuleKind::by_size;
-    case parallel::Units::name:
-      return parallel::UnitRuleKind::by_name;
-    case parallel::Units::model:
-      return parallel::UnitRuleKind::whole_model;
-  }
-  __builtin_unreachable();
-}
-
 /// The units of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what
 /// it has of single parameters.
 std::vector<parallel::UnitModules> make_units(models::LanguageModel& model,
@@ -280,7 +266,19 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
   if (const auto problem = models::experts_problem(shape, mesh.shape().ep)) {
     user_error("parallel.ep: {}", *problem);
   }
+  if (const auto problem = config::moe_problem(config, shape)) {
+    user_error("{}: {}", problem->key, problem->message);
+  }
   return shape;
+}
+
+plan::PlanOptions plan_options(const config::RunConfig& config, const models::ModelShape& shape,
+                               const mesh::DeviceMesh& mesh) {
+  plan::PlanOptions planning{.device_is_host = mesh.device().is_cpu()};
+  if (mesh.shape().pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
+    planning.measured = measure_layer_costs(config, shape, mesh);
+  }
+  return planning;
 }
 
 struct Loaders {
@@ -340,15 +338,13 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto shape = shape_for(config, mesh);
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
   const auto& sizes = mesh.shape();
-  plan::PlanOptions planning{.device_is_host = mesh.device().is_cpu()};
-  if (sizes.pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
-    planning.measured = measure_layer_costs(config, shape, mesh);
-  }
+  const auto planning = plan_options(config, shape, mesh);
   auto adapter = adapter_of(config, shape);
   auto plan = plan::make_plan(with_adapter(config, adapter), shape, sizes, planning);
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
+  const auto routers = routers_of(*model, config.model, mesh.device());
   const auto fill = complete(*model, adapter, config, mesh.all_of_training());
   auto parameters = parameters_of(*model, config);
   if (sizes.pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks names
@@ -391,6 +387,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .initial = adapter.initial,
           .optimizer = std::move(optimizer),
           .learning_rate = learning_rate_options(config)};
+  run.balance = make_balance(routers, *run.model, config.moe, mesh);
   set_length(run, /*step=*/0, /*samples_seen=*/0);
   if (config.precision.autocast) run.autocast = torch_dtype(config.precision.compute);
   if (config.precision.compute == FloatType::fp16) run.loss_scaler.emplace();

@@ -21,6 +21,7 @@
 #include "tessera/precision/loss_scaler.h"
 #include "tessera/predict/communication.h"
 #include "tessera/text/tokenizer.h"
+#include "tessera/train/balance.h"
 #include "tessera/train/fp8.h"
 #include "tessera/train/questions.h"
 
@@ -72,6 +73,7 @@ struct Run {
   plan::RunPlan plan;
   std::vector<Fp8Layer> fp8;               ///< of precision.matmul, those of this rank's stages
   std::vector<std::string> fp8_histories;  ///< paths of all layers that a checkpoint has one of
+  std::unique_ptr<Balance> balance;        ///< null: the model has no routers
   models::AdapterSpec adapter;             ///< the job's, or that of adapter.path
   std::shared_ptr<const checkpoint::AdapterPart>
       initial;  ///< PiSSA's; null: the base is as it is stored

@@ -54,14 +54,14 @@ std::string fp8_state_name(const std::string& path) {
   return state_name("fp8_history", path + ".weight");
 }
 
-/// The same on all ranks that share a layer, those of dp and tp.
-checkpoint::HeldExtent held_history(const Run& run, const Fp8Layer& layer) {
-  const auto& state = layer.history->state();
-  auto held = checkpoint::held_extent(fp8_state_name(layer.path), state.sizes().vec(), /*begin=*/0,
-                                      state.view(-1));
+/// A state that is the same on all ranks that share a layer, those of dp and tp; `kind`: of which there
+/// are several.
+checkpoint::HeldExtent held_by_stage(const Run& run, const std::string& name,
+                                     const torch::Tensor& state, std::string_view kind) {
+  auto held = checkpoint::held_extent(name, state.sizes().vec(), /*begin=*/0, state.view(-1));
   held.replicas = run.data_axis.size() * run.tensor_axis.size();
   held.replica = run.data_axis.rank() * run.tensor_axis.size() + run.tensor_axis.rank();
-  held.replica_group = fmt::format("fp8 of stage {}", run.pipeline_axis.rank());
+  held.replica_group = fmt::format("{} of stage {}", kind, run.pipeline_axis.rank());
   return held;
 }
 
@@ -176,6 +176,12 @@ checkpoint::Expected expected_tensors(Run& run) {
     all.emplace_back(fp8_state_name(path),
                      std::vector<int64_t>{3, 1 + run.config.precision.fp8_amax_history});
   }
+  if (run.balance && run.balance->has_biases()) {
+    for (const auto& layer : run.balance->all()) {
+      all.emplace_back(layer.bias_name(),
+                       std::vector<int64_t>{layer.router->options().num_experts});
+    }
+  }
   return all;
 }
 
@@ -234,7 +240,13 @@ std::vector<checkpoint::HeldExtent> held_state(Run& run) {
   }
   std::erase_if(held, [&](const auto& part) { return frozen.contains(part.extent.name); });
   for (const auto& layer : run.fp8) {
-    if (layer.history) held.push_back(held_history(run, layer));
+    if (!layer.history) continue;
+    held.push_back(held_by_stage(run, fp8_state_name(layer.path), layer.history->state(), "fp8"));
+  }
+  if (run.balance && run.balance->has_biases()) {
+    for (const auto& layer : run.balance->here()) {
+      held.push_back(held_by_stage(run, layer.bias_name(), layer.router->selection_bias, "biases"));
+    }
   }
   return held;
 }

@@ -56,7 +56,8 @@ bool matters(const std::string& key) {
       "data.seq_len", "data.shuffle",       "data.packing",     "data.too_long",
       "data.weights", "data.document_mask", "data.document_end"};
   return key.starts_with("optimizer.") || key.starts_with("schedule.") ||
-         key.starts_with("precision.") || kOfTrain.contains(key) || kOfData.contains(key);
+         key.starts_with("precision.") || key.starts_with("moe.") || kOfTrain.contains(key) ||
+         kOfData.contains(key);
 }
 
 std::string was(const std::string& key, const std::string& now, const std::string& before) {

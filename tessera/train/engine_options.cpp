@@ -67,4 +67,18 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
   return options;
 }
 
+parallel::UnitRuleKind unit_rule_kind(parallel::Units units) {
+  switch (units) {
+    case parallel::Units::block:
+      return parallel::UnitRuleKind::given;
+    case parallel::Units::size:
+      return parallel::UnitRuleKind::by_size;
+    case parallel::Units::name:
+      return parallel::UnitRuleKind::by_name;
+    case parallel::Units::model:
+      return parallel::UnitRuleKind::whole_model;
+  }
+  __builtin_unreachable();
+}
+
 }  // namespace tessera::train

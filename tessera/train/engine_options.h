@@ -9,6 +9,7 @@
 #include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/parallel/data/options.h"
+#include "tessera/parallel/data/units.h"
 
 namespace tessera::train {
 
@@ -28,5 +29,8 @@ void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd e
 /// The options that the sections parallel, precision and optimizer (which parameters decay) ask
 /// for.
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config);
+
+/// How a job's units are made of modules.
+parallel::UnitRuleKind unit_rule_kind(parallel::Units units);
 
 }  // namespace tessera::train

@@ -54,6 +54,16 @@ std::unique_ptr<precision::Autocast> autocast_of(const Run& run) {
   return std::make_unique<precision::Autocast>(*run.autocast, run.device.type());
 }
 
+/// A forward without gradients that tells what a loss of the whole batch's counts needs, where its
+/// backward begins before its last forward.
+void count_first(Run& run, const std::vector<data::Batch>& batches) {
+  const bool at_once = batches.size() == 1 && run.pipeline_axis.size() == 1;
+  if (!run.balance || !run.balance->needs_counts() || at_once) return;
+  loss_sum(run, batches, [](const data::Batch&) { return kernels::TokenLoss(1); });
+  run.balance->know_counts();
+  run.balance->count_anew();
+}
+
 /// Tells data parallelism which pass comes next, and whether its backward is to be reduced: for
 /// placements that free whole gradients every one, but in a pipeline, where several micro-batches
 /// are under way, the last one of each stage alone.
@@ -72,6 +82,7 @@ void prepare(Run& run, const Action& action) {
 
 double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
                             const BatchLoss& loss) {
+  count_first(run, batches);
   const auto autocast = autocast_of(run);
   std::vector<int64_t> first_rows{run.train_loader.rows().begin};
   for (const auto& batch : batches) first_rows.push_back(first_rows.back() + batch.inputs.size(0));
@@ -88,6 +99,7 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
   };
   const auto losses = run.pipeline.train(forward, [&](const Action& action) {
     prepare(run, action);
+    if (run.balance && action.kind != Kind::forward) run.balance->know_counts();
     run.watch_action(action);
   });
   run.parallel.set_requires_gradient_sync(true);

@@ -215,7 +215,8 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
           .communication_wait_seconds = times.waited_seconds,
           .tokens_seen = counts.tokens_seen,
           .memory_bytes = report::process_memory().current_bytes,
-          .figures = result.figures};
+          .figures = result.figures,
+          .experts = result.experts};
 }
 
 /// What is known at the end of a run. Collective.

@@ -56,6 +56,8 @@ void add(PreferenceSums& sums, const std::array<Answer, 2>& answers, const PairL
 
 void Amounts::add(const data::Batch& batch) {
   tokens += static_cast<double>(batch.num_tokens);
+  positions += static_cast<double>(batch.inputs.numel());
+  rows += static_cast<double>(batch.inputs.size(0));
   pairs += static_cast<double>(batch.contents.size()) / 2;
   for (size_t i = 0; i < batch.contents.size(); i += 2) {
     chosen_tokens += static_cast<double>(batch.contents[i].num_tokens);

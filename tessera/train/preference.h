@@ -17,6 +17,8 @@ struct Amounts {
   double tokens = 0;  ///< valid ones
   double pairs = 0;
   double chosen_tokens = 0;  ///< valid ones of the chosen answers
+  double positions = 0;      ///< all of them, padding too
+  double rows = 0;
 
   void add(const data::Batch& batch);
 };

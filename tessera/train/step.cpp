@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -54,8 +56,13 @@ BatchLoss loss_by(const Run& run, const Amounts& amounts, double scale,
 Amounts amounts_of(const Run& run, const std::vector<data::Batch>& batches) {
   Amounts own;
   for (const auto& batch : batches) own.add(batch);
-  const auto all = summed(run.data_axis, {own.tokens, own.pairs, own.chosen_tokens});
-  return {.tokens = all[0], .pairs = all[1], .chosen_tokens = all[2]};
+  const auto all =
+      summed(run.data_axis, {own.tokens, own.pairs, own.chosen_tokens, own.positions, own.rows});
+  return {.tokens = all[0],
+          .pairs = all[1],
+          .chosen_tokens = all[2],
+          .positions = all[3],
+          .rows = all[4]};
 }
 
 /// The unit in whose output NaN or infinity first appears, found by running the step's forward once
@@ -67,6 +74,11 @@ std::string first_nonfinite_unit(Run& run, const std::vector<data::Batch>& batch
   run.parallel.watch_outputs(false);
   const auto unit = run.parallel.first_nonfinite_output();
   return unit.empty() ? norm.nonfinite_unit : unit;
+}
+
+void add_balance(BalanceResult balance, StepResult& result) {
+  std::ranges::move(balance.figures, std::back_inserter(result.figures));
+  result.experts = std::move(balance.layers);
 }
 
 /// The step's update is made by its backward.
@@ -104,6 +116,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
   if (run.config.optimizer.in_backward) update_in_backward(run, step);
+  if (run.balance) run.balance->begin_step({amounts.positions, amounts.rows, loss_scale});
   PreferenceSums of_pairs;
   const double local_loss =
       accumulate_gradients(run, step, batches,
@@ -132,6 +145,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     result.parameters_without_gradient = run.parallel.parameters_without_gradient();
   }
   result.skipped = !norm.nonfinite_unit.empty() || !std::isfinite(result.loss);
+  if (run.balance) add_balance(run.balance->finish_step(result.skipped), result);
   if (run.loss_scaler) run.loss_scaler->update(result.skipped);
   if (result.skipped) {
     // Where the loss is finite, outputs are: the backward overflowed (fp16's scale, mostly).

@@ -13,8 +13,10 @@ namespace tessera::train {
 
 struct StepResult {
   double loss = 0;  ///< mean over the valid tokens of the global batch, in nats, or over its pairs
-  std::vector<report::Figure> figures;  ///< of pairs (train/preference.h)
-  double grad_norm = 0;                 ///< of the whole model, before clipping
+  /// Of pairs (train/preference.h) and of experts (train/balance.h), whose losses `loss` does not hold.
+  std::vector<report::Figure> figures;
+  std::vector<report::ExpertLoad> experts;
+  double grad_norm = 0;  ///< of the whole model, before clipping
   double learning_rate = 0;
   int64_t num_tokens = 0;  ///< valid ones, over all ranks
   /// Loss or gradients held NaN or infinity, or data was lost: no update. The unit where it began, if one was found.

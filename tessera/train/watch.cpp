@@ -59,7 +59,7 @@ Watch::Watch(const Run& run, int world_size, int64_t steps_done)
   introduce(world_size);
   if (steps_done > 0) {
     const auto history = report::read_metrics(folder_);
-    for (const auto& record : history.steps) totals_.add(record);
+    for (const auto& record : history.steps) totals_.add(record), experts_.add(record);
     validation_ = history.validation;
   }
   if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
@@ -80,12 +80,15 @@ Watch::~Watch() {
 void Watch::step(const report::StepRecord& record) {
   for (auto& sink : sinks_) sink->step(record);
   totals_.add(record);
+  experts_.add(record);
   if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
 }
 
 void Watch::finish(report::RunSummary summary) {
   for (auto& sink : std::exchange(sinks_, {})) sink->finish(/*success=*/true);
   totals_.fill(summary);
+  summary.experts = experts_.last();
+  summary.forced_balance = run_.config.moe.force_balance;
   if (run_.config.logging.svg) {
     const auto subtitle = fmt::format(
         "{}, {} rank{}, {} tokens a step",
@@ -96,6 +99,12 @@ void Watch::finish(report::RunSummary summary) {
                report::loss_curve_svg(
                    totals_.losses(), validation_,
                    {.title = "Loss of " + folder_.filename().string(), .subtitle = subtitle}));
+    if (!experts_.empty()) {
+      write_file(folder_ / "experts.svg",
+                 report::expert_load_svg(
+                     experts_, {.title = "Load of the experts of " + folder_.filename().string(),
+                                .subtitle = subtitle}));
+    }
   }
   write_file(folder_ / "summary.json", report::to_json(summary));
   fmt::print("{}", report::format_summary(summary));
@@ -114,6 +123,11 @@ void Watch::introduce(int world_size) {
       "precision: GEMM {}, communication {}, weight {}, master weight {}, weight gradient {}, "
       "optimizer states {}",
       row.gemm, row.communication, row.weight, row.master_weight, row.gradient, row.states));
+  if (config.moe.force_balance) {
+    message(
+        "moe.force_balance: EXPERTS TAKE TURNS, routers are not asked: for timing alone, the model "
+        "that comes of it is of no use");
+  }
   if (config.precision.parameters != FloatType::bf16) return;
   message(fmt::format(
       "pure bf16: weights have no fp32 copy, {}",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/report/expert_load.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
 #include "tessera/report/sink.h"
@@ -40,6 +41,7 @@ class Watch {
   std::vector<std::unique_ptr<report::Sink>> sinks_;
   report::Progress* progress_ = nullptr;  ///< one of them, which says other things, too
   report::StepTotals totals_;
+  report::ExpertTotals experts_;
   std::vector<report::StepValue> validation_;
 };
 

@@ -32,6 +32,7 @@ const std::map<std::string, Tried>& tried() {
       kKept = "a resumed run needs the checkpoints that it would remove",
       kStored = "stored adapters are in tests/parity",
       kFp8 = "with precision.matmul, in tests/parity/fp8_parity_test.cpp",
+      kMoe = "of mixtures of experts: tests/parity/balance_parity_test.cpp",
       kStorage = "parts of a tensor share scales: tests/parity/precision_presets_test.cpp",
       kQuiet = "what one sees of a run; tests/program looks at it";
   static const std::map<std::string, Tried> entries{
@@ -144,6 +145,11 @@ const std::map<std::string, Tried>& tried() {
       {"parallel.timeout_seconds", fixed("deadlines are in tests/integration")},
       {"parallel.threads_per_rank", layout({"2"})},
       {"precision.preset", fixed(kStorage)},
+      {"moe.aux_loss", fixed(kMoe)},
+      {"moe.aux_coefficient", fixed(kMoe)},
+      {"moe.z_coefficient", fixed(kMoe)},
+      {"moe.selection_bias_rate", fixed(kMoe)},
+      {"moe.force_balance", fixed("for benchmarks")},
       {"precision.compute", function()},
       {"precision.autocast", function()},
       {"precision.reduce", function()},

@@ -71,6 +71,10 @@ Pretrained::Pretrained(const torch::nn::Module& model, std::shared_ptr<const Ten
   }
 }
 
+bool Pretrained::contains(const std::string& name) const {
+  return stored_->contains(stored_name(*stored_, name));
+}
+
 void Pretrained::copy_part(const std::string& name, int64_t begin, const torch::Tensor& part,
                            const Stripe& stripe) const {
   read_into(*stored_, stored_name(*stored_, name), begin, part, stripe);

@@ -25,6 +25,8 @@ class Pretrained {
   /// The same of tensors that are opened already, under our names.
   Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored);
 
+  bool contains(const std::string& name) const;  ///< of a tensor that is no parameter
+
   /// Elements begin .. of those that `stripe` takes of the parameter `name` (row-major) into `part`
   /// [n], whatever the dtypes. Reads these bytes alone.
   void copy_part(const std::string& name, int64_t begin, const torch::Tensor& part,
