@@ -1,5 +1,6 @@
 // What happens when a peer is lost: every survivor gets one DistError, in time.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

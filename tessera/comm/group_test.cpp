@@ -1,6 +1,7 @@
 #include "tessera/comm/group.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -419,7 +420,7 @@ TEST_P(GroupTest, CountsCallsBytesAndWaiting) {
     EXPECT_EQ(counter.counts().all_gather, once);
     EXPECT_EQ(counter.counts().barrier, once);
     EXPECT_EQ(counter.counts().reduce_scatter, 0);
-    const Group copy = axis;  // copies are the same group
+    const Group copy = axis;  // NOLINT(performance-unnecessary-copy-initialization): the same group
     EXPECT_EQ(copy.counters().all_reduce.bytes - before.all_reduce.bytes, 8000 * once);
     EXPECT_EQ(copy.counters().all_gather.bytes - before.all_gather.bytes, 40 * axis.size() * once);
     if (axis.size() > 1) {

@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Sets, FlatTest, ::testing::ValuesIn(usable_sets()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 at::Tensor rounded(const at::Tensor& x, const StochasticRounding& rounding) {
-  const auto y = at::empty(x.sizes(), at::kBFloat16);
+  auto y = at::empty(x.sizes(), at::kBFloat16);
   round_stochastically(x, y, rounding);
   return y;
 }

@@ -1,8 +1,10 @@
 #include "tessera/kernels/fp8.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/FunctionRef.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cfloat>
 #include <cmath>
@@ -39,6 +41,8 @@ at::Tensor readable(const at::Tensor& x) {
   return (as_it_is ? x : x.to(at::kFloat)).contiguous();
 }
 bool is_narrow(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16; }
+
+int64_t ceil_div(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
 const char* at_element(const at::Tensor& x, int64_t i) {
   return static_cast<const char*>(x.const_data_ptr()) + i * x.element_size();
@@ -83,47 +87,68 @@ class Rounding {
     result_.factor = exact ? 1 / scale : 1;
     result_.scales = at::full({1, 1}, scale);
     parallel_for(0, x_.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
-      round(begin, end - begin, scale, exact ? 1 : 1 / scale);
+      round(begin, end - begin, {.scale = scale, .inverse = exact ? 1 : 1 / scale});
     });
     return std::move(result_);
   }
 
   /// Each column of `high_` rows has a scale of its own.
   Fp8Rounded by_columns() && {
-    const int64_t groups = (rows_ + high_ - 1) / high_;
-    const int64_t parts = (columns_ + kColumnsAtOnce - 1) / kColumnsAtOnce;
-    result_.scales = at::empty({groups, columns_});
-    const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * kColumnsAtOnce));
-    parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
-      std::vector<float> amax(kColumnsAtOnce), inverses(kColumnsAtOnce);
-      for (int64_t task = first; task < last; ++task) {
-        strip(task / parts, task % parts * kColumnsAtOnce, amax, inverses);
-      }
-    });
+    result_.scales = at::empty({ceil_div(rows_, high_), columns_});
+    over_blocks(kColumnsAtOnce, [&](const Block& block) { round_columns(block); });
     return std::move(result_);
   }
 
   Fp8Rounded by_rectangles() && {
-    const int64_t groups = (rows_ + high_ - 1) / high_;
-    const int64_t parts = (columns_ + wide_ - 1) / wide_;
-    result_.scales = at::empty({groups, parts});
-    const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * wide_));
-    parallel_for(0, groups * parts, grain, [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) rectangle(task, parts);
-    });
+    result_.scales = at::empty({ceil_div(rows_, high_), ceil_div(columns_, wide_)});
+    over_blocks(wide_, [&](const Block& block) { round_rectangle(block); });
     return std::move(result_);
   }
 
  private:
-  void round(int64_t begin, int64_t count, float scale, float inverse) const {
+  /// One scale, or one for each column.
+  struct Scales {
+    float scale = 0, inverse = 0;
+    const float *scales = nullptr, *inverses = nullptr;
+  };
+
+  /// `high_` rows, or what is left of them, and some of their columns.
+  struct Block {
+    int64_t group, first_row, last_row, column, num_columns;
+  };
+
+  /// Calls body(block) for all blocks of `wide` columns, on all threads.
+  void over_blocks(int64_t wide, c10::function_ref<void(const Block&)> body) const {
+    const int64_t parts = ceil_div(columns_, wide);
+    const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * wide));
+    parallel_for(0, ceil_div(rows_, high_) * parts, grain, [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) {
+        const int64_t group = task / parts, row = group * high_, column = task % parts * wide;
+        body({.group = group,
+              .first_row = row,
+              .last_row = std::min(rows_, row + high_),
+              .column = column,
+              .num_columns = std::min(wide, columns_ - column)});
+      }
+    });
+  }
+
+  /// Calls body(where it begins) for each row of a block.
+  void over_rows(const Block& block, c10::function_ref<void(int64_t begin)> body) const {
+    for (int64_t row = block.first_row; row < block.last_row; ++row) {
+      body(row * columns_ + block.column);
+    }
+  }
+
+  void round(int64_t begin, int64_t count, const Scales& by) const {
     table_.round[is_narrow(x_)][is_narrow(result_.values)](
         {.x = at_element(x_, begin),
          .out = at_element_of(result_.values, begin),
          .count = count,
-         .scale = scale,
-         .inverse = inverse,
-         .scales = nullptr,
-         .inverses = nullptr,
+         .scale = by.scale,
+         .inverse = by.inverse,
+         .scales = by.scales,
+         .inverses = by.inverses,
          .e5m2 = scaling_.type == Fp8Type::e5m2});
   }
 
@@ -132,7 +157,7 @@ class Rounding {
   }
 
   float amax_of_all() const {
-    const int64_t parts = (x_.numel() + kRoundedPerTask - 1) / kRoundedPerTask;
+    const int64_t parts = ceil_div(x_.numel(), kRoundedPerTask);
     std::vector<float> largest(static_cast<size_t>(parts));
     parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
       for (int64_t part = first; part < last; ++part) {
@@ -143,46 +168,32 @@ class Rounding {
     return largest.empty() ? 0 : *std::ranges::max_element(largest);
   }
 
-  void strip(int64_t group, int64_t column, std::vector<float>& largest,
-             std::vector<float>& inverses) const {
-    const int64_t top = group * high_, bottom = std::min(rows_, top + high_);
-    const int64_t count = std::min(kColumnsAtOnce, columns_ - column);
-    std::ranges::fill(largest, 0.0f);
-    for (int64_t row = top; row < bottom; ++row) {
-      table_.amax_of_columns[is_narrow(x_)](at_element(x_, row * columns_ + column), count,
+  void round_columns(const Block& block) const {
+    std::array<float, kColumnsAtOnce> largest{}, inverses;
+    over_rows(block, [&](int64_t begin) {
+      table_.amax_of_columns[is_narrow(x_)](at_element(x_, begin), block.num_columns,
                                             largest.data());
-    }
-    float* scales = result_.scales.data_ptr<float>() + group * columns_ + column;
-    for (int64_t i = 0; i < count; ++i) {
+    });
+    float* scales = result_.scales.data_ptr<float>() + block.group * columns_ + block.column;
+    for (int64_t i = 0; i < block.num_columns; ++i) {
       scales[i] = fp8_scale(largest[i], scaling_.type, scaling_.rule);
       inverses[i] = 1 / scales[i];
     }
-    for (int64_t row = top; row < bottom; ++row) {
-      const int64_t begin = row * columns_ + column;
-      table_.round[is_narrow(x_)][is_narrow(result_.values)](
-          {.x = at_element(x_, begin),
-           .out = at_element_of(result_.values, begin),
-           .count = count,
-           .scale = 0,
-           .inverse = 0,
-           .scales = scales,
-           .inverses = inverses.data(),
-           .e5m2 = scaling_.type == Fp8Type::e5m2});
-    }
+    over_rows(block, [&](int64_t begin) {
+      round(begin, block.num_columns, {.scales = scales, .inverses = inverses.data()});
+    });
   }
 
-  void rectangle(int64_t task, int64_t parts) const {
-    const int64_t top = task / parts * high_, bottom = std::min(rows_, top + high_);
-    const int64_t column = task % parts * wide_, count = std::min(wide_, columns_ - column);
+  void round_rectangle(const Block& block) const {
     float largest = 0;
-    for (int64_t row = top; row < bottom; ++row) {
-      largest = std::max(largest, amax(row * columns_ + column, count));
-    }
+    over_rows(block,
+              [&](int64_t begin) { largest = std::max(largest, amax(begin, block.num_columns)); });
     const float scale = fp8_scale(largest, scaling_.type, scaling_.rule);
-    result_.scales.data_ptr<float>()[task] = scale;
-    for (int64_t row = top; row < bottom; ++row) {
-      round(row * columns_ + column, count, scale, 1 / scale);
-    }
+    result_.scales.data_ptr<float>()[block.group * result_.scales.size(1) + block.column / wide_] =
+        scale;
+    over_rows(block, [&](int64_t begin) {
+      round(begin, block.num_columns, {.scale = scale, .inverse = 1 / scale});
+    });
   }
 
   const Fp8Table& table_ = fp8_table();
@@ -194,8 +205,7 @@ class Rounding {
 
 /// The largest magnitudes [R / rows, C / columns] of rectangles.
 at::Tensor amax_of_rectangles(const at::Tensor& x, int64_t rows, int64_t columns) {
-  const auto above = [](int64_t size, int64_t step) { return (size + step - 1) / step; };
-  const int64_t down = above(x.size(0), rows), across = above(x.size(1), columns);
+  const int64_t down = ceil_div(x.size(0), rows), across = ceil_div(x.size(1), columns);
   return at::constant_pad_nd(x.abs(), {0, across * columns - x.size(1), 0, down * rows - x.size(0)})
       .view({down, rows, across, columns})
       .amax({1, 3});
@@ -216,7 +226,7 @@ at::Tensor to_fp8(const at::Tensor& x, Fp8Type type, float scale, bool saturate)
     return scaled.to(dtype_of(type));
   }
   const auto from = readable(x);
-  const auto codes = at::empty(x.sizes(), x.options().dtype(dtype_of(type)));
+  auto codes = at::empty(x.sizes(), x.options().dtype(dtype_of(type)));
   auto* out = static_cast<uint8_t*>(codes.data_ptr());
   parallel_for(0, x.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
     fp8_table().encode[is_narrow(from)](at_element(from, begin), end - begin, scale,
@@ -230,7 +240,7 @@ at::Tensor from_fp8(const at::Tensor& codes, at::ScalarType dtype, float factor)
                     "from_fp8: expected float32 or bfloat16, got ", dtype);
   if (!codes.device().is_cpu()) return (codes.to(at::kFloat) * factor).to(dtype);
   const auto from = codes.contiguous();
-  const auto out = at::empty(codes.sizes(), codes.options().dtype(dtype));
+  auto out = at::empty(codes.sizes(), codes.options().dtype(dtype));
   const auto* data = static_cast<const uint8_t*>(from.const_data_ptr());
   parallel_for(0, codes.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
     fp8_table().decode[is_narrow(out)](data + begin, end - begin, factor,

@@ -224,8 +224,7 @@ Quantised quantise(const at::Tensor& weight, WeightFormat format, int64_t block)
   const auto flat = weight.detach().contiguous().view({-1});
   return quantise({.format = format, .out = weight.size(0), .in = weight.size(1), .block = block},
                   [&](int64_t begin, const at::Tensor& part) {
-                    auto to = part;
-                    to.copy_(flat.narrow(0, begin, part.numel()));
+                    part.copy_(flat.narrow(0, begin, part.numel()));
                   });
 }
 

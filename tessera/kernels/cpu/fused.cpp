@@ -51,6 +51,15 @@ at::Tensor sum_over_rows(int64_t rows, int64_t dim,
   return groups == 1 ? partial[0] : partial[0].clone();
 }
 
+/// The same, where run(args, begin, end, sums) adds them.
+template <typename Args>
+at::Tensor sum_over_rows(const Args& args, int64_t dim,
+                         void (*run)(const Args&, int64_t, int64_t, float*)) {
+  return sum_over_rows(args.rows, dim, [&](int64_t begin, int64_t end, float* sums) {
+    run(args, begin, end, sums);
+  });
+}
+
 /// Calls run(args, begin, end) for all `rows` of `row_elements` on all threads.
 template <typename Args>
 void over_rows(const Args& args, int64_t rows, int64_t row_elements,
@@ -64,10 +73,7 @@ void rms_norm(const RmsNormArgs& args) {
 }
 
 at::Tensor rms_norm_grad(const RmsNormGradArgs& args, at::Device /*device*/) {
-  const auto run = norms(args.type, args.grad_type).rms_norm_grad;
-  return sum_over_rows(args.rows, args.dim, [&](int64_t begin, int64_t end, float* sums) {
-    run(args, begin, end, sums);
-  });
+  return sum_over_rows(args, args.dim, norms(args.type, args.grad_type).rms_norm_grad);
 }
 
 void layer_norm(const LayerNormArgs& args) {
@@ -76,10 +82,7 @@ void layer_norm(const LayerNormArgs& args) {
 
 at::Tensor layer_norm_grad(const LayerNormGradArgs& args, at::Device /*device*/) {
   const auto run = norms(args.type, args.grad_type).layer_norm_grad;
-  const auto sums =
-      sum_over_rows(args.rows, 2 * args.dim,
-                    [&](int64_t begin, int64_t end, float* sums) { run(args, begin, end, sums); });
-  return sums.view({2, args.dim});
+  return sum_over_rows(args, 2 * args.dim, run).view({2, args.dim});
 }
 
 void rotary(const RotaryArgs& args) {

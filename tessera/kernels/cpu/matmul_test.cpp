@@ -2,6 +2,7 @@
 #include "tessera/kernels/cpu/matmul.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

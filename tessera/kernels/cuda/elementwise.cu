@@ -128,39 +128,35 @@ void rotary(const RotaryArgs& args, Stream stream) {
 
 namespace {
 
-/// Whether rows of gate and up can be read 16 bytes at a time; the rest lies without gaps.
-template <typename T>
-bool wide_rows(int64_t dim, int64_t gate_stride, int64_t up_stride) {
-  constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(T));
-  return dim % kVector == 0 && gate_stride % kEach == 0 && up_stride % kEach == 0;
+/// Calls launch_one(element, width, blocks a row) for rows of gate and up; the rest lies without gaps.
+template <typename Args, typename Launch>
+void over_gated_rows(const Args& args, bool aligned, Launch launch_one) {
+  with_type(args.type, [&](auto element) {
+    constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(element));
+    const bool wide = aligned && args.dim % kVector == 0 && args.gate_stride % kEach == 0 &&
+                      args.up_stride % kEach == 0;
+    with_width(wide, [&](auto width) {
+      launch_one(element, width, blocks_for<decltype(width)::value>(args.dim));
+    });
+  });
 }
 
 }  // namespace
 
 void swiglu(const SwigluArgs& args, Stream stream) {
-  with_type(args.type, [&](auto element) {
-    using T = decltype(element);
-    const bool wide = wide_rows<T>(args.dim, args.gate_stride, args.up_stride) &&
-                      aligned(args.gate, args.up, args.y);
-    with_width(wide, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const int64_t blocks = blocks_for<kWidth>(args.dim);
-      launch(swiglu_kernel<T, kWidth>, args.rows * blocks, kFlatThreads, stream, args, blocks);
-    });
-  });
+  over_gated_rows(args, aligned(args.gate, args.up, args.y),
+                  [&](auto element, auto width, int64_t blocks) {
+                    launch(swiglu_kernel<decltype(element), decltype(width)::value>,
+                           args.rows * blocks, kFlatThreads, stream, args, blocks);
+                  });
 }
 
 void swiglu_grad(const SwigluGradArgs& args, Stream stream) {
-  with_type(args.type, [&](auto element) {
-    using T = decltype(element);
-    const bool wide = wide_rows<T>(args.dim, args.gate_stride, args.up_stride) &&
-                      aligned(args.grad, args.gate, args.up, args.grad_gate, args.grad_up);
-    with_width(wide, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const int64_t blocks = blocks_for<kWidth>(args.dim);
-      launch(swiglu_grad_kernel<T, kWidth>, args.rows * blocks, kFlatThreads, stream, args, blocks);
-    });
-  });
+  over_gated_rows(args, aligned(args.grad, args.gate, args.up, args.grad_gate, args.grad_up),
+                  [&](auto element, auto width, int64_t blocks) {
+                    launch(swiglu_grad_kernel<decltype(element), decltype(width)::value>,
+                           args.rows * blocks, kFlatThreads, stream, args, blocks);
+                  });
 }
 
 void gelu_tanh(const GeluArgs& args, Stream stream) {

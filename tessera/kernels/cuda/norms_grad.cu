@@ -148,6 +148,15 @@ void add_groups(const float* partial, int64_t groups, int64_t dim, float* sums, 
          dim, sums);
 }
 
+/// Calls launch_one(width, blocks, threads) for the columns of groups of rows.
+template <typename Launch>
+void over_groups(const RowGroups& groups, int64_t dim, bool aligned, Launch launch_one) {
+  with_width(aligned && dim % kVector == 0, [&](auto width) {
+    const int threads = threads_for(dim / decltype(width)::value, kMaxThreads);
+    launch_one(width, groups.groups * tiles_of(dim, threads), threads);
+  });
+}
+
 }  // namespace
 
 RowGroups groups_of(int64_t rows) {
@@ -156,30 +165,24 @@ RowGroups groups_of(int64_t rows) {
 }
 
 void rms_norm_grad(const RmsNormGradArgs& args, float* partial, float* sums, Stream stream) {
-  const bool wide = args.dim % kVector == 0 &&
-                    aligned(args.grad, args.grad_sum, args.x, args.weight, args.grad_x, partial);
   const auto groups = groups_of(args.rows);
+  const bool wide = aligned(args.grad, args.grad_sum, args.x, args.weight, args.grad_x, partial);
   with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
-    with_width(wide, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const int threads = threads_for(args.dim / kWidth, kMaxThreads);
-      launch(rms_norm_grad_kernel<decltype(x), decltype(grad), kWidth>,
-             groups.groups * tiles_of(args.dim, threads), threads, stream, args, groups, partial);
+    over_groups(groups, args.dim, wide, [&](auto width, int64_t blocks, int threads) {
+      launch(rms_norm_grad_kernel<decltype(x), decltype(grad), decltype(width)::value>, blocks,
+             threads, stream, args, groups, partial);
     });
   });
   add_groups(partial, groups.groups, args.dim, sums, stream);
 }
 
 void layer_norm_grad(const LayerNormGradArgs& args, float* partial, float* sums, Stream stream) {
-  const bool wide =
-      args.dim % kVector == 0 && aligned(args.grad, args.x, args.weight, args.grad_x, partial);
   const auto groups = groups_of(args.rows);
+  const bool wide = aligned(args.grad, args.x, args.weight, args.grad_x, partial);
   with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
-    with_width(wide, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const int threads = threads_for(args.dim / kWidth, kMaxThreads);
-      launch(layer_norm_grad_kernel<decltype(x), decltype(grad), kWidth>,
-             groups.groups * tiles_of(args.dim, threads), threads, stream, args, groups, partial);
+    over_groups(groups, args.dim, wide, [&](auto width, int64_t blocks, int threads) {
+      launch(layer_norm_grad_kernel<decltype(x), decltype(grad), decltype(width)::value>, blocks,
+             threads, stream, args, groups, partial);
     });
   });
   add_groups(partial, groups.groups, 2 * args.dim, sums, stream);
@@ -187,14 +190,11 @@ void layer_norm_grad(const LayerNormGradArgs& args, float* partial, float* sums,
 
 void sum_of_rows(const void* x, Element type, int64_t rows, int64_t dim, float* partial,
                  float* sums, Stream stream) {
-  const bool wide = dim % kVector == 0 && aligned(x, partial);
   const auto groups = groups_of(rows);
   with_type(type, [&](auto element) {
     using X = decltype(element);
-    with_width(wide, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const int threads = threads_for(dim / kWidth, kMaxThreads);
-      launch(sum_of_rows_kernel<X, kWidth>, groups.groups * tiles_of(dim, threads), threads, stream,
+    over_groups(groups, dim, aligned(x, partial), [&](auto width, int64_t blocks, int threads) {
+      launch(sum_of_rows_kernel<X, decltype(width)::value>, blocks, threads, stream,
              static_cast<const X*>(x), rows, dim, groups, partial);
     });
   });
