@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/file.h"
@@ -33,6 +34,23 @@ inline config::RunConfig recorded_job(int64_t seq_len, int64_t global_batch) {
   job.schedule.type = optim::LearningRateSchedule::constant;
   job.train.global_batch = global_batch;
   return job;
+}
+
+/// The job on a mesh of `shape`.
+inline config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shape,
+                              parallel::Placement placement) {
+  job.parallel.placement = placement;
+  job.parallel.num_ranks = shape.num_ranks();
+  job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
+  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp;
+  return job;
+}
+
+/// The same, with everything divided where dp_shard can divide.
+inline config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shape) {
+  return over(
+      std::move(job), shape,
+      shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate);
 }
 
 /// Trains on `axis`'s ranks and compares every step: losses within 2e-5 relative, gradient norms

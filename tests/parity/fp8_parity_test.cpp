@@ -26,17 +26,6 @@ config::RunConfig fp8_job(Matmul matmul) {
   return job;
 }
 
-config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shape) {
-  job.parallel.placement =
-      shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate;
-  job.parallel.num_ranks = shape.num_ranks();
-  job.parallel.dp_replicate = shape.dp_replicate;
-  job.parallel.dp_shard = shape.dp_shard;
-  job.parallel.tp = shape.tp;
-  job.parallel.pp = shape.pp;
-  return job;
-}
-
 std::vector<double> losses_of(train::Run& run, int64_t begin, int64_t end) {
   std::vector<double> losses;
   for (int64_t step = begin; step < end; ++step) {

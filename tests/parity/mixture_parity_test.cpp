@@ -13,6 +13,7 @@
 #include "tessera/train/checkpointing.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"
+#include "tests/support/train_from.h"
 
 namespace tessera::parity {
 namespace {
@@ -57,20 +58,6 @@ std::map<char, int> sources_of(const train::Run& run, int64_t step) {
   return count;
 }
 
-std::vector<double> train_from(train::Run& run, train::Counts counts,
-                               train::Checkpointing* checkpointing = nullptr) {
-  std::vector<double> losses;
-  while (counts.step < run.num_steps) {
-    const auto result = train::train_step(run, counts.step++);
-    losses.push_back(result.loss);
-    counts.samples_seen += run.config.train.global_batch;
-    counts.tokens_seen += result.num_tokens;
-    if (checkpointing != nullptr) checkpointing->after_step(counts, std::nullopt, result.requests);
-  }
-  if (checkpointing != nullptr) checkpointing->finish();
-  return losses;
-}
-
 TEST(MixtureParity, EveryStepHasTheSharesOnAnyNumberOfRanksAndAfterAResume) {
   const SharedFolder folder;
   const auto base = mixed_job(folder);
@@ -85,7 +72,7 @@ TEST(MixtureParity, EveryStepHasTheSharesOnAnyNumberOfRanksAndAfterAResume) {
         EXPECT_EQ(sources_of(whole, step), (std::map<char, int>{{'a', 6}, {'A', 4}, {'0', 2}}));
       }
       train::Checkpointing saving(whole, {});
-      const auto losses = train_from(whole, {}, &saving);
+      const auto losses = train_from(whole, {}, whole.num_steps, &saving);
       if (mesh.rank() == 0) {
         checkpoint::remove_checkpoint(fs::path(job.train.run_dir) / "checkpoints/step_00000006");
         const auto alone = folder.path() / "losses";  // of one rank, which is the first
@@ -96,7 +83,7 @@ TEST(MixtureParity, EveryStepHasTheSharesOnAnyNumberOfRanksAndAfterAResume) {
       mesh.world().barrier();
       job.checkpoint.resume = "auto";
       auto resumed = train::assemble(job, mesh);
-      EXPECT_EQ(train_from(resumed, train::resume(resumed).counts),
+      EXPECT_EQ(train_from(resumed, train::resume(resumed).counts, resumed.num_steps),
                 std::vector<double>(losses.begin() + kCut, losses.end()));
     });
   }
@@ -110,7 +97,7 @@ TEST(MixtureParity, OtherWeightsAreSaidAtAResume) {
     EXPECT_EQ(run.data_notes.size(), 3U);
     EXPECT_THAT(run.data_notes[2], HasSubstr("digits.txt: 161 tokens, 10 rows"));
     train::Checkpointing saving(run, {});
-    train_from(run, {}, &saving);
+    train_from(run, {}, run.num_steps, &saving);
     job.checkpoint.resume = "auto";
     job.data.weights = {1, 1, 1};
     auto resumed = train::assemble(job, mesh);
@@ -167,7 +154,7 @@ TEST(Epochs, AResumeDoesNotChangeTheCountSilently) {
     job.checkpoint.at_end = false;
     auto run = train::assemble(job, mesh);
     train::Checkpointing saving(run, {});
-    const auto losses = train_from(run, {}, &saving);
+    const auto losses = train_from(run, {}, run.num_steps, &saving);
     EXPECT_EQ(losses.size(), 11U);
     checkpoint::remove_checkpoint(folder.path() / "run/checkpoints/step_00000010");
 
@@ -176,7 +163,7 @@ TEST(Epochs, AResumeDoesNotChangeTheCountSilently) {
     const auto from = train::resume(resumed);
     EXPECT_EQ(resumed.num_steps, 11);
     EXPECT_EQ(fmt::format("{}", fmt::join(from.notes, "\n")).find("comes to"), std::string::npos);
-    EXPECT_EQ(train_from(resumed, from.counts),
+    EXPECT_EQ(train_from(resumed, from.counts, resumed.num_steps),
               std::vector<double>(losses.begin() + 5, losses.end()));
 
     // 124 - 5 * 12 samples are left, which are 11 steps of 6.

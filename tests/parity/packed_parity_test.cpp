@@ -64,9 +64,7 @@ class PackedParityTest : public ::testing::Test {
   void expect_as_alone(config::RunConfig packed, const mesh::MeshShape& shape) {
     const auto rows = num_rows(packed);
     EXPECT_LT(rows, 14);
-    packed.parallel.num_ranks = shape.num_ranks();
-    packed.parallel.dp_replicate = shape.dp_replicate, packed.parallel.dp_shard = shape.dp_shard;
-    packed.parallel.tp = shape.tp, packed.parallel.pp = shape.pp;
+    packed = over(packed, shape, packed.parallel.placement);
     on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
       const auto found = losses(packed, mesh, rows);
       for (size_t i = 0; i < found.size(); ++i) {

@@ -97,9 +97,7 @@ class PreferenceParityTest : public ::testing::Test {
     layout.train.run_dir =
         folder_.path() / fmt::format("run_{}_{}_{}_{}_{}", shape.dp_replicate, shape.dp_shard,
                                      shape.tp, shape.pp, layout.train.micro_batch);
-    layout.parallel.num_ranks = shape.num_ranks();
-    layout.parallel.dp_replicate = shape.dp_replicate, layout.parallel.dp_shard = shape.dp_shard;
-    layout.parallel.tp = shape.tp, layout.parallel.pp = shape.pp;
+    layout = over(layout, shape, layout.parallel.placement);
     on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
       const auto found = trained(layout, mesh);
       ASSERT_EQ(found.size(), alone.size());

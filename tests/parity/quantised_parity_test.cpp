@@ -27,15 +27,6 @@ config::RunConfig quantised_job(WeightFormat format) {
   return job;
 }
 
-config::RunConfig on(config::RunConfig job, const mesh::MeshShape& shape,
-                     parallel::Placement placement) {
-  job.parallel.num_ranks = shape.num_ranks();
-  job.parallel.placement = placement;
-  job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
-  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp;
-  return job;
-}
-
 /// Losses and gradient norms of a few steps.
 std::vector<double> trained(const config::RunConfig& job, const mesh::DeviceMesh& mesh) {
   auto run = train::assemble(job, mesh);
@@ -121,7 +112,7 @@ TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
                                &placement = placement](const mesh::DeviceMesh& mesh) {
       for (const auto& [name, job] : jobs()) {
         SCOPED_TRACE(name);
-        const auto numbers = trained(on(job, shape, placement), mesh);
+        const auto numbers = trained(over(job, shape, placement), mesh);
         const auto alone = folder.path() / name;  // of one rank, which is the first
         if (shape.num_ranks() == 1) write_file(alone, nlohmann::json(numbers).dump());
         const auto expected = nlohmann::json::parse(read_file(alone)).get<std::vector<double>>();
@@ -140,7 +131,7 @@ TEST(QuantisedParity, AStepGathersFourBitsAWeight) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     int64_t rounds = 0;
     const auto gathered = [&](WeightFormat format) {
-      auto job = on(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
+      auto job = over(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
       job.adapter.type = models::AdapterType::lora;
       job.precision.compute = FloatType::bf16;
       auto run = train::assemble(job, mesh);
@@ -171,7 +162,7 @@ TEST(QuantisedParity, AStepGathersFourBitsAWeight) {
 TEST(QuantisedParity, FullShardGathersFourBitsAWeight) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     const auto gathered = [&](WeightFormat format) {
-      auto job = on(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
+      auto job = over(quantised_job(format), {.dp_shard = 2}, parallel::Placement::full_shard);
       if (format == WeightFormat::as_stored) job.precision.compute = FloatType::bf16;
       auto run = train::assemble(job, mesh);
       int64_t bytes = 0;
@@ -191,7 +182,7 @@ TEST(QuantisedParity, FullShardGathersFourBitsAWeight) {
 
 TEST(QuantisedParity, BlocksThatTensorParallelismWouldCutAreRefused) {
   on_mesh({.shape = {.tp = 2}}, [](const mesh::DeviceMesh& mesh) {
-    auto job = on(quantised_job(WeightFormat::nf4), {.tp = 2}, parallel::Placement::replicate);
+    auto job = over(quantised_job(WeightFormat::nf4), {.tp = 2}, parallel::Placement::replicate);
     job.model.ffn_dim = 64 * 3;
     try {
       train::assemble(job, mesh);

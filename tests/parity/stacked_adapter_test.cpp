@@ -46,15 +46,6 @@ config::RunConfig job_in(const fs::path& folder) {
   return job;
 }
 
-config::RunConfig on(config::RunConfig job, const mesh::MeshShape& shape) {
-  job.parallel.num_ranks = shape.num_ranks();
-  job.parallel.placement =
-      shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate;
-  job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
-  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp;
-  return job;
-}
-
 struct Kind {
   std::string name;
   std::function<void(config::RunConfig&)> set;
@@ -98,10 +89,10 @@ TEST_P(StackedAdapterTest, IsGoneOnFromInAnyLayout) {
   const SharedFolder folder;
   const mesh::MeshShape saving{.dp_shard = 2};
   on_mesh({.shape = saving}, [&](const mesh::DeviceMesh& mesh) {
-    auto run = train::assemble(on(job(folder.path()), saving), mesh);
+    auto run = train::assemble(over(job(folder.path()), saving), mesh);
     train::Checkpointing checkpointing(run, {});
     const auto losses = train_from(run, {}, kSteps, &checkpointing);
-    auto again_job = on(job(folder.path()), saving);
+    auto again_job = over(job(folder.path()), saving);
     again_job.checkpoint.resume = checkpoint_at(folder.path(), kCut);
     auto again = train::assemble(again_job, mesh);
     EXPECT_EQ(train_from(again, train::resume(again).counts, kSteps),
@@ -110,9 +101,9 @@ TEST_P(StackedAdapterTest, IsGoneOnFromInAnyLayout) {
   for (const mesh::MeshShape& shape :
        {mesh::MeshShape{}, {.dp_replicate = 3}, {.tp = 2}, {.pp = 2}}) {
     on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
-      auto whole = train::assemble(on(job(folder.path()), shape), mesh);
+      auto whole = train::assemble(over(job(folder.path()), shape), mesh);
       const auto losses = train_from(whole, {}, kSteps);
-      auto resumed = on(job(folder.path()), shape);
+      auto resumed = over(job(folder.path()), shape);
       resumed.checkpoint.resume = checkpoint_at(folder.path(), kCut);
       auto run = train::assemble(resumed, mesh);
       const auto rest = train_from(run, train::resume(run).counts, kSteps);
