@@ -214,6 +214,10 @@ constexpr bool frees_gradients(Placement placement) {
   return placement == Placement::shard_gradients || placement == Placement::full_shard;
 }
 
+/// Where the optimizer's states live: beside the parameters, on the host, or on drives (the step is on
+/// the host then).
+enum class OffloadOptimizer { none, host, nvme };
+
 /// When the next unit of a backward is gathered: before the gradients of the present one are
 /// computed (more overlap, one more unit in memory), after, or when it is needed.
 enum class BackwardPrefetch { pre, post, none };
@@ -240,6 +244,9 @@ template <>
 inline constexpr auto tessera::kTexts<tessera::parallel::Placement> =
     std::to_array<std::string_view>({"replicate", "shard_optimizer", "shard_gradients",
                                      "full_shard"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::OffloadOptimizer> =
+    std::to_array<std::string_view>({"false", "true", "nvme"});
 template <>
 inline constexpr auto tessera::kTexts<tessera::parallel::BackwardPrefetch> =
     std::to_array<std::string_view>({"pre", "post", "none"});

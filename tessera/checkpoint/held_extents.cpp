@@ -22,6 +22,25 @@ std::string some(const std::vector<std::string>& names) {
   return names.size() > shown ? fmt::format("{} and {} more", text, names.size() - shown) : text;
 }
 
+/// Reads what is not in memory, piece by piece.
+void load_stored(const Checkpoint& checkpoint, const HeldExtent& part) {
+  constexpr int64_t kMostElements = int64_t{1} << 21;
+  const auto dtype = torch_dtype(checkpoint.info(part.extent.name).dtype);
+  for (int64_t begin = 0; begin < part.extent.length; begin += kMostElements) {
+    const int64_t length = std::min(kMostElements, part.extent.length - begin);
+    const auto read = at::empty({length}, dtype);
+    const Checkpoint::Request request{
+        part.extent.name,
+        part.extent.begin + begin,
+        {static_cast<std::byte*>(read.mutable_data_ptr()), read.nbytes()},
+        part.extent.stripe};
+    checkpoint.read_all({&request, 1});
+    const auto values = read.to(part.values.scalar_type());
+    part.stored.write(begin_in_storage(part.values.narrow(0, begin, length)),
+                      {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  }
+}
+
 }  // namespace
 
 HeldExtent held_extent(std::string name, std::vector<int64_t> shape, int64_t begin,
@@ -33,6 +52,10 @@ HeldExtent held_extent(std::string name, std::vector<int64_t> shape, int64_t beg
                   .values = values};
   TORCH_INTERNAL_ASSERT(stripe.fits(part.extent.info.num_elements()));
   return part;
+}
+
+int64_t begin_in_storage(const torch::Tensor& values) {
+  return values.storage_offset() * static_cast<int64_t>(values.element_size());
 }
 
 std::vector<HeldExtent> own_share(const std::vector<HeldExtent>& held) {
@@ -108,6 +131,10 @@ void load_extents(const Checkpoint& checkpoint, std::span<const HeldExtent> held
     if (!checkpoint.contains(part.extent.name)) continue;
     const auto dtype = torch_dtype(checkpoint.info(part.extent.name).dtype);
     auto target = part.values;
+    if (target.is_meta()) {
+      load_stored(checkpoint, part);
+      continue;
+    }
     if (!target.is_cpu() || target.scalar_type() != dtype) {
       target = at::empty(part.values.sizes(), dtype);
       copies.emplace_back(target, part.values);

@@ -9,16 +9,21 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/shard.h"
+#include "tessera/offload/stored_bytes.h"
 
 namespace tessera::checkpoint {
 
 struct HeldExtent {
-  TensorExtent extent;        ///< which elements of which tensor
-  torch::Tensor values;       ///< [length], contiguous, on any device
-  int replicas = 1;           ///< ranks that hold the same elements ..
-  int replica = 0;            ///< .. and which of them this is
-  std::string replica_group;  ///< tells groups of as many replicas apart, which share other parts
+  TensorExtent extent;          ///< which elements of which tensor
+  torch::Tensor values;         ///< [length], contiguous, on any device; on the meta device: ..
+  offload::StoredBytes stored;  ///< .. they are here, at the same places as in its storage
+  int replicas = 1;             ///< ranks that hold the same elements ..
+  int replica = 0;              ///< .. and which of them this is
+  std::string replica_group;    ///< tells groups of as many replicas apart, which share other parts
 };
+
+/// Where the first of values is in its storage, in bytes.
+int64_t begin_in_storage(const torch::Tensor& values);
 
 /// `values` as elements begin .. of those that `stripe` takes of the tensor `name` of shape
 /// `shape`.

@@ -86,6 +86,8 @@ Saver::Saver(const mesh::Axis& axis, const std::vector<HeldExtent>& held, SaverO
       options_(std::move(options)),
       own_(own_in_file_order(held)),
       layout_(extents_of(own_)) {
+  const auto is_stored = [](const auto& part) { return part.values.is_meta(); };
+  if (std::ranges::any_of(own_, is_stored)) options_.async = false;
   const auto layouts = run_on_all(axis_, [&] {
     if (axis_.rank() == 0) {
       lock_.emplace(options_.directory);
@@ -203,7 +205,9 @@ void Saver::fill(int64_t offset, std::span<std::byte> destination) const {
   const torch::NoGradGuard no_grad;
   layout_.fill(offset, destination, [&](size_t piece, int64_t begin, std::span<std::byte> room) {
     const auto& values = own_[piece].values;
-    if (values.is_cpu()) {
+    if (values.is_meta()) {
+      own_[piece].stored.read(begin_in_storage(values) + begin, room);
+    } else if (values.is_cpu()) {
       std::memcpy(room.data(), static_cast<const std::byte*>(values.const_data_ptr()) + begin,
                   room.size());
     } else {

@@ -20,7 +20,8 @@ namespace tessera::checkpoint {
 struct SaverOptions {
   std::filesystem::path directory;  ///< on a file system that all ranks share
   /// Training goes on once a save has copied its slices to memory that is kept for that: a second
-  /// time the bytes saved. false: it waits until they are on disk; memory: two parts of 8 MiB.
+  /// time the bytes saved. false: it waits until they are on disk; memory: two parts of 8 MiB. So it
+  /// does where values are not in memory.
   bool async = true;
   Verify verify = Verify::full;
   Retention retention;

@@ -171,12 +171,15 @@ void apply(const std::string& option, const std::string& key, const std::string&
 }
 
 void apply_offload(const std::string& what, config::RunConfig& config) {
-  const std::vector<std::string> words{"none", "optimizer", "params"};
+  const std::vector<std::string> words{"none", "optimizer", "params", "nvme"};
   if (std::ranges::count(words, what) == 0) {
     user_error("{}: --offload: expected {}, got '{}'{}", kCommand, fmt::join(words, ", "), what,
                did_you_mean(what, words));
   }
-  config.parallel.offload_optimizer = what == "optimizer";
+  using parallel::OffloadOptimizer;
+  config.parallel.offload_optimizer = what == "optimizer" ? OffloadOptimizer::host
+                                      : what == "nvme"    ? OffloadOptimizer::nvme
+                                                          : OffloadOptimizer::none;
   config.parallel.offload_params = what == "params";
 }
 
@@ -379,7 +382,8 @@ void add_estimate_memory(CLI::App& app, int& exit_code) {
     if (const auto& words = config::find_field(option.key)->rule.choices; !words.empty())
       takes(added, words);
   }
-  takes(command->add_option("--offload", arguments->offload, "What waits on the host"),
+  takes(command->add_option("--offload", arguments->offload,
+                            "What waits on the host; nvme: the optimizer's states, on drives"),
         {"none", "optimizer", "params"});
   command->add_option("--device-memory", arguments->device_memory,
                       "Of a GPU, such as 80GB; unless given, this machine's by the ranks on it");

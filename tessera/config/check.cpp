@@ -290,6 +290,19 @@ void check_effect(const RunConfig& config, const Origins& origins, const Place& 
   }
 }
 
+void check_offload(const RunConfig& config, const Place& place) {
+  constexpr int64_t kPageKib = 4;
+  if (const auto block = config.offload.block_size; block % kPageKib != 0) {
+    place.error("offload.block_size", "expected a multiple of {} KiB, got {}", kPageKib, block);
+  }
+  if (offloads_to_drives(config) && config.optimizer.type == optim::OptimizerType::sgd &&
+      config.optimizer.momentum == 0) {
+    place.error("parallel.offload_optimizer",
+                "nvme: sgd without momentum keeps no states; set optimizer.momentum above 0, or "
+                "parallel.offload_optimizer to false");
+  }
+}
+
 void check_in_backward(const RunConfig& config, const Place& place) {
   if (!config.optimizer.in_backward) return;
   if (config.optimizer.max_grad_norm > 0) {
@@ -403,6 +416,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_effect(config, origins, place);
   check_fp8_storage(config, place);
   check_moe(config, place);
+  check_offload(config, place);
   check_in_backward(config, place);
 }
 

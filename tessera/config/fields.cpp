@@ -447,9 +447,11 @@ Section parallel_section() {
       .add("offload_params", &S::offload_params,
            "slices, their gradients and the optimizer live on the host", kAlways,
            {.aliases = {"cpu_offload"}})
-      .add("offload_optimizer", &S::offload_optimizer,
-           "the same, but under full_shard a copy of the parameters' slices stays on the GPU",
-           {kNoOffloadedParams})
+      .add(
+          "offload_optimizer", &S::offload_optimizer,
+          "true: the same, but under full_shard a copy of the parameters' slices stays on the GPU; "
+          "nvme: the optimizer's states are on drives (section offload) and come part by part",
+          {kNoOffloadedParams})
       .add("offload_fraction", &S::offload_fraction,
            "share of the parameters that either of these concerns, in whole units, the last ones",
            {kOffloads}, {.range = between(0, 1), .aliases = {"ratio"}})
@@ -466,6 +468,30 @@ Section parallel_section() {
       .add("threads_per_rank", &S::threads_per_rank,
            "0: OMP_NUM_THREADS if set, else cores / ranks", kAlways,
            {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})
+      .build();
+}
+
+Section offload_section() {
+  using S = OffloadSection;
+  return SectionBuilder("offload", &RunConfig::offload,
+                        "How what is kept on drives comes and goes (docs/offload.md).")
+      .add("paths", &S::paths,
+           "folders, one on each drive; a rank has a file in each, and its blocks go to them in "
+           "turn; empty: train.run_dir/offload",
+           {kOffloadsToDrives}, {.aliases = {"nvme_path", "path", "folders"}})
+      .add("buffers", &S::buffers,
+           "parts in memory at a time: one is updated, one written, the others are read ahead",
+           {kOffloadsToDrives}, {.range = between(2, 1024), .aliases = {"buffer_count"}})
+      .add("host_memory", &S::host_memory, "MiB of all buffers of a rank", {kOffloadsToDrives},
+           {.range = at_least(1), .aliases = {"buffer_size"}})
+      .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4",
+           {kOffloadsToDrives}, {.range = between(4, 1 << 20)})
+      .add("queue_depth", &S::queue_depth, "reads and writes at a time on each rank",
+           {kOffloadsToDrives}, {.range = between(1, 4096)})
+      .add("any_file_system", &S::any_file_system, "paths may be in memory (tmpfs) or on a network",
+           {kOffloadsToDrives})
+      .add("io_timeout_seconds", &S::timeout_seconds, "deadline of a read or write",
+           {kOffloadsToDrives}, {.range = above(0)})
       .build();
 }
 
@@ -700,9 +726,9 @@ Section logging_section() {
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
       model_section(),     adapter_section(),  data_section(),       preference_section(),
-      optimizer_section(), schedule_section(), parallel_section(),   precision_section(),
-      moe_section(),       memory_section(),   checkpoint_section(), train_section(),
-      logging_section()};
+      optimizer_section(), schedule_section(), parallel_section(),   offload_section(),
+      precision_section(), moe_section(),      memory_section(),     checkpoint_section(),
+      train_section(),     logging_section()};
   return list;
 }
 

@@ -199,8 +199,11 @@ TEST_F(LoadTest, UnknownNamesSuggestTheNearest) {
   EXPECT_EQ(error_of("train:\n  \"a\\nb\": 1\n"), "job.yaml:2: unknown key 'train.a\\nb'");
   EXPECT_LT(error_of("train:\n  " + std::string(500, 's') + ": 1\n").size(), 120U);
   const std::string list =
-      "expected one of model, adapter, data, preference, optimizer, schedule, parallel, precision, "
-      "moe, memory, checkpoint, train, logging";
+      "expected one of model, adapter, data, preference, optimizer, schedule, parallel, offload, "
+      "precision, moe, memory, checkpoint, train, logging";
+      "expected one of model, adapter, data, preference, optimizer, schedule, parallel, offload, "
+      "precision, memory, "
+      "checkpoint, train, logging";
   EXPECT_EQ(error_of("optimiser:\n  lr: 1\n"),
             "job.yaml:1: unknown section 'optimiser'; " + list + "; did you mean 'optimizer'?");
   EXPECT_EQ(error_of("max_steps: 3\n"),

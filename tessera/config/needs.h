@@ -13,7 +13,11 @@ inline bool is_text(const RunConfig& c) { return c.data.format == data::DataForm
 inline bool is_sharded(const RunConfig& c) { return parallel::is_sharded(c.parallel.placement); }
 inline bool has_units(const RunConfig& c) { return c.parallel.units != parallel::Units::model; }
 inline bool offloads(const RunConfig& c) {
-  return c.parallel.offload_params || c.parallel.offload_optimizer;
+  return c.parallel.offload_params ||
+         c.parallel.offload_optimizer != parallel::OffloadOptimizer::none;
+}
+inline bool offloads_to_drives(const RunConfig& c) {
+  return c.parallel.offload_optimizer == parallel::OffloadOptimizer::nvme;
 }
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
@@ -161,8 +165,11 @@ constexpr Need kPrefetches{
       return c.parallel.forward_prefetch ||
              c.parallel.backward_prefetch != parallel::BackwardPrefetch::none;
     }};
-constexpr Need kNoOffloadedParams{"no parallel.offload_params",
-                                  [](const RunConfig& c) { return !c.parallel.offload_params; }};
+/// Parameters on the host take the optimizer along, but for states on drives.
+constexpr Need kNoOffloadedParams{"no parallel.offload_params, or nvme", [](const RunConfig& c) {
+                                    return !c.parallel.offload_params || offloads_to_drives(c);
+                                  }};
+constexpr Need kOffloadsToDrives{"parallel.offload_optimizer nvme", offloads_to_drives};
 constexpr Need kOffloads{"parallel.offload_params or parallel.offload_optimizer", offloads};
 
 constexpr Need kLowPrecision{"precision.compute bf16 or fp16", [](const RunConfig& c) {

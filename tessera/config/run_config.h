@@ -131,7 +131,7 @@ struct ParallelSection {
   bool forward_prefetch = true;
   int64_t max_gathered_units = 3;
   bool offload_params = false;
-  bool offload_optimizer = false;
+  parallel::OffloadOptimizer offload_optimizer = parallel::OffloadOptimizer::none;
   double offload_fraction = 1;
   bool sync_module_states = false;
   comm::BackendChoice backend = comm::BackendChoice::automatic;
@@ -140,6 +140,19 @@ struct ParallelSection {
   int64_t threads_per_rank = 0;  ///< 0: OMP_NUM_THREADS, or cores / ranks
 
   bool operator==(const ParallelSection&) const = default;
+};
+
+/// How what is kept on drives comes and goes.
+struct OffloadSection {
+  std::vector<std::string> paths;  ///< folders, one on each drive; empty: run_dir/offload
+  int64_t buffers = 4;             ///< parts in memory at a time
+  int64_t host_memory = 256;       ///< MiB of all of them, on each rank
+  int64_t block_size = 1024;       ///< KiB of a read or write
+  int64_t queue_depth = 32;        ///< of them at a time
+  bool any_file_system = false;    ///< in memory or over a network, too
+  double timeout_seconds = 600;    ///< deadline of a read or write
+
+  bool operator==(const OffloadSection&) const = default;
 };
 
 struct PrecisionSection {
@@ -255,6 +268,7 @@ struct RunConfig {
   OptimizerSection optimizer;
   ScheduleSection schedule;
   ParallelSection parallel;
+  OffloadSection offload;
   PrecisionSection precision;
   MoeSection moe;
   MemorySection memory;

@@ -169,7 +169,10 @@ bool assign(const Field&, const RawValue& raw, parallel::ReshardAfterForward& ou
 }
 
 bool assign(const Field& field, const RawValue& raw, ChoiceSlot out) {
-  return raw.kind == RawValue::Kind::scalar && is_choice(field, raw.text) && out.assign(raw.text);
+  if (raw.kind != RawValue::Kind::scalar) return false;
+  if (is_choice(field, raw.text)) return out.assign(raw.text);
+  const auto flag = parse_bool(raw.text);  // "True" is true
+  return flag && is_choice(field, *flag ? "true" : "false") && out.assign(*flag ? "true" : "false");
 }
 
 template <typename T>

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::offload {
 namespace {
@@ -15,15 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-class ScratchFileTest : public ::testing::Test {
+class ScratchFileTest : public testing::TemporaryFolderTest {
  protected:
-  void SetUp() override {
-    auto name = (fs::current_path() / "tessera_scratch.XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   template <typename Make>
   static std::string error_of(const Make& make) {
     try {
@@ -33,8 +27,6 @@ class ScratchFileTest : public ::testing::Test {
     }
     return "no error";
   }
-
-  fs::path folder_;
 };
 
 TEST_F(ScratchFileTest, HasItsRoomAndNoName) {

@@ -122,6 +122,11 @@ void Space::wait(const Ticket& ticket) {
   if (!failure_.empty()) throw SystemError(failure_);
 }
 
+bool Space::is_done(const Ticket& ticket) const {
+  const std::lock_guard lock(mutex_);
+  return !ticket || ticket->left == 0;
+}
+
 int64_t Space::bytes_of_block(int64_t offset) const {
   const std::lock_guard lock(mutex_);
   return blocks_[static_cast<size_t>(offset / options_.block_bytes)].bytes;

@@ -62,7 +62,8 @@ class Space {
   /// overlap.
   Ticket read(int64_t offset, std::span<std::byte> data);
   Ticket write(int64_t offset, std::span<const std::byte> data);
-  void wait(const Ticket& ticket);  ///< null: nothing to wait for
+  void wait(const Ticket& ticket);           ///< null: nothing to wait for
+  bool is_done(const Ticket& ticket) const;  ///< wait() would not wait
 
   /// Bytes with which the block at `offset` was written last; 0: it never was.
   int64_t bytes_of_block(int64_t offset) const;

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/page_buffer.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::offload {
 namespace {
@@ -48,14 +49,10 @@ class FaultyQueue : public Queue {
 
 class SpaceTest : public ::testing::TestWithParam<bool> {
  protected:
-  static constexpr int64_t kBlock = 16 << 10, kBytes = 20 * kBlock;
+  const testing::TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 
-  void SetUp() override {
-    auto name = (fs::current_path() / "tessera_space.XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  static constexpr int64_t kBlock = 16 << 10, kBytes = 20 * kBlock;
 
   SpaceOptions options(Fault fault = nullptr) const {
     SpaceOptions options{.paths = {folder_ / "a", folder_ / "b", folder_ / "c"},
@@ -95,8 +92,6 @@ class SpaceTest : public ::testing::TestWithParam<bool> {
     }
     return same(written, found) ? "" : "other bytes";
   }
-
-  fs::path folder_;
 };
 
 TEST_P(SpaceTest, WhatIsWrittenIsReadInAnyOrderOverAllFolders) {

@@ -17,6 +17,7 @@ using torch::Tensor;
 void check(const Slice& slice, const OptimizerOptions& options) {
   const auto& parameter = slice.parameter;
   TORCH_INTERNAL_ASSERT(parameter.sizes() == slice.gradient.sizes());
+  TORCH_INTERNAL_ASSERT(!slice.on_drives || parameter.is_cpu());
   TORCH_INTERNAL_ASSERT(!slice.copy.defined() || slice.copy.sizes() == parameter.sizes());
   TORCH_INTERNAL_ASSERT(
       slice.treatment != Treatment::blocks ||
@@ -58,6 +59,15 @@ Tensor readable_gradient(const Slice& slice) {
   return kernels::from_fp8(slice.gradient, torch::kFloat32, slice.gradient_factor.item<float>());
 }
 
+Slice part_of(const Slice& whole, int64_t begin, int64_t count) {
+  auto part = whole;
+  part.parameter = whole.parameter.narrow(0, begin, count);
+  part.gradient = whole.gradient.narrow(0, begin, count);
+  if (whole.copy.defined()) part.copy = whole.copy.narrow(0, begin, count);
+  part.first_position += begin;
+  return part;
+}
+
 }  // namespace
 
 Tensor scaled_gradient(const Update& update) {
@@ -82,6 +92,43 @@ void store(const Update& update, const Tensor& parameter) {
 Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
     : slices_(std::move(slices)), options_(std::move(options)), states_(slices_.size()) {
   for (const auto& slice : slices_) check(slice, options_);
+  std::vector<StoredStates::Slice> stored(slices_.size());
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (!is_stored(i)) continue;
+    stored[i] = {.numbers = slices_[i].parameter.numel(),
+                 .kinds = state_kinds(slices_[i].treatment)};
+  }
+  if (std::ranges::any_of(stored, [](const auto& slice) { return slice.numbers > 0; }))
+    stored_ = std::make_unique<StoredStates>(std::move(stored), options_.storage);
+}
+
+bool Optimizer::is_stored(size_t slice) const {
+  const auto& own = slices_[slice];
+  return own.on_drives && !state_kinds(own.treatment).empty();
+}
+
+/// The slice whole; where its states are on drives, as much of it as is in memory at a time; where
+/// its numbers are brought to float32 and back, pieces, so that they need not be there twice.
+void Optimizer::for_each_part(size_t slice, const UsePart& use) {
+  constexpr int64_t kPiece = 1 << 18;  // numbers: whole blocks
+  const auto& own = slices_[slice];
+  if (is_stored(slice)) {
+    return stored_->update(slice, [&](int64_t begin, int64_t n, const std::vector<Tensor>& states) {
+      use(part_of(own, begin, n), states);
+    });
+  }
+  const auto& kept = state(slice);
+  if (!is_narrow(own)) return use(own, kept);
+  const auto kinds = state_kinds(own.treatment);
+  const int64_t count = own.parameter.numel();
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t end = std::min(begin + kPiece, count);
+    std::vector<Tensor> states;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      states.push_back(kept[i].slice(0, begin / kinds[i].block, kinds[i].count(end)));
+    }
+    use(part_of(own, begin, end - begin), states);
+  }
 }
 
 void Optimizer::step(double learning_rate, double gradient_scale) {
@@ -95,38 +142,18 @@ void Optimizer::step(double learning_rate, double gradient_scale) {
 
 void Optimizer::update(size_t slice, double learning_rate, double gradient_scale) {
   const torch::NoGradGuard no_grad;
-  const auto& own = slices_[slice];
-  TORCH_INTERNAL_ASSERT(own.treatment != Treatment::matrices);
-  if (is_narrow(own)) return update_in_pieces(slice, learning_rate, gradient_scale);
-  algorithm_of(options_.type, own.treatment)
-      .update({own, state(slice), options_, learning_rate * own.rate, gradient_scale, step_});
-}
-
-/// Pieces are brought to float32 and back, so that the whole slice need not be there twice.
-void Optimizer::update_in_pieces(size_t index, double learning_rate, double gradient_scale) {
-  constexpr int64_t kPiece = 1 << 18;  // numbers: whole blocks
-  const auto& whole = slices_[index];
-  const auto kinds = state_kinds(whole.treatment);
-  const auto& kept = state(index);
-  const int64_t count = whole.parameter.numel();
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    const int64_t end = std::min(begin + kPiece, count);
-    Slice piece = whole;
-    const auto parameter = whole.parameter.slice(0, begin, end);
-    const bool half = parameter.scalar_type() == torch::kHalf;
-    piece.parameter = half ? parameter.to(torch::kFloat32) : parameter;
-    piece.gradient = whole.gradient.slice(0, begin, end);
-    piece.gradient = readable_gradient(piece);
-    piece.first_position += begin;
-    if (whole.copy.defined()) piece.copy = whole.copy.slice(0, begin, end);
-    std::vector<Tensor> states;
-    for (size_t i = 0; i < kinds.size(); ++i) {
-      states.push_back(kept[i].slice(0, begin / kinds[i].block, kinds[i].count(end)));
+  const auto treatment = slices_[slice].treatment;
+  TORCH_INTERNAL_ASSERT(treatment != Treatment::matrices);
+  const auto& algorithm = algorithm_of(options_.type, treatment);
+  for_each_part(slice, [&](const Slice& part, const std::vector<Tensor>& states) {
+    auto read = part;
+    if (part.parameter.scalar_type() == torch::kHalf) {
+      read.parameter = part.parameter.to(torch::kFloat32);
     }
-    algorithm_of(options_.type, whole.treatment)
-        .update({piece, states, options_, learning_rate * whole.rate, gradient_scale, step_});
-    if (half) parameter.copy_(piece.parameter);
-  }
+    read.gradient = readable_gradient(part);
+    algorithm.update({read, states, options_, learning_rate * part.rate, gradient_scale, step_});
+    if (!read.parameter.is_same(part.parameter)) Tensor(part.parameter).copy_(read.parameter);
+  });
 }
 
 void Optimizer::step_muon(double learning_rate, double gradient_scale) {
@@ -135,16 +162,19 @@ void Optimizer::step_muon(double learning_rate, double gradient_scale) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (slices_[i].treatment != Treatment::matrices) continue;
     indices.push_back(i);
-    directions.push_back(muon_direction(
-        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_}));
+    std::vector<Tensor> parts;
+    for_each_part(i, [&](const Slice& part, const std::vector<Tensor>& states) {
+      parts.push_back(muon_direction(
+          {part, states, options_, learning_rate * part.rate, gradient_scale, step_}));
+    });
+    directions.push_back(parts.size() == 1 ? parts.front() : torch::cat(parts));
   }
   TORCH_INTERNAL_ASSERT(options_.orthogonalise);
   const auto orthogonal = options_.orthogonalise(directions);
   for (size_t k = 0; k < indices.size(); ++k) {
     const auto i = indices[k];
-    apply_muon(
-        {slices_[i], state(i), options_, learning_rate * slices_[i].rate, gradient_scale, step_},
-        orthogonal[k]);
+    apply_muon({slices_[i], {}, options_, learning_rate * slices_[i].rate, gradient_scale, step_},
+               orthogonal[k]);
   }
 }
 
@@ -174,15 +204,23 @@ const std::vector<Tensor>& Optimizer::state(size_t index) {
 }
 
 std::vector<std::pair<StateKind, Tensor>> Optimizer::states(size_t slice) {
-  const auto& kept = state(slice);
   const auto kinds = state_kinds(slices_[slice].treatment);
   std::vector<std::pair<StateKind, Tensor>> named;
+  if (is_stored(slice)) {
+    const auto numbers = slices_[slice].parameter.numel();
+    for (const auto& kind : kinds) {
+      named.emplace_back(
+          kind, torch::empty({kind.count(numbers)}, torch::dtype(kind.dtype).device(torch::kMeta)));
+    }
+    return named;
+  }
+  const auto& kept = state(slice);
   for (size_t i = 0; i < kinds.size(); ++i) named.emplace_back(kinds[i], kept[i]);
   return named;
 }
 
 int64_t Optimizer::state_bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = stored_ ? stored_->memory_bytes() : 0;
   for (const auto& kept : states_) {
     for (const auto& tensor : kept) bytes += static_cast<int64_t>(tensor.nbytes());
   }

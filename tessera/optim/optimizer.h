@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/base/choices.h"
+#include "tessera/optim/state_kind.h"
+#include "tessera/optim/stored_states.h"
 
 namespace tessera::optim {
 
@@ -31,6 +34,8 @@ struct OptimizerOptions {
   /// (kernels/flat.h), which lets small updates count; else to nearest. On the CPU only.
   bool stochastic_rounding = false;
   uint64_t seed = 0;  ///< of the rounding
+  /// Of slices whose states are kept on drives.
+  StorageOptions storage;
 };
 
 /// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of
@@ -53,25 +58,14 @@ struct Slice {
   torch::Tensor copy;
   /// float32 [1]: what a float8 gradient is multiplied by. Valid for life.
   torch::Tensor gradient_factor;
-};
-
-/// One of the things that an optimizer keeps of a parameter: Torch's names, "exp_avg" and
-/// "exp_avg_sq" of adamw, "momentum_buffer" of sgd and muon, "exp_avg" of lion; of adamw8bit
-/// "exp_avg_codes", "exp_avg_absmax" and the same of "exp_avg_sq" (kernels/adamw8bit.h); of adamw in
-/// blocks "exp_avg_fp8", "exp_avg_factor", "exp_avg_sq_fp16", "exp_avg_sq_factor".
-struct StateKind {
-  std::string name;
-  torch::Dtype dtype = torch::kFloat32;
-  int64_t block = 1;  ///< so many neighbouring numbers of the parameter share one
-
-  int64_t count(int64_t numbers) const { return (numbers + block - 1) / block; }
-  bool operator==(const StateKind&) const = default;
+  bool on_drives = false;  ///< its states are (stored_states.h); the parameter is on the host
 };
 
 /// Keeps the state of every slice from the first step, or the first look at it.
 class Optimizer {
  public:
-  /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot.
+  /// Throws c10::ValueError where a dtype or rounding is asked for that this device or type cannot;
+  /// as StoredStates where states are kept on drives.
   Optimizer(std::vector<Slice> slices, OptimizerOptions options);
 
   /// One update; gradients are multiplied by `gradient_scale` first (clipping, loss scaling), in
@@ -89,24 +83,33 @@ class Optimizer {
   const std::vector<Slice>& slices() const { return slices_; }
 
   /// What is kept for slices()[slice]: [kind.count(n)] each, zero before the first step. Valid for
-  /// life.
+  /// life. Of what is on drives a tensor on the meta device stands for it.
   std::vector<std::pair<StateKind, torch::Tensor>> states(size_t slice);
+  /// The bytes of states(slice)[kind] where they are on drives.
+  offload::StoredBytes stored_state(size_t slice, size_t kind) {
+    return stored_->bytes(slice, kind);
+  }
+  /// What of all slices is on drives; null: nothing.
+  const StoredStates* stored() const { return stored_.get(); }
 
   std::vector<StateKind> state_kinds(Treatment treatment) const;  ///< of such slices
 
   int64_t num_steps() const { return step_; }                   ///< updates made
   void set_num_steps(int64_t num_steps) { step_ = num_steps; }  ///< beside states(), to go on
 
-  int64_t state_bytes() const;  ///< of what it keeps
+  int64_t state_bytes() const;  ///< of what it keeps in memory, buffers for drives included
 
  private:
+  using UsePart = std::function<void(const Slice& part, const std::vector<torch::Tensor>& states)>;
+  void for_each_part(size_t slice, const UsePart& use);
+  bool is_stored(size_t slice) const;
   const std::vector<torch::Tensor>& state(size_t index);
-  void update_in_pieces(size_t index, double learning_rate, double gradient_scale);
   void step_muon(double learning_rate, double gradient_scale);
 
   std::vector<Slice> slices_;
   OptimizerOptions options_;
   std::vector<std::vector<torch::Tensor>> states_;  // of each slice, as state_kinds() has them
+  std::unique_ptr<StoredStates> stored_;
   int64_t step_ = 0;
 };
 

@@ -30,7 +30,8 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
   plan.gradient_slice_in_gradient = (plan.keeps_gradient || options.in_backward) &&
                                     options.gradient_has_type_of_sum && !options.offloaded &&
                                     !plan.fp8_gradients;
-  plan.on_host = options.offloaded && !options.device_is_host;
+  plan.slice = options.offloaded && !options.device_is_host ? Tier::host : Tier::device;
+  plan.states = options.states_on_drives ? Tier::drive : plan.slice;
   return plan;
 }
 

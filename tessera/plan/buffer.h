@@ -9,6 +9,9 @@
 
 namespace tessera::plan {
 
+/// Where something lives: where the rank computes, on the host of a GPU, on drives.
+enum class Tier { device, host, drive };
+
 /// What the decision depends on.
 struct BufferOptions {
   parallel::Placement placement = parallel::Placement::full_shard;
@@ -17,6 +20,7 @@ struct BufferOptions {
   bool trained = true;
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
+  bool states_on_drives = false;  ///< of the optimizer
   bool device_is_host = true;     ///< as on a CPU, where offloading moves nothing
   bool in_backward = false;       ///< updated once reduced: no gradient stays
   bool fp8_weights = false;       ///< whole parameters are kept and gathered in 8 bits
@@ -47,7 +51,8 @@ struct BufferPlan {
   bool keeps_copy = false;     ///< of the slice, on the device in the type of the whole parameters
   bool slice_in_whole = true;  ///< the slice is part of the whole parameters
   bool gradient_slice_in_gradient = true;  ///< likewise
-  bool on_host = false;                    ///< slice, its gradient and state are not on the device
+  Tier slice = Tier::device;               ///< and its gradient
+  Tier states = Tier::device;              ///< of the optimizer
 };
 
 /// The plan of a buffer of `elements`. ZeRO's and FSDP's placements (Rajbhandari et al., SC 2020,

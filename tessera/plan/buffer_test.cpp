@@ -36,7 +36,13 @@ TEST(Buffer, ASliceOfAnotherTypeOrPlaceIsNoPartOfTheWhole) {
                                           .offloaded = true,
                                           .offloads_by_copy = true,
                                           .device_is_host = false});
-  EXPECT_TRUE(offloaded.keeps_copy && offloaded.on_host);
+  EXPECT_TRUE(offloaded.keeps_copy);
+  EXPECT_EQ(offloaded.slice, Tier::host);
+  EXPECT_EQ(offloaded.states, Tier::host);
+  const auto on_drives = plan_buffer(10, {.states_on_drives = true});
+  EXPECT_EQ(on_drives.slice, Tier::device);
+  EXPECT_EQ(on_drives.states, Tier::drive);
+  EXPECT_TRUE(on_drives.slice_in_whole);
   EXPECT_FALSE(offloaded.slice_in_whole || offloaded.gradient_slice_in_gradient);
 }
 

@@ -282,7 +282,7 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   BufferOptions options{.placement = section.placement,
-                        .offloads_by_copy = section.offload_optimizer,
+                        .offloads_by_copy = !section.offload_params,
                         .in_backward = config.optimizer.in_backward,
                         .fp8_gradients = precision.has_fp8_gradients(),
                         .slice_has_type_of_whole = true};
@@ -303,6 +303,14 @@ BufferOptions of_experts(BufferOptions options, const mesh::MeshShape& mesh) {
   options.of_experts = true;
   if (options.num_slices > 1) options.num_slices = mesh.expert_shard();
   return options;
+}
+
+/// Where slices and their gradients are on the host. What is on drives is updated there.
+bool offloads_slices(const config::ParallelSection& section, bool device_is_host) {
+  using parallel::OffloadOptimizer;
+  const auto optimizer = section.offload_optimizer;
+  return section.offload_params || optimizer == OffloadOptimizer::host ||
+         (optimizer == OffloadOptimizer::nvme && !device_is_host);
 }
 
 /// The same for a buffer that is not trained: in the dtype of computation alone.
@@ -330,17 +338,16 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
   if (section.units == parallel::Units::model) units = one_a_stage(units);
   auto options = buffer_options(config, part.mesh);
   options.device_is_host = device_is_host;
-  std::vector<bool> offloaded(units.size(), false);
-  if (section.offload_params || section.offload_optimizer) {
-    std::vector<int64_t> elements;
-    for (const auto& [unit, rest, experts, codes] : units) {
-      elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
-    }
-    offloaded = offloaded_units(elements, section.offload_fraction);
+  std::vector<int64_t> elements;
+  for (const auto& [unit, rest, experts, codes] : units) {
+    elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
   }
+  const auto offloaded = offloaded_units(elements, section.offload_fraction);
+  const bool on_drives = section.offload_optimizer == parallel::OffloadOptimizer::nvme;
   std::vector<UnitPlan> result;
   for (size_t i = 0; i < units.size(); ++i) {
-    options.offloaded = offloaded[i];
+    options.offloaded = offloaded[i] && offloads_slices(section, device_is_host);
+    options.states_on_drives = offloaded[i] && on_drives;
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);

@@ -62,8 +62,9 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   }
   groups.push_back(beyond("memory.checkpointing", config.memory.checkpointing,
                           {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}));
-  if (!device.is_host && !parallel.offload_params && !parallel.offload_optimizer)
-    groups.push_back({{"parallel.offload_optimizer", "true"}});
+  const bool offloads =
+      parallel.offload_params || parallel.offload_optimizer != parallel::OffloadOptimizer::none;
+  if (!device.is_host && !offloads) groups.push_back({{"parallel.offload_optimizer", "true"}});
   std::vector<Setting> smaller;
   const int64_t rows = std::max<int64_t>(1, config.train.global_batch / mesh.data_ranks());
   const int64_t present = rows / config::num_micro_batches(config, mesh);

@@ -72,7 +72,8 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   for (const auto& plan : unit.buffers) {
     const auto elements = static_cast<double>(plan.elements);
     const double share = elements / static_cast<double>(plan.num_slices);
-    const double here = plan.on_host ? 0 : share;  // what of the slices is on the device
+    const double here =
+        plan.slice == plan::Tier::device ? share : 0;  // of the slices, on the device
     const auto slice_bytes = static_cast<double>(plan.slice_bytes);
     double parameters = here * slice_bytes;
     double whole = elements * static_cast<double>(plan.whole_bytes);
@@ -99,12 +100,24 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
                                                              config.precision.optimizer_states);
     };
     const int64_t alone = plan.elements - plan.in_matrices - plan.in_blocks;
-    result.optimizer += here / elements *
-                        (states(plan.in_matrices, optim::Treatment::matrices) +
-                         states(plan.in_blocks, optim::Treatment::blocks) +
-                         states(alone, optim::Treatment::elements));
+    const double of_optimizer = share / elements *
+                                (states(plan.in_matrices, optim::Treatment::matrices) +
+                                 states(plan.in_blocks, optim::Treatment::blocks) +
+                                 states(alone, optim::Treatment::elements));
+    if (plan.states == plan::Tier::device) result.optimizer += of_optimizer;
+    if (plan.states == plan::Tier::drive) result.on_drives += of_optimizer;
+    if (plan.slice == plan::Tier::device) result.updated_here = true;
   }
   return result;
+}
+
+double buffers_for_drives(const std::vector<UnitBytes>& units, const RunConfig& config) {
+  constexpr double kMib = 1 << 20;
+  double moved = 0;
+  for (const auto& unit : units) {
+    if (unit.updated_here) moved += unit.on_drives;
+  }
+  return std::min(moved, static_cast<double>(config.offload.host_memory) * kMib);
 }
 
 StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& config,
@@ -116,7 +129,9 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& 
     result.gathered += unit.kept_whole;
     result.gradients += unit.kept_gradients;
     result.optimizer += unit.optimizer;
+    result.on_drives += unit.on_drives;
   }
+  result.optimizer += buffers_for_drives(units, config);
   // The unit at work and the one that is on the way.
   const bool prefetches =
       section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;

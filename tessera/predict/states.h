@@ -18,8 +18,13 @@ struct UnitBytes {
   double gradient_slice = 0;      ///< where it is not part of the gradient
   bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
   double optimizer = 0;
+  double on_drives = 0;       ///< of the optimizer, beside that
+  bool updated_here = false;  ///< by the device itself, through whose memory that comes
 };
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);
+
+/// Bytes of the buffers through which the device brings what is on drives: no more than that is.
+double buffers_for_drives(const std::vector<UnitBytes>& units, const config::RunConfig& config);
 
 /// Bytes of a unit's gradients while the backward of the one before it goes on. `updating_ranks`:
 /// those that reduce it, if it is updated once that is done; else 0.
@@ -28,6 +33,7 @@ double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks);
 /// Bytes on this rank, each at the most.
 struct StateBytes {
   double parameters = 0, gathered = 0, gradients = 0, optimizer = 0;
+  double on_drives = 0;  ///< of the optimizer, all the time
 };
 StateBytes peak_of_states(const std::vector<UnitBytes>& units, const config::RunConfig& config,
                           const mesh::MeshShape& mesh);

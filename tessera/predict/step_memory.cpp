@@ -67,6 +67,7 @@ class Step {
       if (!in_backward()) slices_ += unit.gradient_slice;
       if (pipeline()) waiting_ += unit.passing_gradients;
     }
+    base_.optimizer += buffers_for_drives(bytes_, config);
     for (size_t unit = 0; unit < units.size(); ++unit) {
       if (units[unit].predicts) head_ = unit;
     }

@@ -127,6 +127,10 @@ std::shared_ptr<OptimizerRecord> AcceleratorCore::add_optimizer(
   TORCH_CHECK_VALUE(replicates() || train::knows_states(optimizer),
                     "prepare: expected Adam, AdamW, SGD, RMSprop or Adagrad, whose state can be "
                     "saved in parts, got another optimizer; use DDP or one process");
+  TORCH_CHECK_VALUE(config_.parallel.offload_optimizer != parallel::OffloadOptimizer::nvme,
+                    "prepare: expected states that LibTorch's optimizers keep in memory; set "
+                    "offload_optimizer to true, or use `tessera train`, whose optimizers keep them "
+                    "on drives");
   auto record = std::make_shared<OptimizerRecord>();
   record->base = &optimizer;
   auto& groups = optimizer.param_groups();

@@ -213,22 +213,24 @@ parallel::DataParallel make_data_parallel(
 optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                                 const config::RunConfig& config,
                                 const parallel::TensorParts& tensor_parts,
-                                const mesh::Axis& tensor_axis) {
+                                const mesh::DeviceMesh& mesh) {
   const auto& section = config.optimizer;
-  optim::OptimizerOptions options{.type = section.type,
-                                  .beta1 = section.beta1,
-                                  .beta2 = section.beta2,
-                                  .eps = section.eps,
-                                  .momentum = section.momentum,
-                                  .muon_momentum = section.muon_momentum,
-                                  .muon_nesterov = section.muon_nesterov,
-                                  .muon_steps = section.muon_steps,
-                                  .muon_scale = section.muon_scale,
-                                  .state_dtype = state_dtype(config.precision.optimizer_states),
-                                  .stochastic_rounding = config.precision.stochastic_rounding,
-                                  .seed = static_cast<uint64_t>(config.model.seed)};
+  optim::OptimizerOptions options{
+      .type = section.type,
+      .beta1 = section.beta1,
+      .beta2 = section.beta2,
+      .eps = section.eps,
+      .momentum = section.momentum,
+      .muon_momentum = section.muon_momentum,
+      .muon_nesterov = section.muon_nesterov,
+      .muon_steps = section.muon_steps,
+      .muon_scale = section.muon_scale,
+      .state_dtype = state_dtype(config.precision.optimizer_states),
+      .stochastic_rounding = config.precision.stochastic_rounding,
+      .seed = static_cast<uint64_t>(config.model.seed),
+      .storage = storage_options(config, mesh.all_of_training().rank())};
   if (section.type == optim::OptimizerType::muon) {
-    options.orthogonalise = Orthogonaliser(parallel, tensor_parts, tensor_axis, options);
+    options.orthogonalise = Orthogonaliser(parallel, tensor_parts, mesh.axis("tp"), options);
   }
   std::vector<optim::Slice> slices;
   for (const auto& slice : parallel.slices()) {
@@ -238,7 +240,8 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .treatment = slice.treatment,
                       .rate = slice.apart ? config.adapter.lr_ratio : 1,
                       .first_position = slice.begin,
-                      .gradient_factor = slice.gradient_factor});
+                      .gradient_factor = slice.gradient_factor,
+                      .on_drives = slice.on_drives});
   }
   return {std::move(slices), std::move(options)};
 }
@@ -359,7 +362,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto parallel = make_data_parallel(*model, config, mesh, parameters, tensor_parts,
                                      stage_replication, in_fp8, fill);
   const auto fp8_histories = keep_fp8_of(*model, fp8);
-  auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh.axis("tp"));
+  auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh);
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,

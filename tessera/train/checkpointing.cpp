@@ -199,7 +199,8 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
     const bool whole = found == divided.end();
     const auto& shape = whole ? extent.shape : found->second.shape;
     const auto stripe = whole ? Stripe() : found->second.stripe;
-    const auto add = [&](auto& list, std::string name, const torch::Tensor& values, int64_t block) {
+    const auto add = [&](auto& list, std::string name, const torch::Tensor& values, int64_t block,
+                         const offload::StoredBytes& stored) {
       auto own = stripe;
       if (block > 1) {
         const auto in_blocks = stripe.of_blocks(block, c10::multiply_integers(shape));
@@ -208,13 +209,14 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
       }
       list.push_back(checkpoint::held_extent(std::move(name), state_shape(shape, block),
                                              extent.begin / block, values, own));
+      list.back().stored = stored;
       list.back().replicas = part.replicas;
       list.back().replica = part.replica;
       list.back().replica_group = part.replica_group;
     };
-    add(parameters, parameter, extent.values, /*block=*/1);
-    for (const auto& [state, values, block] : states(i, part)) {
-      add(kept, state_name(state, parameter), values, block);
+    add(parameters, parameter, extent.values, /*block=*/1, {});
+    for (const auto& [state, values, block, stored] : states(i, part)) {
+      add(kept, state_name(state, parameter), values, block, stored);
     }
   }
   parameters.insert(parameters.end(), kept.begin(), kept.end());
@@ -225,11 +227,14 @@ std::vector<checkpoint::HeldExtent> held_state(Run& run) {
   const auto states = [&](size_t, const parallel::DataParallel::Part& part) {
     std::vector<PartState> found;
     if (!part.slice) return found;
-    for (const auto& [kind, values] : run.optimizer.states(*part.slice)) {
+    const auto kept = run.optimizer.states(*part.slice);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      const auto& [kind, values] = kept[i];
       found.push_back({.name = kind.name,
                        .values = values.narrow(0, part.offset / kind.block,
                                                kind.count(part.extent.values.numel())),
                        .block = kind.block});
+      if (values.is_meta()) found.back().stored = run.optimizer.stored_state(*part.slice, i);
     }
     return found;
   };

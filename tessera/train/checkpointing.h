@@ -20,6 +20,7 @@ struct PartState {
   std::string name;
   torch::Tensor values;  ///< as many as the part has numbers, or blocks of them
   int64_t block = 1;     ///< numbers of the parameter, from its first one, that share one
+  offload::StoredBytes stored = {};  ///< where `values` is on the meta device
 };
 
 /// What an optimizer keeps for parts()[part] of a data-parallel model.

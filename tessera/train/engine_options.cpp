@@ -1,5 +1,6 @@
 #include "tessera/train/engine_options.h"
 
+#include <filesystem>
 #include <string>
 
 #include "tessera/memory/activation_checkpointing.h"
@@ -40,11 +41,13 @@ void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd e
 }
 
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config) {
+  using parallel::OffloadOptimizer;
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   parallel::DataParallelOptions options{
       .offload = {.offload_params = section.offload_params,
-                  .offload_optimizer = section.offload_optimizer,
+                  .offload_optimizer = section.offload_optimizer == OffloadOptimizer::host,
+                  .states_on_drives = section.offload_optimizer == OffloadOptimizer::nvme,
                   .fraction = section.offload_fraction},
       .backward_prefetch = section.backward_prefetch,
       .forward_prefetch = section.forward_prefetch,
@@ -79,6 +82,22 @@ parallel::UnitRuleKind unit_rule_kind(parallel::Units units) {
       return parallel::UnitRuleKind::whole_model;
   }
   __builtin_unreachable();
+}
+
+optim::StorageOptions storage_options(const config::RunConfig& config, int rank) {
+  constexpr int64_t kKib = 1 << 10, kMib = 1 << 20;
+  const auto& section = config.offload;
+  optim::StorageOptions options{.space = {.paths = {section.paths.begin(), section.paths.end()},
+                                          .block_bytes = section.block_size * kKib,
+                                          .queue_depth = static_cast<int>(section.queue_depth),
+                                          .any_file_system = section.any_file_system,
+                                          .timeout_seconds = section.timeout_seconds,
+                                          .rank = rank},
+                                .buffers = section.buffers,
+                                .host_memory = section.host_memory * kMib};
+  auto& paths = options.space.paths;
+  if (paths.empty()) paths = {std::filesystem::path(config.train.run_dir) / "offload"};
+  return options;
 }
 
 }  // namespace tessera::train

@@ -8,6 +8,7 @@
 #include "tessera/config/run_config.h"
 #include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/optim/stored_states.h"
 #include "tessera/parallel/data/options.h"
 #include "tessera/parallel/data/units.h"
 
@@ -32,5 +33,8 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
 
 /// How a job's units are made of modules.
 parallel::UnitRuleKind unit_rule_kind(parallel::Units units);
+
+/// Where the optimizer keeps states of parallel.offload_optimizer nvme.
+optim::StorageOptions storage_options(const config::RunConfig& config, int rank);
 
 }  // namespace tessera::train

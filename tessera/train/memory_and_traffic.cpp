@@ -43,6 +43,8 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
                         : static_cast<double>(predict::kept_activation_bytes(run.config, own.part)),
            run.peak_activations),
       part("communication", -1, buffers)};
+  if (const auto* stored = run.optimizer.stored())
+    parts.push_back(part("on drives", predicted.on_drives, stored->stored_bytes()));
   if (run.peak_tensors > 0) {
     const auto at_once = step_memory(run.config, own, predict::this_cpu()).peak().total();
     parts.push_back(part("at once", at_once, run.peak_tensors));

@@ -391,7 +391,7 @@ TEST(Adapter, LittleMemoryChangesNoNumber) {
         };
         const auto plain = losses(job);
         auto changed = job;
-        changed.parallel.offload_optimizer = true;
+        changed.parallel.offload_optimizer = parallel::OffloadOptimizer::host;
         EXPECT_EQ(losses(changed), plain) << "offload_optimizer";
         changed = job;
         changed.parallel.offload_params = true;

@@ -288,7 +288,7 @@ TEST(InBackwardOfOffloadedUnits, IsTheSameStepToTheBit) {
   const mesh::MeshShape shape{.dp_shard = 2};
   on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
     auto job = job_of({"full_shard", shape});
-    job.parallel.offload_optimizer = true;
+    job.parallel.offload_optimizer = parallel::OffloadOptimizer::host;
     expect_the_same_steps(job, mesh, 4);
   });
 }

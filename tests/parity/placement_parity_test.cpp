@@ -176,7 +176,8 @@ TEST(PlacementOptions, ChangeNoNumber) {
     expect_same("one unit at a time", [](auto& c) { c.parallel.max_gathered_units = 1; });
     expect_same("offload", [](auto& c) { c.parallel.offload_params = true; });
     expect_same("offload of the optimizer, of half the units", [](auto& c) {
-      c.parallel.offload_optimizer = true, c.parallel.offload_fraction = 0.5;
+      c.parallel.offload_optimizer = parallel::OffloadOptimizer::host;
+      c.parallel.offload_fraction = 0.5;
     });
     expect_same("micro-batches", [](auto& c) { c.train.micro_batch = 1; });
   });

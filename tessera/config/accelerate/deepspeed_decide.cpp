@@ -34,8 +34,15 @@ bool optimizer_on_host(const DeepspeedValues& values) {
           values.text("zero_optimization.offload_optimizer.device", "none") == "cpu");
 }
 
+/// On the host, or on drives.
+bool optimizer_offloaded(const DeepspeedValues& values) {
+  return optimizer_on_host(values) ||
+         (stage_of(values) > 0 &&
+          values.text("zero_optimization.offload_optimizer.device", "none") == "nvme");
+}
+
 constexpr const char* kStage3 = "needs zero_optimization.stage 3, in DeepSpeed too";
-constexpr const char* kNvme = "offloading to NVMe is not built yet; cpu is";
+constexpr const char* kNoZero = "needs zero_optimization.stage 1, 2 or 3, in DeepSpeed too";
 
 }  // namespace
 
@@ -295,17 +302,17 @@ Decision mics(const DeepspeedValues& values, const Setting& setting) {
 
 Decision offload_param(const DeepspeedValues& values, const Setting& setting) {
   if (setting.value == "none" || setting.value == "false") return honoured();
-  if (setting.value == "nvme") return refused(kNvme);
+  if (setting.value == "nvme") return refused("parameters on NVMe are not built yet; cpu is");
   if (!params_on_host(values)) return not_applicable(kStage3);
   return translated({{"parallel.offload_params", "true"}},
-                    optimizer_on_host(values) ? "" : "the optimizer goes with them");
+                    optimizer_offloaded(values) ? "" : "the optimizer goes with them");
 }
 
 Decision offload_optimizer(const DeepspeedValues& values, const Setting& setting) {
   if (setting.value == "none" || setting.value == "false") return honoured();
-  if (setting.value == "nvme") return refused(kNvme);
-  if (!optimizer_on_host(values)) {
-    return not_applicable("needs zero_optimization.stage 1, 2 or 3, in DeepSpeed too");
+  if (!optimizer_offloaded(values)) return not_applicable(kNoZero);
+  if (setting.value == "nvme") {
+    return translated({{"parallel.offload_optimizer", "nvme"}}, "the optimizer's states");
   }
   if (params_on_host(values)) return honoured("parallel.offload_params takes the optimizer along");
   return translated({{"parallel.offload_optimizer", "true"}});
@@ -313,13 +320,25 @@ Decision offload_optimizer(const DeepspeedValues& values, const Setting& setting
 
 Decision offload_ratio(const DeepspeedValues& values, const Setting& setting) {
   if (setting.value == "1") return honoured();
-  if (!optimizer_on_host(values)) return not_applicable("the optimizer is not offloaded");
+  if (!optimizer_offloaded(values)) return not_applicable("the optimizer is not offloaded");
   if (stage_of(values) != 3) return not_applicable(kStage3);
   if (params_on_host(values)) {
     return refused(
         "a share of the optimizer is offloaded with that of its parameters; set it to 1");
   }
   return translated({{"parallel.offload_fraction", setting.value}});
+}
+
+Decision offload_drives(const DeepspeedValues& values, const Setting& setting) {
+  constexpr int64_t kKib = 1 << 10;
+  if (!optimizer_offloaded(values) || optimizer_on_host(values))
+    return not_applicable("counts for zero_optimization.offload_optimizer.device nvme");
+  if (setting.key.ends_with("queue_depth"))
+    return translated({{"offload.queue_depth", setting.value}});
+  if (setting.key.ends_with("nvme_path")) return translated({{"offload.paths", setting.value}});
+  const int64_t bytes = values.integer("aio.block_size").value_or(0);
+  if (bytes % (4 * kKib) != 0) return refused("expected a multiple of 4096 bytes");
+  return translated({{"offload.block_size", std::to_string(bytes / kKib)}}, "KiB");
 }
 
 // ---- output ------------------------------------------------------------------------------------

@@ -330,7 +330,10 @@ Keys zero_keys() {
 
 Keys offload_keys() {
   const std::string buffers = "units are copied whole, two at a time",
-                    nvme = "of offloading to NVMe, which is refused where it is asked for";
+                    drives =
+                        "offload.buffers and offload.host_memory say it; reads and writes "
+                        "always go on beside",
+                    nvme = "of parameters on NVMe, which are refused where they are asked for";
   const std::vector<std::string> devices{"none", "cpu", "nvme"};
   const auto device = [&](const char* name, DecideDeepspeed decide) {
     return or_auto(one_of(decided(name, text, decide), devices),
@@ -345,12 +348,13 @@ Keys offload_keys() {
        ignored("offload_param.max_in_cpu", integer, nvme),
        ignored("offload_param.pin_memory", boolean, "a choice of memory for faster copies"),
        device("offload_optimizer.device", deepspeed::offload_optimizer),
-       or_auto(ignored("offload_optimizer.nvme_path", text, nvme), nvme),
-       ignored("offload_optimizer.buffer_count", integer, buffers),
+       or_auto(decided("offload_optimizer.nvme_path", text, deepspeed::offload_drives),
+               "train.run_dir/offload unless Accelerate's file says it"),
+       ignored("offload_optimizer.buffer_count", integer, drives),
        ignored("offload_optimizer.pin_memory", boolean, "a choice of memory for faster copies"),
-       ignored("offload_optimizer.pipeline_read", boolean, nvme),
-       ignored("offload_optimizer.pipeline_write", boolean, nvme),
-       ignored("offload_optimizer.fast_init", boolean, nvme),
+       ignored("offload_optimizer.pipeline_read", boolean, drives),
+       ignored("offload_optimizer.pipeline_write", boolean, drives),
+       ignored("offload_optimizer.fast_init", boolean, drives),
        within(decided("offload_optimizer.ratio", number, deepspeed::offload_ratio),
               {.low = 0, .high = 1}),
        ignored("offload_optimizer.super_offload", boolean, "a way of overlapping the same work"),
@@ -419,10 +423,12 @@ Keys memory_keys() {
        {"profile", boolean},
        {"cpu_checkpointing", boolean}});
   const auto take = [&](Keys more) { std::ranges::move(more, std::back_inserter(keys)); };
-  take(ignored_below("aio", "of offloading to NVMe, which is refused where it is asked for",
-                     {{"block_size", integer},
-                      {"queue_depth", integer},
-                      {"intra_op_parallelism", integer},
+  take(below("aio",
+             {within(decided("block_size", integer, deepspeed::offload_drives), kAtLeastOne),
+              within(decided("queue_depth", integer, deepspeed::offload_drives), kAtLeastOne)}));
+  take(ignored_below("aio",
+                     "one thread of each rank keeps offload.queue_depth reads and writes going",
+                     {{"intra_op_parallelism", integer},
                       {"thread_count", integer},
                       {"single_submit", boolean},
                       {"overlap_events", boolean},

@@ -15,7 +15,7 @@ Decision zero_stage(const RuleInput& input) {
 
 Decision offload_param_device(const RuleInput& input) {
   const auto& device = input.setting.value;
-  if (device == "nvme") return refused("offload to NVMe is not built yet; set cpu");
+  if (device == "nvme") return refused("parameters on NVMe are not built yet; set cpu");
   if (device == "none") return translated({{"parallel.offload_params", "false"}});
   if (input.text(kSection + "zero_stage") != "3") {
     const auto* stage = input.settings.find(kSection + "zero_stage");
@@ -28,7 +28,9 @@ Decision offload_param_device(const RuleInput& input) {
 
 Decision offload_optimizer_device(const RuleInput& input) {
   const auto& device = input.setting.value;
-  if (device == "nvme") return refused("offload to NVMe is not built yet; set cpu");
+  if (device == "nvme") {
+    return translated({{"parallel.offload_optimizer", "nvme"}}, "the optimizer's states");
+  }
   if (input.text(kSection + "offload_param_device") == "cpu") {
     if (device == "cpu") return honoured("part of parallel.offload_params");
     return not_applicable("parallel.offload_params takes the optimizer along");
@@ -39,7 +41,8 @@ Decision offload_optimizer_device(const RuleInput& input) {
 Decision nvme_path(const RuleInput& input) {
   const bool param = input.setting.key.find("param") != std::string::npos;
   const auto device = kSection + (param ? "offload_param_device" : "offload_optimizer_device");
-  if (input.text(device) == "nvme") return refused("offload to NVMe is not built yet; remove it");
+  if (!param && input.text(device) == "nvme" && !input.setting.value.empty())
+    return translated({{"offload.paths", input.setting.value}});
   return not_applicable(fmt::format("counts for {} nvme", device.substr(kSection.size())));
 }
 

@@ -107,6 +107,7 @@ class DataParallel {
     torch::Tensor parameter, gradient;  ///< [n]
     torch::Tensor gradient_factor;      ///< [1]: what a gradient kept in 8 bits is multiplied by
     bool decayed = true, apart = false;
+    bool on_drives = false;  ///< its optimizer states are to be kept there
     optim::Treatment treatment = optim::Treatment::elements;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };

@@ -53,6 +53,7 @@ void DataParallel::Engine::list_slices() {
                           .gradient_factor = buffer.gradient_factor(),
                           .decayed = group.decays,
                           .apart = buffer.options().apart,
+                          .on_drives = buffer.plan().states == plan::Tier::drive,
                           .treatment = group.treatment,
                           .begin = begin + from});
       }

@@ -84,6 +84,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .trained = trained,
                  .offloaded = options_.offloaded,
                  .offloads_by_copy = options_.offloads_by_copy,
+                 .states_on_drives = options_.states_on_drives,
                  .device_is_host = options_.device == options_.slice_device,
                  .in_backward = options_.in_backward,
                  .fp8_weights = options_.fp8_weights,

@@ -40,6 +40,7 @@ struct FlatOptions {
   torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
   bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
+  bool states_on_drives = false;  ///< OffloadPolicy says so
   Replication replication;        ///< of all its parameters
   bool apart = false;             ///< DataParallelOptions::apart says so of them
   bool of_experts = false;        ///< DataParallelOptions::of_experts does

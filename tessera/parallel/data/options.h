@@ -31,6 +31,10 @@ struct OffloadPolicy {
   /// The same, but for full_shard a copy of the slices stays on the device, in the dtype of
   /// computation, so that gathers wait for no transfer (ZeRO-Offload; Ren et al., ATC 2021).
   bool offload_optimizer = false;
+  /// The optimizer's states are kept on drives (DataParallel::Slice::on_drives), whatever else is
+  /// offloaded. Its step is on the host, so on a GPU this is offload_optimizer, too, unless it is
+  /// offload_params.
+  bool states_on_drives = false;
   /// The share of the parameters that is offloaded, in whole units: those last in the forward,
   /// whose gradients come first and are on their way while backward goes on.
   double fraction = 1;

@@ -45,12 +45,15 @@ std::vector<Kind> by_kind(const std::vector<Unit::Named>& parameters,
 FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all,
                          const SharingAxes& axes, const torch::Tensor& parameter,
                          torch::Device device) {
-  const bool offloaded = all.offload.offload_params || all.offload.offload_optimizer;
+  const auto& offload = all.offload;
+  const bool offloaded = offload.offload_params || offload.offload_optimizer ||
+                         (offload.states_on_drives && !device.is_cpu());
   FlatOptions options{.placement = unit.placement,
                       .device = device,
                       .slice_device = offloaded ? torch::kCPU : device,
                       .offloaded = offloaded,
-                      .offloads_by_copy = all.offload.offload_optimizer,
+                      .offloads_by_copy = !offload.offload_params,
+                      .states_on_drives = offload.states_on_drives,
                       .in_backward = all.update_in_backward,
                       .fp8_gradients = all.fp8_gradients,
                       .decays = all.decays,
