@@ -13,32 +13,12 @@
 #include "tessera/base/utf8.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/needs.h"
+#include "tessera/config/place.h"
 #include "tessera/config/run_config.h"
 #include "tessera/config/values.h"
 
 namespace tessera::config {
 namespace {
-
-/// Raises errors about a key with the place where its value was written.
-class Place {
- public:
-  explicit Place(const Origins& origins) : origins_(origins) {}
-
-  template <typename... Args>
-  [[noreturn]] void error(const std::string& key, fmt::format_string<Args...> format,
-                          Args&&... args) const {
-    throw UserError(prefix(key) + ": " + fmt::format(format, std::forward<Args>(args)...));
-  }
-
- private:
-  std::string prefix(const std::string& key) const {
-    const auto found = origins_.find(key);
-    if (found == origins_.end() || found->second == "default") return key;
-    return found->second == kCommandLine ? "--" + key : found->second + ": " + key;
-  }
-
-  const Origins& origins_;
-};
 
 bool is_default(const Field& field, const RunConfig& config) {
   return yaml_value(field, config) == yaml_value(field, RunConfig{});
@@ -244,6 +224,12 @@ void check_ranks(const RunConfig& config, const Place& place) {
 }
 
 /// What train.epochs comes to is known once the data are open: then the ranks see to it.
+void check_units(const RunConfig& config, const Place& place) {
+  if (config.parallel.units == parallel::Units::name && config.parallel.unit_patterns.empty()) {
+    place.error("parallel.unit_patterns", "expected at least one, such as [model.layers.*]");
+  }
+}
+
 void check_schedule(const RunConfig& config, const Place& place) {
   if (config.train.epochs > 0) return;
   const auto steps = config.train.steps;
@@ -317,63 +303,6 @@ void check_in_backward(const RunConfig& config, const Place& place) {
   if (problem) place.error(problem->key, "{}", problem->message);
 }
 
-/// What 8 bits of weights and gradients do not go with.
-void check_fp8_storage(const RunConfig& config, const Place& place) {
-  const auto& precision = config.precision;
-  if (!precision.has_fp8_weights() && !precision.has_fp8_gradients()) return;
-  const bool weights = precision.has_fp8_weights();
-  const auto* key = weights ? "precision.weights" : "precision.gradients";
-  if (offloads(config)) {
-    place.error(key,
-                "fp8 is not kept on the host; set parallel.offload_params and "
-                "parallel.offload_optimizer to false, or this to its default");
-  }
-  if (!weights) return;
-  if (has_adapter(config)) {
-    place.error(key,
-                "an adapter leaves the weights that it stands beside as they are, and frozen; set "
-                "this to as_compute, or model.weights to int8");
-  }
-  if (std::holds_alternative<int>(config.parallel.reshard_after_forward)) {
-    place.error(key,
-                "fp8 is gathered over all ranks; set parallel.reshard_after_forward to true or "
-                "false");
-  }
-}
-
-void check_precision(const RunConfig& config, const Place& place) {
-  const auto& precision = config.precision;
-  const auto parameters = text_of(precision.parameters);
-  if (precision.parameters != FloatType::fp32 && precision.compute != precision.parameters) {
-    place.error("precision.parameters",
-                "{0} parameters compute in {0}; set precision.compute to {0}, or this to fp32",
-                parameters);
-  }
-  if (precision.parameters != FloatType::fp32 && precision.autocast) {
-    place.error("precision.autocast",
-                "{} parameters need no cast; remove it, or set precision.parameters to fp32",
-                parameters);
-  }
-  if (precision.autocast && precision.reduce != FloatType::fp32) {
-    place.error("precision.reduce", "under autocast gradients are fp32 like the weights; got {}",
-                text_of(precision.reduce));
-  }
-  if (precision.reduce != FloatType::fp32 && precision.reduce != precision.compute) {
-    place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
-                text_of(precision.compute), text_of(precision.reduce));
-  }
-  if (precision.matmul != Matmul::as_compute && config.model.weights != WeightFormat::as_stored) {
-    place.error(
-        "precision.matmul",
-        "{} multiplies by numbers of 16 or 32 bits that it rounds itself, and model.weights {} "
-        "keeps codes; set this to as_compute, or model.weights to as_stored",
-        text_of(precision.matmul), text_of(config.model.weights));
-  }
-  if (config.parallel.units == parallel::Units::name && config.parallel.unit_patterns.empty()) {
-    place.error("parallel.unit_patterns", "expected at least one, such as [model.layers.*]");
-  }
-}
-
 }  // namespace
 
 std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape) {
@@ -413,6 +342,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_schedule(config, place);
   check_weights(config.data, place);
   check_precision(config, place);
+  check_units(config, place);
   check_effect(config, origins, place);
   check_fp8_storage(config, place);
   check_moe(config, place);

@@ -725,9 +725,9 @@ Section logging_section() {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> list = {
-      model_section(),     adapter_section(),  data_section(),       preference_section(),
-      optimizer_section(), schedule_section(), parallel_section(),   offload_section(),
-      precision_section(), moe_section(),      memory_section(),     checkpoint_section(),
+      model_section(),     adapter_section(),  data_section(),     preference_section(),
+      optimizer_section(), schedule_section(), parallel_section(), offload_section(),
+      precision_section(), moe_section(),      memory_section(),   checkpoint_section(),
       train_section(),     logging_section()};
   return list;
 }

@@ -1,0 +1,62 @@
+#include <variant>
+
+#include "tessera/config/needs.h"
+#include "tessera/config/place.h"
+#include "tessera/config/run_config.h"
+
+namespace tessera::config {
+
+void check_fp8_storage(const RunConfig& config, const Place& place) {
+  const auto& precision = config.precision;
+  if (!precision.has_fp8_weights() && !precision.has_fp8_gradients()) return;
+  const bool weights = precision.has_fp8_weights();
+  const auto* key = weights ? "precision.weights" : "precision.gradients";
+  if (offloads(config)) {
+    place.error(key,
+                "fp8 is not kept on the host; set parallel.offload_params and "
+                "parallel.offload_optimizer to false, or this to its default");
+  }
+  if (!weights) return;
+  if (has_adapter(config)) {
+    place.error(key,
+                "an adapter leaves the weights that it stands beside as they are, and frozen; set "
+                "this to as_compute, or model.weights to int8");
+  }
+  if (std::holds_alternative<int>(config.parallel.reshard_after_forward)) {
+    place.error(key,
+                "fp8 is gathered over all ranks; set parallel.reshard_after_forward to true or "
+                "false");
+  }
+}
+
+void check_precision(const RunConfig& config, const Place& place) {
+  const auto& precision = config.precision;
+  const auto parameters = text_of(precision.parameters);
+  if (precision.parameters != FloatType::fp32 && precision.compute != precision.parameters) {
+    place.error("precision.parameters",
+                "{0} parameters compute in {0}; set precision.compute to {0}, or this to fp32",
+                parameters);
+  }
+  if (precision.parameters != FloatType::fp32 && precision.autocast) {
+    place.error("precision.autocast",
+                "{} parameters need no cast; remove it, or set precision.parameters to fp32",
+                parameters);
+  }
+  if (precision.autocast && precision.reduce != FloatType::fp32) {
+    place.error("precision.reduce", "under autocast gradients are fp32 like the weights; got {}",
+                text_of(precision.reduce));
+  }
+  if (precision.reduce != FloatType::fp32 && precision.reduce != precision.compute) {
+    place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
+                text_of(precision.compute), text_of(precision.reduce));
+  }
+  if (precision.matmul != Matmul::as_compute && config.model.weights != WeightFormat::as_stored) {
+    place.error(
+        "precision.matmul",
+        "{} multiplies by numbers of 16 or 32 bits that it rounds itself, and model.weights {} "
+        "keeps codes; set this to as_compute, or model.weights to as_stored",
+        text_of(precision.matmul), text_of(config.model.weights));
+  }
+}
+
+}  // namespace tessera::config
