@@ -45,6 +45,7 @@ void read_terminal_for_ranks() {
     return;
   }
   ::close(ends[0]);
+  ::signal(SIGINT, SIG_IGN);  // it is for the ranks
   char bytes[4096];
   for (ssize_t count = 1; count > 0;) {
     count = ::read(STDIN_FILENO, bytes, sizeof(bytes));
@@ -87,6 +88,7 @@ int ask(AskArguments& arguments) {
       checkpoint::open_training({.source = request.model, .with_optimizer = false}),
       start.num_processes);
   if (request.interactive) read_terminal_for_ranks();
+  start.ranks_take_interrupts = request.interactive && request.task == Task::chat;
   return launch::launch(start);
 }
 
@@ -187,11 +189,7 @@ void add(CLI::App& app, Task task, const char* name, const char* what, const cha
       ->add_option("-n,--num-ranks", arguments->num_ranks,
                    "Processes that divide the model (tensor parallelism); -1: one per two cores")
       ->capture_default_str()
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            return text == "-1" ? "" : whole_number(1, "-1, or at least 1")(text);
-          },
-          ""));
+      ->check(rank_count());
   command->add_option("--step", arguments->step, "Checkpoint of a run; the last unless given")
       ->check(whole_number(0, "0 or more"));
   if (task != Task::evaluate) {

@@ -36,7 +36,7 @@ class Chat {
   Chat(const Request& request, Session& session, const mesh::DeviceMesh& mesh)
       : request_(request), session_(session), mesh_(mesh), input_(mesh), system_(request.system) {
     reset();
-    if (request_.interactive && mesh.size() == 1) note_interrupts();
+    if (request_.interactive) note_interrupts();
   }
 
   int run() {
@@ -69,7 +69,7 @@ class Chat {
       if (!is_utf8(text)) user_error("the message is no UTF-8");
       const auto said = session_.go_on(session_.tokens_of(inputs_), [&](const std::string& piece) {
         write(piece);
-        return !take_interrupt();
+        return !(request_.interactive && input_.take_interrupt());
       });
       write("\n");
       add("assistant", said.text);

@@ -20,19 +20,19 @@ namespace {
 constexpr int kSignOfLifeMs = 20'000;
 
 // The first byte of what rank 0 tells.
-constexpr char kStillWaiting = 'w', kText = 't', kEnd = 'e';
+constexpr char kStillWaiting = 'w', kText = 't', kEnd = 'e', kInterrupt = 'i';
 
-volatile std::sig_atomic_t interrupted = 0;
+volatile std::sig_atomic_t noted_interrupt = 0;
+
+bool take_noted_interrupt() { return std::exchange(noted_interrupt, 0) != 0; }
 
 }  // namespace
 
 void note_interrupts() {
   struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_handler = [](int) { noted_interrupt = 1; };
   if (::sigaction(SIGINT, &action, nullptr) != 0) system_error("SIGINT cannot be noted");
 }
-
-bool take_interrupt() { return std::exchange(interrupted, 0) != 0; }
 
 void write_out(const mesh::DeviceMesh& mesh, std::string_view text) {
   if (mesh.rank() != 0) return;
@@ -67,7 +67,8 @@ bool Input::wait_and_read() {
 std::optional<std::string> Input::shared(bool whole) {
   while (ranks_.rank() != 0) {
     auto message = told("");
-    if (message.front() == kEnd) return {};
+    interrupted_ = message.front() == kInterrupt;
+    if (message.front() == kEnd || interrupted_) return {};
     if (message.front() == kText) return message.substr(1);
   }
   const auto is_there = [&] {
@@ -75,16 +76,20 @@ std::optional<std::string> Input::shared(bool whole) {
   };
   while (!is_there() && !interrupted_) {
     if (!wait_and_read()) told({kStillWaiting});
-    interrupted_ = take_interrupt();
+    interrupted_ = take_noted_interrupt();
   }
   if (interrupted_ || (at_end_ && waiting_.empty())) {
-    told({kEnd});
+    told({interrupted_ ? kInterrupt : kEnd});
     return {};
   }
   const auto end = whole ? waiting_.size() : std::min(waiting_.find('\n'), waiting_.size());
   const auto text = waiting_.substr(0, end);
   waiting_.erase(0, end + 1);
   return told(kText + text).substr(1);
+}
+
+bool Input::take_interrupt() {
+  return told({take_noted_interrupt() ? kInterrupt : kStillWaiting}).front() == kInterrupt;
 }
 
 std::optional<std::string> Input::line() {

@@ -11,8 +11,6 @@ namespace tessera::inference {
 
 /// From now on SIGINT is noted instead of ending this process; what waits for input returns.
 void note_interrupts();
-/// Was there one since the last call?
-bool take_interrupt();
 
 /// On rank 0, at once. To a terminal, what would steer it (control characters) is shown escaped.
 /// SystemError if it cannot be written.
@@ -30,6 +28,8 @@ class Input {
   std::optional<std::string> line();
   std::string all();
   bool interrupted() const { return interrupted_; }  ///< has an interrupt ended it?
+  /// Has rank 0 had an interrupt since the last call?
+  bool take_interrupt();
 
  private:
   std::optional<std::string> shared(bool whole);

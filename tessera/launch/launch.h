@@ -33,9 +33,11 @@ struct LaunchOptions {
   /// to rank 0 as TESSERA_LISTEN_FD, so that nobody can take the port meanwhile. Only for programs
   /// that use it (rank_environment.h).
   bool pass_listen_socket = false;
-  std::chrono::milliseconds grace{2000};  ///< from SIGTERM to SIGKILL once a rank failed
-  std::chrono::milliseconds signal_grace{
-      10000};  ///< the same after the user's own SIGINT, SIGTERM, ..
+  std::chrono::milliseconds grace{2000};          ///< from SIGTERM to SIGKILL once a rank failed
+  std::chrono::milliseconds signal_grace{10000};  ///< the same after a signal of the user's own
+  /// SIGINT is passed on, no more: ranks stop what they do by it, and one that ends by it or with
+  /// 128 + SIGINT ends all.
+  bool ranks_take_interrupts = false;
 };
 
 /// Runs `command` as num_processes ranks with the environment of torchrun (RANK, LOCAL_RANK,

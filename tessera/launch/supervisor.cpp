@@ -22,6 +22,12 @@ constexpr auto kUnkillable =
     5s;  // a process that SIGKILL does not end hangs in the kernel: we do not
 constexpr size_t kNumLastLines = 20;
 
+/// As programs end by it: with its signal, or with the exit code that stands for it.
+bool ended_by_interrupt(int wait_status) {
+  return (WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT) ||
+         (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 128 + SIGINT);
+}
+
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, LaunchState& state) : options_(options), state_(state) {}
@@ -58,6 +64,7 @@ class Supervisor {
   std::vector<Running> running_;  // by local rank
   std::vector<RankStream> out_, err_;
   AttemptEnd end_;
+  bool interrupted_ = false;  // by the user
   std::optional<Clock::time_point> failed_at_, kill_at_, killed_at_;
 };
 
@@ -164,12 +171,15 @@ void Supervisor::record_end(size_t local_rank, int wait_status) {
   Running& rank = running_[local_rank];
   rank.ended = true;
   state_.keeper.set_group(static_cast<int>(local_rank), 0);
+  if (interrupted_ && options_.ranks_take_interrupts && ended_by_interrupt(wait_status)) {
+    end_.signal = SIGINT;
+  }
   const bool sigkill = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
   end_.ranks.push_back({.rank = rank.rank,
                         .pid = rank.pid,
                         .wait_status = wait_status,
                         .time = Clock::now(),
-                        .stopped_by_us = kill_at_.has_value(),
+                        .stopped_by_us = kill_at_.has_value() || end_.signal != 0,
                         .was_halted = rank.halted,
                         .out_of_memory = sigkill && !kill_at_ && out_of_memory_.killed(rank.pid),
                         .step = state_.progress.step(static_cast<int>(local_rank)),
@@ -187,8 +197,12 @@ void Supervisor::advance() {
 }
 
 void Supervisor::handle(int signal) {
-  if (signal == SIGUSR1) return send(signal);  // for the ranks to make of it what they will
-  if (end_.signal != 0) return kill_all();     // asked twice: at once
+  interrupted_ = interrupted_ || signal == SIGINT;
+  // For the ranks to make of it what they will.
+  if (signal == SIGUSR1 || (signal == SIGINT && options_.ranks_take_interrupts)) {
+    return send(signal);
+  }
+  if (end_.signal != 0) return kill_all();  // asked twice: at once
   end_.signal = signal;
   stop(signal, options_.signal_grace);
 }

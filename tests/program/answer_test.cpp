@@ -218,11 +218,15 @@ TEST_F(AnswerTest, BrokenRowsAreNamedOrCountedAndFiguresGoToAFile) {
                  "--stop: expected a word, got none");
 }
 
-TEST_F(AnswerTest, AnInterruptStopsAnAnswerAndAtThePromptTheChat) {
+class InterruptTest : public AnswerTest, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, InterruptTest, ::testing::Values("1", "2"));
+
+TEST_P(InterruptTest, StopsAnAnswerAndAtThePromptTheChat) {
   Terminal terminal;
   // So hot that any token is as likely as another, the answer's end among 5,000.
   const pid_t chat = start_tessera(
-      {"chat", run(), "--temperature=1000", "--max-new-tokens=4000", "--seed=1"}, terminal.fd());
+      {"chat", run(), "--temperature=1000", "--max-new-tokens=4000", "--seed=1", "-n", GetParam()},
+      terminal.fd());
   terminal.wait_for("> ");
   terminal.type("Hi\n");
   terminal.wait_for("Hi\r\n");
@@ -230,7 +234,7 @@ TEST_F(AnswerTest, AnInterruptStopsAnAnswerAndAtThePromptTheChat) {
   ::kill(chat, SIGINT);
   const auto rest = terminal.wait_for("\n> ");
   EXPECT_LT(begun.size() + rest.size(), 4000U) << "an answer of 4,000 tokens was not stopped";
-  const auto file = (folder->path() / "stopped.jsonl").string();
+  const auto file = (folder->path() / fmt::format("stopped_{}.jsonl", GetParam())).string();
   terminal.type("/save " + file + "\n");
   terminal.wait_for("saved 2 messages");
   terminal.wait_for("> ");
