@@ -199,11 +199,11 @@ Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
       backwards += has_graph ? 1 : 0;
     }
   }
-  const auto& [num, top_k, normalise] = part.shape.experts;
-  const double rows = real(part.micro_batch * config.data.seq_len * top_k) * real(part.shape.dim) *
-                      real(compute_bytes(config.precision));
+  const auto& experts = part.shape.experts;
+  const double rows = real(part.micro_batch * config.data.seq_len * experts.top_k) *
+                      real(part.shape.dim) * real(compute_bytes(config.precision));
   const auto micro_batches = real(part.num_micro_batches);
-  return {.all_gather = micro_batches * forwards * real(part.mesh.ep * num) * kLong,
+  return {.all_gather = micro_batches * forwards * real(part.mesh.ep * experts.num) * kLong,
           .sent = micro_batches * 2 * (forwards + backwards) * rows};
 }
 
