@@ -285,7 +285,6 @@ TEST_F(AccelerateLaunch, BadValuesAreOneLine) {
   EXPECT_THAT(error({"--num_cpu_threads_per_process=-1"}), HasSubstr("num_cpu_threads"));
   EXPECT_THAT(error({"--fsdp_shardin_strategy=1"}),
               HasSubstr("did you mean '--fsdp_sharding_strategy'?"));
-  EXPECT_THAT(error({"--mixed_precision", "fp8"}), HasSubstr("fp8"));
   EXPECT_THAT(error({"--aws_access_key_id", "x"}), HasSubstr("--aws_access_key_id"));
   EXPECT_THAT(error({"--config_file", "missing.yaml"}), HasSubstr("missing.yaml"));
 }

@@ -38,6 +38,12 @@ void complete(accelerate::Settings& settings, const AcceleratorOptions& options,
   }
 }
 
+bool asks_for_fp8(const config::PrecisionSection& precision) {
+  return precision.matmul != Matmul::as_compute || precision.has_fp8_weights() ||
+         precision.has_fp8_gradients() || precision.sends_fp8() ||
+         precision.optimizer_states == optim::StateType::fp8_fp16;
+}
+
 /// A process joins a run once: its Accelerators, also one after the other, have one mesh.
 std::shared_ptr<const mesh::DeviceMesh> mesh_of_process(
     const config::ParallelSection& parallel, const launch::RankEnvironment& environment) {
@@ -77,6 +83,11 @@ AcceleratorCore::AcceleratorCore(const AcceleratorOptions& options, accelerate::
         "parallel.tp: the Accelerator divides no matrices, got {}; use tessera train, or "
         "tensor_parallel() of your model",
         config_.parallel.tp);
+  }
+  if (asks_for_fp8(config_.precision)) {
+    user_error(
+        "mixed_precision: expected no, fp16 or bf16, got 8-bit floats: these are of the layers and "
+        "optimizers of tessera train, not of a program's own modules");
   }
   mesh_ = mesh ? std::move(mesh) : mesh_of_process(config_.parallel, environment_);
   axis_ = mesh_->axis({"dp_replicate", "dp_shard"});
