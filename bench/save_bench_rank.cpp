@@ -56,7 +56,7 @@ std::vector<HeldExtent> state(int64_t num_bytes, int rank, int size) {
 double seconds_to_copy(const std::vector<HeldExtent>& parts) {
   int64_t bytes = 0;
   for (const auto& part : parts) bytes += part.extent.num_bytes();
-  const checkpoint::PageBuffer buffer(bytes);
+  const PageBuffer buffer(bytes);
   buffer.populate();
   auto room = buffer.bytes();
   const auto start = Clock::now();

@@ -79,8 +79,9 @@ float expected(const std::string& name, int64_t position) {
 }
 
 void fill(const std::vector<checkpoint::HeldExtent>& held) {
-  for (const auto& [extent, values, replicas, replica, replica_group] : held) {
-    auto* data = values.mutable_data_ptr<float>();
+  for (const auto& part : held) {
+    const auto& extent = part.extent;
+    auto* data = part.values.mutable_data_ptr<float>();
     for (int64_t i = 0; i < extent.length; ++i)
       data[i] = expected(extent.name, extent.stripe.position(extent.begin + i));
   }
@@ -88,8 +89,9 @@ void fill(const std::vector<checkpoint::HeldExtent>& held) {
 
 int64_t wrong_elements(const std::vector<checkpoint::HeldExtent>& held) {
   int64_t wrong = 0;
-  for (const auto& [extent, values, replicas, replica, replica_group] : held) {
-    const auto* data = values.const_data_ptr<float>();
+  for (const auto& part : held) {
+    const auto& extent = part.extent;
+    const auto* data = part.values.const_data_ptr<float>();
     for (int64_t i = 0; i < extent.length; ++i) {
       wrong +=
           std::bit_cast<uint32_t>(data[i]) !=

@@ -59,9 +59,9 @@ std::vector<checkpoint::HeldExtent> parts_of(int rank, int size) {
 
 void set_values(const std::vector<checkpoint::HeldExtent>& parts, int64_t step) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto& [extent, values, replicas, replica, replica_group] = parts[i];
-    fill(i, step, extent.begin * checkpoint::dtype_bytes(extent.info.dtype),
-         {static_cast<std::byte*>(values.mutable_data_ptr()), values.nbytes()});
+    const auto& part = parts[i];
+    fill(i, step, part.extent.begin * checkpoint::dtype_bytes(part.extent.info.dtype),
+         {static_cast<std::byte*>(part.values.mutable_data_ptr()), part.values.nbytes()});
   }
 }
 

@@ -82,7 +82,7 @@ TEST_P(OffloadParityTest, StatesOnDrivesChangeNoBit) {
     expect_same("all in bf16", [](auto& job) {
       job.precision = {.compute = FloatType::bf16,
                        .parameters = FloatType::bf16,
-                       .optimizer_states = FloatType::bf16,
+                       .optimizer_states = optim::StateType::bf16,
                        .stochastic_rounding = true};
     });
     expect_same("8 bits", [](auto& job) { job.optimizer.type = optim::OptimizerType::adamw8bit; });
