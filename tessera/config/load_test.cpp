@@ -201,9 +201,6 @@ TEST_F(LoadTest, UnknownNamesSuggestTheNearest) {
   const std::string list =
       "expected one of model, adapter, data, preference, optimizer, schedule, parallel, offload, "
       "precision, moe, memory, checkpoint, train, logging";
-      "expected one of model, adapter, data, preference, optimizer, schedule, parallel, offload, "
-      "precision, memory, "
-      "checkpoint, train, logging";
   EXPECT_EQ(error_of("optimiser:\n  lr: 1\n"),
             "job.yaml:1: unknown section 'optimiser'; " + list + "; did you mean 'optimizer'?");
   EXPECT_EQ(error_of("max_steps: 3\n"),
