@@ -130,9 +130,8 @@ TEST(Architecture, RefusesInOneLine) {
   };
   EXPECT_EQ(message(R"({"model_type": "falcon"})"),
             "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, gemma2, "
-            "gemma3_text, gpt2, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, "
-            "smollm3, t5, "
-            "vit or resnet; or give its .safetensors");
+            "gemma3_text, gpt2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen2_moe, "
+            "qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
   EXPECT_EQ(message(R"({"model_type": "bert"})"),
             "m/config.json: hidden_size: expected a value, got none");
   EXPECT_EQ(message(R"({"model_type": "t5", "vocab_size": 100, "d_model": 9999999999999})"),
