@@ -171,6 +171,27 @@ TEST(HfConfig, BadFilesAreOneLineThatNamesTheKey) {
             "rope_scaling: factor: expected a value, got none");
 }
 
+TEST(HfConfig, RefusesMixturesThatCannotBe) {
+  const std::string v3 = "families/deepseek_v3";
+  EXPECT_EQ(error_with(v3, "n_group", 3), "n_group: expected a divisor of the 8 experts, got 3");
+  EXPECT_EQ(error_with(v3, "topk_group", 5), "topk_group: expected at most the 4 groups, got 5");
+  EXPECT_EQ(
+      error_with(v3, "topk_group", 1),
+      "num_experts_per_tok: expected at most the 2 experts of the topk_group 1 groups, got 3");
+  EXPECT_EQ(error_with(v3, "num_experts_per_tok", 9),
+            "num_experts_per_tok: expected a whole number in [1, 8], the number of experts, got 9");
+  EXPECT_EQ(error_with(v3, "v_head_dim", 13),
+            "v_head_dim: expected at most the 12 columns of a query's head, got 13");
+  EXPECT_EQ(error_with(v3, "qk_rope_head_dim", 5),
+            "qk_rope_head_dim: '5' is not supported; expected an even number");
+  EXPECT_EQ(error_with(v3, "first_k_dense_replace", 2),
+            "num_hidden_layers: expected more than the 2 that have no experts, got 2");
+  EXPECT_EQ(error_with(v3, "scoring_func", "softmax"),
+            "scoring_func: '\"softmax\"' is not supported; expected sigmoid");
+  EXPECT_EQ(error_with(v3, "num_key_value_heads", 2),
+            "num_key_value_heads: '2' is not supported; expected 4, one for each head");
+}
+
 // What transformers makes of each file is compared in tests/parity/families_parity_test.cpp.
 TEST(HfConfig, ReadsTheFamiliesThatTransformersWrote) {
   const auto shape_of_family = [](const std::string& name) {

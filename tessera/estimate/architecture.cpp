@@ -57,11 +57,25 @@ Module decoder(const ModelShape& s, const models::ParameterSpecs& parameters) {
     }
   };
   add(parameters.embedding);
-  std::vector<Module> block;
-  for (const auto& parameter : parameters.block) {
-    add_parameter(parameter.name.substr(0, parameter.name.rfind('.')), parameter, block);
+  int64_t begin = 0;
+  for (const auto& alike : models::alike_layers(s)) {
+    std::vector<Module> block;
+    for (const auto& parameter : models::spec_of(s.family).parameters(alike.shape).block) {
+      add_parameter(parameter.name.substr(0, parameter.name.rfind('.')), parameter, block);
+    }
+    if (alike.shape.experts.selection_bias) {
+      block.push_back(
+          {.name = "e_score_correction_bias", .bytes = kFloat * alike.shape.experts.num});
+    }
+    const auto name = module_of(parameters.block_prefix);
+    if (alike.count == s.num_layers) {
+      model.parts.push_back(layers(name, alike.count, std::move(block)));
+    } else {
+      model.parts.push_back(layers(name + "." + std::to_string(begin), 1, block));
+      model.parts.push_back(layers(name, alike.count - 1, std::move(block)));
+    }
+    begin += alike.count;
   }
-  model.parts.push_back(layers(module_of(parameters.block_prefix), s.num_layers, std::move(block)));
   add(parameters.head);
   const int64_t rotary = models::spec_of(s.family).rotary_width(s);
   if (rotary > 0) model.parts.push_back({.name = "rotary_emb", .bytes = rotary * kFloat});

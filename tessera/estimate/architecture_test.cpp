@@ -78,6 +78,22 @@ TEST(Architecture, CountsAsAccelerateDoes) {
   }
 }
 
+// Bytes that transformers 5.23 allocates for DeepSeek-V3 in float32, its dense layers smaller than the others.
+TEST(Architecture, CountsLayersThatDiffer) {
+  const auto config = nlohmann::json::parse(
+      R"({"model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168,
+         "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
+         "num_attention_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
+         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+         "max_position_embeddings": 4096})");
+  const auto architecture = architecture_of(config, "m/config.json");
+  EXPECT_EQ(total_bytes(architecture.modules), 2680398960896);
+  EXPECT_EQ(largest_layer(architecture.modules).bytes, 46029145088);
+  EXPECT_EQ(largest_layer(architecture.modules).name, "layers.3");
+  EXPECT_EQ(models::num_parameters(*architecture.shape), 671026404352);
+  EXPECT_EQ(models::num_active_parameters(*architecture.shape), 37552282624);
+}
+
 TEST(Architecture, EveryKnownNameHasOne) {
   for (const auto& name : known_model_names()) {
     EXPECT_GT(total_bytes(known(name).modules), 0) << name;
@@ -129,9 +145,9 @@ TEST(Architecture, RefusesInOneLine) {
         [&] { architecture_of(nlohmann::json::parse(json), "m/config.json"); });
   };
   EXPECT_EQ(message(R"({"model_type": "falcon"})"),
-            "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, gemma2, "
-            "gemma3_text, gpt2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen2_moe, "
-            "qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
+            "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
+            "gemma2, gemma3_text, gpt2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, "
+            "qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
   EXPECT_EQ(message(R"({"model_type": "bert"})"),
             "m/config.json: hidden_size: expected a value, got none");
   EXPECT_EQ(message(R"({"model_type": "t5", "vocab_size": 100, "d_model": 9999999999999})"),

@@ -56,9 +56,13 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
     return all.back();
   };
   for (const auto& parameter : specs.embedding) add(parameter, "").embedding = true;
-  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const auto prefix = fmt::format("{}{}.", specs.block_prefix, layer);
-    for (const auto& parameter : specs.block) add(parameter, prefix).layer = layer;
+  int64_t layer = 0;
+  for (const auto& alike : alike_layers(shape)) {
+    const auto block = family.parameters(alike.shape).block;
+    for (const int64_t end = layer + alike.count; layer < end; ++layer) {
+      const auto prefix = fmt::format("{}{}.", specs.block_prefix, layer);
+      for (const auto& parameter : block) add(parameter, prefix).layer = layer;
+    }
   }
   for (const auto& parameter : specs.head) add(parameter, "");
   return all;

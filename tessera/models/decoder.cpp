@@ -80,9 +80,9 @@ namespace {
 /// Each part behind a norm of its own.
 class PreNormBlock : public DecoderBlockImpl {
  public:
-  PreNormBlock(const ModelShape& shape, const SelfAttentionOptions& attention,
+  PreNormBlock(const ModelShape& shape, std::shared_ptr<AnyAttentionImpl> attention,
                const TensorOptions& options, FeedForwardPart feed_forward)
-      : self_attn_(shape, attention, options),
+      : self_attn_(std::move(attention)),
         feed_forward_(feed_forward.module ? std::move(feed_forward.module)
                                           : std::make_shared<GatedMlpImpl>(shape, options)),
         input_layernorm_(shape.dim, shape.norm_eps, options),
@@ -99,7 +99,7 @@ class PreNormBlock : public DecoderBlockImpl {
   }
 
  private:
-  SelfAttention self_attn_;
+  AnyAttention self_attn_;
   FeedForward feed_forward_;
   nn::RMSNorm input_layernorm_, post_attention_layernorm_;
 };
@@ -110,7 +110,16 @@ std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
                                                       const SelfAttentionOptions& attention,
                                                       const TensorOptions& options,
                                                       FeedForwardPart feed_forward) {
-  return std::make_shared<PreNormBlock>(shape, attention, options, std::move(feed_forward));
+  return make_pre_norm_block(shape, std::make_shared<SelfAttentionImpl>(shape, attention, options),
+                             options, std::move(feed_forward));
+}
+
+std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
+                                                      std::shared_ptr<AnyAttentionImpl> attention,
+                                                      const TensorOptions& options,
+                                                      FeedForwardPart feed_forward) {
+  return std::make_shared<PreNormBlock>(shape, std::move(attention), options,
+                                        std::move(feed_forward));
 }
 
 kernels::RotaryTablesOptions rotary_options(const ModelShape& shape) {
@@ -177,12 +186,46 @@ nn::TensorPlan gated_mlp_plan() {
           {.pattern = "model.layers.*.down_proj", .style = row_wise}};
 }
 
+namespace {
+
+/// Of blocks of SelfAttention, and their norms.
+nn::TensorPlan self_attention_plan(const ModelShape& shape, QkNorms norms) {
+  using enum nn::TensorStyle;
+  const auto heads = shape.num_heads, kv_heads = shape.num_kv_heads;
+  nn::TensorPlan plan{{.pattern = "model.layers.*_layernorm", .style = per_position},
+                      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true},
+                      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
+                      {.pattern = "model.layers.*.k_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.v_proj",
+                       .style = column_wise,
+                       .heads = kv_heads,
+                       .repeats_heads = true},
+                      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads}};
+  if (norms == QkNorms::all_heads) {
+    plan.push_back({.pattern = "model.layers.*.q_norm", .style = divided_norm, .heads = heads});
+    plan.push_back({.pattern = "model.layers.*.k_norm",
+                    .style = divided_norm,
+                    .heads = kv_heads,
+                    .repeats_heads = true});
+  }
+  if (norms == QkNorms::each_head) {
+    plan.push_back({.pattern = "model.layers.*.self_attn.*_norm", .style = per_head});
+  }
+  return plan;
+}
+
+}  // namespace
+
 Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOptions& options)
     : LanguageModel(shape),
       tables_(std::move(parts.tables)),
       table_of_(std::move(parts.table_of)),
       feed_forward_(std::move(parts.feed_forward)),
-      norms_(parts.norms),
+      attention_(parts.attention.empty() ? self_attention_plan(shape, parts.norms)
+                                         : std::move(parts.attention)),
       norm_offset_(parts.norm_offset),
       embedding_scale_(parts.embedding_scale),
       embed_tokens_(shape.vocab_size, shape.dim, options),
@@ -232,32 +275,11 @@ LanguageModel::Layout Decoder::layout() const {
 
 nn::TensorPlan Decoder::tensor_plan() const {
   using enum nn::TensorStyle;
-  const auto heads = shape().num_heads, kv_heads = shape().num_kv_heads;
   nn::TensorPlan plan{{.pattern = "model.embed_tokens", .style = embedding},
-                      {.pattern = "model.layers.*_layernorm", .style = per_position},
-                      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true},
-                      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
-                      {.pattern = "model.layers.*.k_proj",
-                       .style = column_wise,
-                       .heads = kv_heads,
-                       .repeats_heads = true},
-                      {.pattern = "model.layers.*.v_proj",
-                       .style = column_wise,
-                       .heads = kv_heads,
-                       .repeats_heads = true},
-                      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads},
                       {.pattern = "model.norm", .style = per_position},
                       {.pattern = "lm_head", .style = head, .enters = true}};
-  plan.insert(plan.end(), feed_forward_.begin(), feed_forward_.end());
-  if (norms_ == QkNorms::all_heads) {
-    plan.push_back({.pattern = "model.layers.*.q_norm", .style = divided_norm, .heads = heads});
-    plan.push_back({.pattern = "model.layers.*.k_norm",
-                    .style = divided_norm,
-                    .heads = kv_heads,
-                    .repeats_heads = true});
-  }
-  if (norms_ == QkNorms::each_head) {
-    plan.push_back({.pattern = "model.layers.*.self_attn.*_norm", .style = per_head});
+  for (const auto* part : {&attention_, &feed_forward_}) {
+    plan.insert(plan.end(), part->begin(), part->end());
   }
   return plan;
 }

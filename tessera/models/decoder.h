@@ -24,13 +24,19 @@ struct SelfAttentionOptions {
   bool rotates = true;     ///< false: without positions
 };
 
+/// How the positions of a block see each other: x [B, T, D] -> [B, T, D].
+class AnyAttentionImpl : public nn::Hookable {
+ public:
+  virtual torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) = 0;
+};
+using AnyAttention = nn::Hooked<AnyAttentionImpl>;
+
 /// Attention with separate projections and grouped queries.
-class SelfAttentionImpl : public nn::Hookable {
+class SelfAttentionImpl : public AnyAttentionImpl {
  public:
   SelfAttentionImpl(const ModelShape& shape, const SelfAttentionOptions& attention,
                     const torch::TensorOptions& options);
-  /// x [B, T, D] -> [B, T, D]
-  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions);
+  torch::Tensor forward(const torch::Tensor& x, const nn::Positions& positions) override;
 
  private:
   int64_t head_dim_;
@@ -83,6 +89,11 @@ std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
                                                       const SelfAttentionOptions& attention,
                                                       const torch::TensorOptions& options,
                                                       FeedForwardPart feed_forward = {});
+/// The same around another attention.
+std::shared_ptr<DecoderBlockImpl> make_pre_norm_block(const ModelShape& shape,
+                                                      std::shared_ptr<AnyAttentionImpl> attention,
+                                                      const torch::TensorOptions& options,
+                                                      FeedForwardPart feed_forward);
 
 /// Cosines and sines for positions 0, 1, ..; not state of the model. They grow to the longest
 /// sequence seen, or are made anew where its length changes them all (dynamic scaling, longrope).
@@ -117,6 +128,7 @@ struct DecoderParts {
   std::vector<RotaryTables> tables;
   std::function<size_t(int64_t layer)> table_of = [](int64_t /*layer*/) { return size_t{0}; };
   nn::TensorPlan feed_forward = gated_mlp_plan();
+  nn::TensorPlan attention;       ///< of the blocks' norms and `self_attn`; empty: SelfAttention's
   QkNorms norms = QkNorms::none;  ///< of its blocks
   double norm_offset = 0;         ///< of all norms
   double logits_softcap = 0;      ///< nn::LanguageModelHead's
@@ -138,8 +150,7 @@ class Decoder : public LanguageModel {
  private:
   std::vector<RotaryTables> tables_;
   std::function<size_t(int64_t)> table_of_;
-  nn::TensorPlan feed_forward_;
-  QkNorms norms_;
+  nn::TensorPlan feed_forward_, attention_;
   double norm_offset_, embedding_scale_;
   nn::Embedding embed_tokens_;
   std::vector<DecoderBlock> layers_;

@@ -41,6 +41,16 @@ int64_t unused_weights(const ModelShape& s) {
   return (s.experts.num - s.experts.top_k) * 3 * s.dim * s.ffn_dim;
 }
 
+/// Sum over the blocks of what `number` says of one: its shape and its parameters.
+template <typename Number>
+int64_t over_blocks(const ModelShape& s, const Number& number) {
+  int64_t sum = 0;
+  for (const auto& [alike, count] : alike_layers(s)) {
+    sum += count * number(alike, spec_of(s.family).parameters(alike).block);
+  }
+  return sum;
+}
+
 /// Keys that a query sees on average over a sequence, summed over the layers.
 double keys_seen(const ModelShape& s, int64_t seq_len) {
   const auto& spec = spec_of(s.family);
@@ -55,6 +65,26 @@ double keys_seen(const ModelShape& s, int64_t seq_len) {
 }
 
 }  // namespace
+
+ModelShape shape_of_layer(const ModelShape& shape, int64_t layer) {
+  auto result = shape;
+  if (layer < shape.experts.num_dense_layers) {
+    result.ffn_dim = shape.experts.dense_ffn_dim;
+    result.experts = {};
+  }
+  result.experts.num_dense_layers = 0;
+  return result;
+}
+
+std::vector<AlikeLayers> alike_layers(const ModelShape& shape) {
+  const int64_t dense = std::min(shape.experts.num_dense_layers, shape.num_layers);
+  std::vector<AlikeLayers> result;
+  if (dense > 0) result.push_back({shape_of_layer(shape, 0), dense});
+  if (dense < shape.num_layers) {
+    result.push_back({shape_of_layer(shape, dense), shape.num_layers - dense});
+  }
+  return result;
+}
 
 ModelShape model_preset(std::string_view name) {
   for (const auto& [preset, shape] : all_presets()) {
@@ -92,6 +122,17 @@ std::optional<ShapeProblem> size_problem(const ModelShape& s) {
         "num_experts_per_tok",
         fmt::format("expected a whole number in [1, {}], the number of experts, got {}",
                     s.experts.num, s.experts.top_k)};
+  }
+  constexpr int64_t kWidest = 1 << 24;
+  for (const int64_t width : {s.experts.shared_ffn_dim, s.experts.dense_ffn_dim}) {
+    if (width > kWidest) {
+      return ShapeProblem{"ffn_dim", fmt::format("expected at most {}, got {}", kWidest, width)};
+    }
+  }
+  if (s.experts.num_dense_layers > 0 && s.experts.num_dense_layers >= s.num_layers) {
+    return ShapeProblem{"num_layers",
+                        fmt::format("expected more than the {} that have no experts, got {}",
+                                    s.experts.num_dense_layers, s.num_layers)};
   }
   for (const auto& size : sizes) {
     if (size.value < 1 || size.value > size.largest) {
@@ -160,20 +201,26 @@ std::optional<int64_t> longest_sequence(const ModelShape& shape) {
 
 int64_t num_parameters(const ModelShape& s) {
   const auto parameters = spec_of(s.family).parameters(s);
-  return num_elements(parameters.embedding) + s.num_layers * num_elements(parameters.block) +
-         num_elements(parameters.head);
+  const int64_t blocks = over_blocks(
+      s, [](const ModelShape& /*alike*/, const auto& block) { return num_elements(block); });
+  return num_elements(parameters.embedding) + blocks + num_elements(parameters.head);
 }
 
 int64_t num_active_parameters(const ModelShape& s) {
-  return num_parameters(s) - s.num_layers * unused_weights(s);
+  return num_parameters(s) - over_blocks(s, [](const ModelShape& alike, const auto& /*block*/) {
+           return unused_weights(alike);
+         });
 }
 
 int64_t matrix_weights(const ModelShape& s) {
-  int64_t of_block = 0;
-  for (const auto& parameter : spec_of(s.family).parameters(s).block) {
-    if (parameter.shape.size() > 1) of_block += parameter.num_elements();
-  }
-  return s.num_layers * (of_block - unused_weights(s)) + s.vocab_size * s.dim;
+  const int64_t of_blocks = over_blocks(s, [](const ModelShape& alike, const auto& block) {
+    int64_t weights = -unused_weights(alike);
+    for (const auto& parameter : block) {
+      if (parameter.shape.size() > 1) weights += parameter.num_elements();
+    }
+    return weights;
+  });
+  return of_blocks + s.vocab_size * s.dim;
 }
 
 double training_flops_per_token(const ModelShape& s, int64_t seq_len) {

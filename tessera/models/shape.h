@@ -76,10 +76,13 @@ class OwnFacts {
 
 /// Where the feed-forward of a block is a mixture of experts (nn/experts.h).
 struct ExpertsShape {
-  int64_t num = 0;             ///< of a block; 0: none, the feed-forward is one
-  int64_t top_k = 0;           ///< that a token takes
-  bool normalise = true;       ///< its weights for them have sum 1
-  int64_t shared_ffn_dim = 0;  ///< of an expert that every token takes besides; 0: there is none
+  int64_t num = 0;               ///< of a block; 0: none, the feed-forward is one
+  int64_t top_k = 0;             ///< that a token takes
+  bool normalise = true;         ///< its weights for them have sum 1
+  int64_t shared_ffn_dim = 0;    ///< of an expert that every token takes besides; 0: there is none
+  bool selection_bias = false;   ///< experts are chosen by scores and a bias, which files have
+  int64_t num_dense_layers = 0;  ///< the first layers, which have one feed-forward instead
+  int64_t dense_ffn_dim = 0;     ///< of those; where there are none, what config.json says of them
 
   bool operator==(const ExpertsShape&) const = default;
 };
@@ -111,6 +114,18 @@ struct ModelShape {
 
   bool operator==(const ModelShape&) const = default;
 };
+
+/// Layers that are alike, one after the other.
+struct AlikeLayers {
+  ModelShape shape;  ///< of a model all of whose layers are like these
+  int64_t count = 0;
+};
+
+/// All layers of a model, the first ones first.
+std::vector<AlikeLayers> alike_layers(const ModelShape& shape);
+
+/// Of a model, or of a rank's part of one, all of whose layers are like layer `layer` of the whole.
+ModelShape shape_of_layer(const ModelShape& shape, int64_t layer);
 
 /// A shape known by name, of any family: micro, tiny and small are ours, the others published.
 /// UserError with the nearest name if unknown.

@@ -33,7 +33,8 @@ struct ParameterSpec {
   int64_t num_elements() const;
 };
 
-/// The parameters of a model, blocks being alike. The head's own table is there unless it is tied.
+/// The parameters of a model. `block`: of layers with experts, where some are without (shape.h,
+/// shape_of_layer). The head's own table is there unless it is tied.
 struct ParameterSpecs {
   std::vector<ParameterSpec> embedding, block, head;
   std::string block_prefix;  ///< "model.layers.": block i's names begin with that, i and a point
@@ -91,6 +92,7 @@ struct FamilySpec {
   bool tied_unless_said = false;   ///< what an absent tie_word_embeddings means
   bool inputs_first = false;       ///< matrices of blocks are [inputs, outputs] (Conv1D)
   bool norms_results = false;      ///< a block ends by adding a norm's result, not a product's
+  bool predicts_further = false;   ///< files may have blocks behind the last, which are left out
   std::string optional_prefix;     ///< that stored names may lack ("transformer.")
   std::vector<FusedRows> fused;    ///< stored tensors that are several parameters of a block
   std::vector<std::string> adapter_targets;  ///< without targets of its own, as PEFT has them

@@ -1,9 +1,16 @@
 #include "tessera/nn/router.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/scatter.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
 
 #include "tessera/kernels/router.h"
 
@@ -20,6 +27,17 @@ torch::Tensor scores_of(const torch::Tensor& logits, RouterScores scores) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+/// Scores [N, E] where a token looks at its best groups, elsewhere minus infinity.
+torch::Tensor in_best_groups(const torch::Tensor& scores, const RouterOptions& options) {
+  if (options.top_groups == options.num_groups) return scores;
+  constexpr int64_t kBest = 2;
+  const auto groups = scores.view({scores.size(0), options.num_groups, -1});
+  const auto of_group = std::get<0>(groups.topk(std::min(kBest, groups.size(2)), 2)).sum(2);
+  const auto best = std::get<1>(of_group.topk(options.top_groups, 1));
+  const auto others = torch::ones_like(of_group, torch::kBool).scatter(1, best, false);
+  return groups.masked_fill(others.unsqueeze(2), -INFINITY).view(scores.sizes());
+}
+
 /// The experts of N tokens, K each, one after the other.
 torch::Tensor in_turn(int64_t tokens, const RouterOptions& options, torch::Device device) {
   const auto slots = at::arange(tokens * options.top_k, torch::dtype(torch::kInt64).device(device));
@@ -34,6 +52,12 @@ RouterImpl::RouterImpl(int64_t dim, const RouterOptions& options,
   TORCH_CHECK_VALUE(options.top_k >= 1 && options.top_k <= options.num_experts,
                     "Router: expected top_k in [1, ", options.num_experts, "], got ",
                     options.top_k);
+  TORCH_CHECK_VALUE(
+      options.num_groups >= 1 && options.num_experts % options.num_groups == 0 &&
+          options.top_groups >= 1 && options.top_groups <= options.num_groups &&
+          options.top_k <= options.num_experts / options.num_groups * options.top_groups,
+      "Router: expected groups that divide ", options.num_experts, " experts, and ", options.top_k,
+      " experts in those looked at, got ", options.top_groups, " of ", options.num_groups);
   weight = register_parameter("weight", torch::empty({options.num_experts, dim}, tensors));
 }
 
@@ -41,11 +65,13 @@ Routing RouterImpl::forward(const torch::Tensor& x) {
   RouterCall call{.num_sequences = x.size(0), .logits = {}, .scores = {}, .experts = {}};
   call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight);
   call.scores = scores_of(call.logits, options_.scores);
-  const auto chosen_by = call.scores.detach();
-  call.experts =
-      takes_turns ? in_turn(call.logits.size(0), options_, x.device())
-                  : std::get<1>((selection_bias.defined() ? chosen_by + selection_bias : chosen_by)
-                                    .topk(options_.top_k, 1));
+  if (takes_turns) {
+    call.experts = in_turn(call.logits.size(0), options_, x.device());
+  } else {
+    auto chosen_by = call.scores.detach();
+    if (selection_bias.defined()) chosen_by = chosen_by + selection_bias;
+    call.experts = std::get<1>(in_best_groups(chosen_by, options_).topk(options_.top_k, 1));
+  }
   auto weights = call.scores.gather(1, call.experts);
   if (options_.normalise) {
     constexpr double kTiny = 1e-20;  // sigmoids of very low logits may all be 0

@@ -19,6 +19,11 @@ struct RouterOptions {
   /// logits alone, as Mixtral (Jiang et al., 2024) puts it.
   bool normalise = true;
   double scale = 1;  ///< of the weights, last
+  /// Experts are in so many groups of neighbours, of which a token looks at `top_groups`: those whose
+  /// two best scores have the largest sum (DeepSeek-AI, DeepSeek-V3, 2024, section 2.1.2).
+  int64_t num_groups = 1, top_groups = 1;
+  /// Its family's files have a selection bias for it.
+  bool selection_bias = false;
 };
 
 /// Where the rows of N tokens go.

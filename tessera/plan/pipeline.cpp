@@ -78,7 +78,21 @@ LayerCosts operations(const models::ModelShape& shape, int64_t seq_len) {
   longer.num_layers += 1;
   const double all = models::training_flops_per_token(shape, seq_len);
   const double block = models::training_flops_per_token(longer, seq_len) - all;
-  return {.block = block, .head = all - block * static_cast<double>(shape.num_layers)};
+  // First layers of another kind count as the embedding's, beyond what the others take.
+  double others = 0;
+  const auto first = models::alike_layers(shape).front();
+  if (first.count < shape.num_layers) {
+    const auto weights = [](const models::ModelShape& s) {
+      return static_cast<double>(models::matrix_weights(s) - s.vocab_size * s.dim) /
+             static_cast<double>(s.num_layers);
+    };
+    const auto last = models::shape_of_layer(shape, shape.num_layers - 1);
+    constexpr double kOfWeight = 6;
+    others = kOfWeight * (weights(first.shape) - weights(last)) * static_cast<double>(first.count);
+  }
+  return {.embedding = others,
+          .block = block,
+          .head = all - others - block * static_cast<double>(shape.num_layers)};
 }
 
 std::vector<int64_t> cut_layers(int64_t num_layers, int num_stages, const LayerCosts& costs) {

@@ -20,6 +20,7 @@ models::ModelShape divided(models::ModelShape shape, int64_t tp) {
   shape.vocab_size = most(shape.vocab_size, tp);
   shape.ffn_dim = most(shape.ffn_dim, tp);
   shape.experts.shared_ffn_dim = most(shape.experts.shared_ffn_dim, tp);
+  shape.experts.dense_ffn_dim = most(shape.experts.dense_ffn_dim, tp);
   shape.num_heads /= tp;
   shape.num_kv_heads = most(shape.num_kv_heads, tp);  // neighbours may have the same one
   return shape;
@@ -31,19 +32,21 @@ enum class MatrixPlace { into_attention, out_of_attention, into_feed_forward, la
 using MatrixPlaces = std::map<std::string, MatrixPlace>;  // by the name of the weight in the block
 MatrixPlaces matrix_places(const models::ModelShape& shape) {
   MatrixPlaces places;
-  std::string part, last;
-  int num_parts = 0;
-  const auto parameters = models::spec_of(shape.family).parameters(shape);
-  for (const auto& parameter : parameters.block) {
-    if (parameter.shape.size() != 2) continue;
-    const auto own = parameter.name.substr(0, parameter.name.find('.'));
-    if (own != part) part = own, ++num_parts;
-    using enum MatrixPlace;
-    places[parameter.name] = num_parts == 1 ? out_of_attention : last_product;
-    if (last.starts_with(own + ".")) {
-      places[last] = num_parts == 1 ? into_attention : into_feed_forward;
+  for (const auto& alike : models::alike_layers(shape)) {
+    std::string part, last;
+    int num_parts = 0;
+    const auto parameters = models::spec_of(shape.family).parameters(alike.shape);
+    for (const auto& parameter : parameters.block) {
+      if (parameter.shape.size() != 2) continue;
+      const auto own = parameter.name.substr(0, parameter.name.find('.'));
+      if (own != part) part = own, ++num_parts;
+      using enum MatrixPlace;
+      places[parameter.name] = num_parts == 1 ? out_of_attention : last_product;
+      if (last.starts_with(own + ".")) {
+        places[last] = num_parts == 1 ? into_attention : into_feed_forward;
+      }
+      last = parameter.name;
     }
-    last = parameter.name;
   }
   return places;
 }

@@ -104,8 +104,9 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
 
 /// One of a model's blocks.
 struct Block {
-  const models::ParameterSpecs &whole, &parts;
-  int64_t index, count;
+  const std::vector<models::ParameterSpec>&whole, &parts;
+  std::string path;
+  bool at_end;  // the first or the last
 };
 
 /// The `amount` of a block with what of it is gathered in 8 bits: the weights of its linear layers but
@@ -113,18 +114,18 @@ struct Block {
 Amount in_fp8(const RankPart& part, const RunConfig& config, const Block& block, Kind kind,
               Amount amount) {
   if (!config.precision.has_fp8_weights()) return amount;
-  const bool at_end = block.index == 0 || block.index + 1 == block.count;
   std::vector<models::ParameterSpec> whole, parts;
-  for (size_t i = 0; i < block.parts.block.size(); ++i) {
-    const auto& spec = block.parts.block[i];
+  for (size_t i = 0; i < block.parts.size(); ++i) {
+    const auto& spec = block.parts[i];
     constexpr std::string_view kSuffix = ".weight";
     const bool is_router = spec.name.ends_with(".gate.weight");
     if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || is_router) continue;
-    const auto path = fmt::format("{}{}.{}", block.parts.block_prefix, block.index,
-                                  spec.name.substr(0, spec.name.size() - kSuffix.size()));
-    const auto keeps = [&](const auto& entry) { return config::keeps_layer(entry, path, at_end); };
+    const auto path = block.path + spec.name.substr(0, spec.name.size() - kSuffix.size());
+    const auto keeps = [&](const auto& entry) {
+      return config::keeps_layer(entry, path, block.at_end);
+    };
     if (std::ranges::any_of(config.precision.fp8_keep, keeps)) continue;
-    whole.push_back(block.whole.block[i]);
+    whole.push_back(block.whole[i]);
     parts.push_back(spec);
   }
   const auto found = amount_of(part, config, whole, parts, kind);
@@ -179,13 +180,13 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
 
 /// Bytes of a block's matrices as model.weights keeps them.
 int64_t bytes_of_codes(const config::ModelSection& model, const models::ModelShape& shape,
-                       const models::ParameterSpecs& specs) {
+                       const std::vector<models::ParameterSpec>& block) {
   if (shape.experts.num > 0) {
     user_error("model.weights: expected as_stored for a model with experts, got {}",
                text_of(model.weights));
   }
   int64_t bytes = 0;
-  for (const auto& spec : specs.block) {
+  for (const auto& spec : block) {
     if (spec.shape.size() != 2) continue;
     bytes += quantised_bytes({.format = model.weights,
                               .out = spec.shape[0],
@@ -195,6 +196,37 @@ int64_t bytes_of_codes(const config::ModelSection& model, const models::ModelSha
   return bytes;
 }
 
+/// Adds the units of a stage's blocks.
+void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
+                const RunConfig& config, size_t stage, std::vector<Sized>& units) {
+  const bool quantised = config.model.weights != WeightFormat::as_stored;
+  const auto& layers = part.stages[stage].layers;
+  const auto& spec = models::spec_of(whole_shape.family);
+  const int64_t dense_end = whole_shape.experts.num_dense_layers;
+  int64_t end = layers.begin;
+  while (end < layers.end) {
+    const int64_t begin = end;  // up to `end` they are alike
+    end = begin < dense_end ? std::min(dense_end, layers.end) : layers.end;
+    const auto shape = models::shape_of_layer(part.shape, begin);
+    const auto whole = spec.parameters(models::shape_of_layer(whole_shape, begin));
+    const auto parts = spec.parameters(shape);
+    const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parts.block) : 0;
+    const auto rest = amount_of(part, config, whole.block, parts.block, Kind::rest, quantised);
+    const auto experts = amount_of(part, config, whole.block, parts.block, Kind::experts);
+    for (int64_t i = begin; i < end; ++i) {
+      const Block block{.whole = whole.block,
+                        .parts = parts.block,
+                        .path = fmt::format("{}{}.", parts.block_prefix, i),
+                        .at_end = i == 0 || i + 1 == whole_shape.num_layers};
+      units.push_back(
+          {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
+           in_fp8(part, config, block, Kind::rest, rest),
+           in_fp8(part, config, block, Kind::experts, experts),
+           codes});
+    }
+  }
+}
+
 /// The units of a rank: embedding, blocks, and norm with head; or tied, embedding with norm and
 /// head, then blocks.
 std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& whole_shape,
@@ -202,13 +234,9 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   const auto& shape = part.shape;
   const auto whole = models::spec_of(shape.family).parameters(whole_shape);
   const auto parameters = models::spec_of(shape.family).parameters(shape);
-  const auto amount = [&](const auto& all, const auto& parts, Kind kind = Kind::rest) {
-    return amount_of(part, config, all, parts, kind);
+  const auto amount = [&](const auto& all, const auto& parts) {
+    return amount_of(part, config, all, parts, Kind::rest);
   };
-  const bool quantised = config.model.weights != WeightFormat::as_stored;
-  const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parameters) : 0;
-  const auto block = amount_of(part, config, whole.block, parameters.block, Kind::rest, quantised);
-  const auto experts = amount(whole.block, parameters.block, Kind::experts);
   const int64_t table = shape.vocab_size * shape.dim;
   const int64_t elsewhere = part.shares_table ? table : 0;
   const bool tied_here = part.has_tied_table();
@@ -237,14 +265,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
                         .table = elsewhere},
                        embedding});
     }
-    for (int64_t i = at; i < layers.end; ++i) {
-      units.push_back(
-          {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
-           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::rest, block),
-           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::experts,
-                  experts),
-           codes});
-    }
+    add_blocks(part, whole_shape, config, stage, units);
     if (part.stages[stage].predicts && !tied_here) {
       units.push_back({{.name = "head",
                         .stage = stage,

@@ -20,9 +20,9 @@ double bytes_of(const Numbers& numbers, double width) {
 /// was alive when it began: gradients of the activation function's inputs; of what enters, one of
 /// each product; on more ranks, while that is summed over them, what gradients of weights need.
 /// `kept`: numbers as wide as its inside that were alive and go on the way.
-double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, double products,
-                           double kept, bool checkpointed) {
-  const auto dim = static_cast<double>(part.shape.dim), f = static_cast<double>(part.shape.ffn_dim);
+double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, double ffn_dim,
+                           double products, double kept, bool checkpointed) {
+  const auto dim = static_cast<double>(part.shape.dim), f = ffn_dim;
   const bool keeps_results =
       checkpointed && config.memory.checkpointing == memory::CheckpointMode::selective;
   // What was inside is free by then, but for results that selective checkpointing keeps.
@@ -63,13 +63,12 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
   const auto& trained = part.blocks[static_cast<size_t>(index)];
   const bool checkpointed = is_checkpointed(config.memory, index);
   const auto width = static_cast<double>(compute_bytes(config.precision));
-  const auto numbers =
-      models::spec_of(part.shape.family).activations(part.shape, part.position_ranks);
+  const auto shape = models::shape_of_layer(part.shape, index);
+  const auto numbers = models::spec_of(shape.family).activations(shape, part.position_ranks);
   const double stream = stream_bytes(config.precision, part);
-  const auto dim = static_cast<double>(part.shape.dim),
-             ffn = static_cast<double>(part.shape.ffn_dim);
+  const auto dim = static_cast<double>(shape.dim), ffn = static_cast<double>(shape.ffn_dim);
   // Rows of the feed-forward that a token has: one for each of its experts.
-  const auto rows = static_cast<double>(std::max<int64_t>(1, part.shape.experts.top_k));
+  const auto rows = static_cast<double>(std::max<int64_t>(1, shape.experts.top_k));
   // What enters the two divided regions, of all positions, where a gradient reads it; without
   // checkpoints this rank's are kept, the others gathered again.
   const double read = (trained.attention ? 1 : 0) + (trained.feed_forward ? 1 : 0);
@@ -84,7 +83,7 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
   BlockActivations result{
       .kept = all,
       .inside =
-          inside_feed_forward(config, part, numbers.products,
+          inside_feed_forward(config, part, ffn, numbers.products,
                               numbers.products + (trained.last_product ? 1 : 0), checkpointed) *
           rows * width,
       .deferred = numbers.deferred * width + kept_of_entering};

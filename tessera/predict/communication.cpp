@@ -193,7 +193,8 @@ Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
   double forwards = 0, backwards = 0;
   for (const auto& stage : part.stages) {
-    for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
+    const auto first = std::max(stage.layers.begin, part.shape.experts.num_dense_layers);
+    for (int64_t i = first; i < stage.layers.end; ++i) {
       const bool has_graph = part.blocks[static_cast<size_t>(i)].has_graph;
       forwards += full && has_graph && is_checkpointed(config.memory, i) ? 2 : 1;
       backwards += has_graph ? 1 : 0;

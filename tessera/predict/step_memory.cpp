@@ -156,7 +156,7 @@ class Step {
   /// of its weight; where positions are divided, after those of all came together. Beside quantised
   /// weights operands and results are in float32 where others are widened block by block.
   double last_product(size_t unit) const {
-    const auto& shape = part_.shape;
+    const auto shape = models::shape_of_layer(part_.shape, units_[unit].layers.begin);
     const auto ffn = static_cast<double>(shape.ffn_dim), dim = static_cast<double>(shape.dim);
     const bool quantised = config_.model.weights != WeightFormat::as_stored;
     const double scratch = quantised ? (widens_ ? tokens_ * (dim + ffn) * kFloat : 0)

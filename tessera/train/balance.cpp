@@ -64,9 +64,11 @@ void take_selection_biases(const std::vector<LayerRouter>& routers,
                            const checkpoint::Pretrained& stored, torch::Device device) {
   for (const auto& layer : routers) {
     const auto name = layer.bias_name();
-    if (!stored.contains(name)) continue;
-    const auto bias = torch::zeros({layer.router->options().num_experts},
-                                   torch::dtype(torch::kFloat32).device(device));
+    const auto& options = layer.router->options();
+    if (!stored.contains(name) && !options.selection_bias) continue;
+    const auto bias =
+        torch::zeros({options.num_experts}, torch::dtype(torch::kFloat32).device(device));
+    stored.expect(name, bias.sizes());
     stored.copy_part(name, 0, bias);
     layer.router->selection_bias = bias;
   }
@@ -107,7 +109,8 @@ Balance::Balance(std::vector<LayerRouter> routers, const models::LanguageModel& 
   row_slope_ = torch::zeros({}, number), z_slope_ = torch::zeros({}, number);
   for (size_t i = 0; i < all_.size(); ++i) {
     auto& router = *all_[i].router;
-    if (section.selection_bias_rate > 0 && !router.selection_bias.defined()) {
+    const bool has_bias = section.selection_bias_rate > 0 || router.options().selection_bias;
+    if (has_bias && !router.selection_bias.defined()) {
       router.selection_bias = torch::zeros({num_experts_}, number);
     }
     has_biases_ |= router.selection_bias.defined();

@@ -31,7 +31,8 @@ std::vector<LayerRouter> routers_of(const models::LanguageModel& model);
 std::vector<LayerRouter> routers_of(const models::LanguageModel& model,
                                     const config::ModelSection& section, torch::Device device);
 
-/// Gives routers the selection biases that `stored` has, float32 on `device`.
+/// Gives routers the selection biases that `stored` has, float32 on `device`. UserError where one of a
+/// family that has them (nn::RouterOptions) lacks.
 void take_selection_biases(const std::vector<LayerRouter>& routers,
                            const checkpoint::Pretrained& stored, torch::Device device);
 
@@ -58,7 +59,7 @@ class Balance {
  public:
   /// `routers`: of the whole model, some of which this rank may not have. `world`: all ranks; those of
   /// `tensor_axis` see the same tokens. Gives routers a bias, of zeros unless they have one, where
-  /// moe.selection_bias_rate is above 0.
+  /// moe.selection_bias_rate is above 0 or their family's files have it.
   Balance(std::vector<LayerRouter> routers, const models::LanguageModel& model,
           const config::MoeSection& section, mesh::Axis world, mesh::Axis tensor_axis,
           torch::Device device);

@@ -36,7 +36,7 @@ double seconds_of(const Work& work, torch::Device device) {
 plan::LayerCosts measure_layer_costs(const config::RunConfig& config,
                                      const models::ModelShape& shape,
                                      const mesh::DeviceMesh& mesh) {
-  auto one = shape;
+  auto one = models::shape_of_layer(shape, shape.num_layers - 1);
   one.num_layers = 1;
   const auto& precision = config.precision;
   const auto dtype = precision.autocast ? precision.parameters : precision.compute;

@@ -100,11 +100,31 @@ TEST_P(FamilyTrainingTest, ActivationsTakeWhatWasPredicted) {
   });
 }
 
+class SharedExpertsTest : public FamilyTrainingTest {};
+
+TEST_P(SharedExpertsTest, EqualTheRecordedRun) {
+  on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2, .ep = 2}},
+          [&](const mesh::DeviceMesh& mesh) {
+            for (const auto* checkpointing : {"none", "full", "selective"}) {
+              SCOPED_TRACE(checkpointing);
+              auto changed = sharded_job();
+              changed.parallel.ep = 2;
+              changed.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
+              auto run = train::assemble(changed, mesh);
+              expect_recorded(run, recorded());
+            }
+          });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SharedExpertsTest, ::testing::Values("deepseek_v3"),
+                         [](const auto& family) { return family.param; });
+
 INSTANTIATE_TEST_SUITE_P(All, FamilyTrainingTest,
                          ::testing::Values("llama_biases", "llama_dynamic", "mistral", "qwen2",
                                            "qwen2_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_longrope", "gemma3", "gemma2", "mixtral",
-                                           "qwen3_moe", "olmoe", "qwen2_moe"),
+                                           "qwen3_moe", "olmoe", "qwen2_moe", "deepseek_v3",
+                                           "deepseek_v3_plain"),
                          [](const auto& family) { return family.param; });
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/formats/family_names.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "tessera/models/hf_config.h"
 
@@ -18,12 +19,25 @@ FamilyNames::FamilyNames(const nlohmann::json& config, const std::string& where)
     const auto shape = models::model_shape_of(config, where);
     block_ = family_->parameters(shape).block;
   }
+  if (family_ != nullptr && family_->predicts_further) {
+    const auto shape = models::model_shape_of(config, where);
+    block_prefix_ = family_->parameters(shape).block_prefix;
+    num_layers_ = shape.num_layers;
+  }
+}
+
+bool FamilyNames::is_behind_last(const std::string& stored) const {
+  if (block_prefix_.empty() || !stored.starts_with(block_prefix_)) return false;
+  int64_t layer = 0;
+  const auto* end = stored.data() + stored.size();
+  const auto read = std::from_chars(stored.data() + block_prefix_.size(), end, layer);
+  return read.ec == std::errc() && read.ptr != end && *read.ptr == '.' && layer >= num_layers_;
 }
 
 std::string FamilyNames::our_name(const std::string& stored) const {
   const bool is_buffer = stored.ends_with(".attn.bias") || stored.ends_with(".attn.masked_bias") ||
                          stored.ends_with(".rotary_emb.inv_freq");
-  if (is_buffer || (tied_ && stored == "lm_head.weight")) return "";
+  if (is_buffer || is_behind_last(stored) || (tied_ && stored == "lm_head.weight")) return "";
   if (family_ == nullptr || stored == "lm_head.weight" ||
       stored.starts_with(family_->optional_prefix)) {
     return stored;

@@ -14,8 +14,8 @@ namespace tessera::checkpoint {
 /// tensor is a parameter of that name.
 class FamilyNames {
  public:
-  /// `where`: for messages. UserError as models/hf_config.h, where a family's tensors hold several
-  /// parameters, whose sizes config.json says.
+  /// `where`: for messages. UserError as models/hf_config.h, where names alone do not tell what a
+  /// family's tensors hold.
   FamilyNames(const nlohmann::json& config, const std::string& where);
 
   /// A parameter in a stored tensor.
@@ -24,7 +24,8 @@ class FamilyNames {
     int64_t first_row = 0;
     int64_t rows = 0;  ///< 0: the whole tensor
   };
-  /// The parameters that a stored tensor holds; none for buffers and tied heads.
+  /// The parameters that a stored tensor holds; none for buffers, tied heads and blocks behind the
+  /// last, which predict further tokens (FamilySpec::predicts_further).
   std::vector<Ours> ours(const std::string& stored) const;
 
   /// The stored tensor that holds a parameter, and the parameters that it is made of, in order: one
@@ -39,10 +40,13 @@ class FamilyNames {
 
  private:
   std::string our_name(const std::string& stored) const;
+  bool is_behind_last(const std::string& stored) const;
 
   const models::FamilySpec* family_ = nullptr;
   bool tied_ = false;
   std::vector<models::ParameterSpec> block_;  ///< where some are stored together
+  std::string block_prefix_;                  ///< where files may have blocks behind the last
+  int64_t num_layers_ = 0;                    ///< likewise
 };
 
 }  // namespace tessera::checkpoint

@@ -57,17 +57,18 @@ Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::pa
 
 Pretrained::Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored)
     : stored_(std::move(stored)) {
-  const auto path = stored_->path().string();
-  for (const auto& item : model.named_parameters()) {
-    const auto name = stored_name(*stored_, item.key());
-    if (!stored_->contains(name)) {
-      user_error("{}: expected a tensor '{}', found none", path, item.key());
-    }
-    const auto& shape = stored_->info(name).shape;
-    if (item.value().sizes() != torch::IntArrayRef(shape)) {
-      user_error("{}: '{}': expected shape [{}], got [{}]", path, name,
-                 fmt::join(item.value().sizes(), ", "), fmt::join(shape, ", "));
-    }
+  for (const auto& item : model.named_parameters()) expect(item.key(), item.value().sizes());
+}
+
+void Pretrained::expect(const std::string& name, torch::IntArrayRef shape) const {
+  const auto path = stored_->path().string(), stored = stored_name(*stored_, name);
+  if (!stored_->contains(stored)) {
+    user_error("{}: expected a tensor '{}', found none", path, name);
+  }
+  const auto& found = stored_->info(stored).shape;
+  if (shape != torch::IntArrayRef(found)) {
+    user_error("{}: '{}': expected shape [{}], got [{}]", path, stored, fmt::join(shape, ", "),
+               fmt::join(found, ", "));
   }
 }
 

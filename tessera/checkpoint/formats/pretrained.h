@@ -25,6 +25,8 @@ class Pretrained {
   /// The same of tensors that are opened already, under our names.
   Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored);
 
+  /// UserError unless there is a tensor `name` of this shape.
+  void expect(const std::string& name, torch::IntArrayRef shape) const;
   bool contains(const std::string& name) const;  ///< of a tensor that is no parameter
 
   /// Elements begin .. of those that `stripe` takes of the parameter `name` (row-major) into `part`

@@ -2,8 +2,6 @@
 // (Yang et al., 2025): blocks as Llama's whose feed-forwards are mixtures of experts.
 #include "tessera/models/spec.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -14,10 +12,10 @@
 namespace tessera::models {
 namespace moe {
 
-const Names& names_of(const ModelShape& shape) {
-  static const Names mixtral{.mixture = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"};
-  static const Names others{
-      .mixture = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"};
+const MixtureNames& names_of(const ModelShape& shape) {
+  static const MixtureNames mixtral{
+      .mixture = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"};
+  static const MixtureNames others{.shared = "shared_expert", .shared_gate = "shared_expert_gate"};
   return kind_of(shape) == Kind::mixtral ? mixtral : others;
 }
 
@@ -68,6 +66,7 @@ void read_qwen(const JsonKeys& keys, ModelShape& shape) {
   const bool some_dense = keys.has("mlp_only_layers") && !keys.at("mlp_only_layers").empty();
   keys.refuse_unless(!some_dense, "mlp_only_layers", "[], experts in every layer");
   shape.experts = read_experts(keys);
+  shape.experts.dense_ffn_dim = shape.ffn_dim;
   shape.ffn_dim = keys.size("moe_intermediate_size");
 }
 
@@ -90,7 +89,7 @@ void read_qwen3(const JsonKeys& keys, ModelShape& shape) {
 ModelShape read(const JsonKeys& keys, const HfType& type) {
   const auto& absent = *std::ranges::find(kinds(), type.name, &Absent::type);
   auto shape = read_decoder(keys, ModelFamily::moe, absent.eps);
-  shape.own = Facts{.kind = absent.kind, .dense_ffn_dim = shape.ffn_dim};
+  shape.own = Facts{.kind = absent.kind};
   read_decoder_heads(keys, {.absent_kv_heads = absent.kv_heads, .absent_width = {}}, shape);
   keys.refuse_unless(keys.text("hidden_act", "silu") == "silu", "hidden_act", "silu");
   switch (absent.kind) {
@@ -133,7 +132,7 @@ void write(const ModelShape& s, nlohmann::ordered_json& config) {
     config.update({{"attention_bias", s.out_bias}, {"clip_qkv", nullptr}});
     return;
   }
-  config.update({{"intermediate_size", s.own.as<Facts>().dense_ffn_dim},
+  config.update({{"intermediate_size", s.experts.dense_ffn_dim},
                  {"moe_intermediate_size", s.ffn_dim},
                  {"decoder_sparse_step", 1},
                  {"mlp_only_layers", nlohmann::json::array()},
@@ -155,54 +154,15 @@ std::optional<ShapeProblem> problem(const ModelShape& s) {
 
 ParameterSpecs parameters(const ModelShape& s) {
   auto result = decoder_parameters(s, {"input_layernorm", "post_attention_layernorm"});
-  std::erase_if(result.block,
-                [](const ParameterSpec& parameter) { return parameter.name.starts_with("mlp."); });
-  const auto& names = names_of(s);
   if (kind_of(s) == Kind::olmoe) add_norms_of_all_heads(s, result);
-  const auto add_gated = [&](const std::string& module, int64_t ffn_dim, bool of_expert) {
-    const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
-      result.block.push_back(
-          {.name = module + name + ".weight", .shape = {rows, columns}, .of_expert = of_expert});
-    };
-    add(names.gate, ffn_dim, s.dim);
-    add(names.up, ffn_dim, s.dim);
-    add(names.down, s.dim, ffn_dim);
-  };
-  result.block.push_back(
-      {names.mixture + ".gate.weight", {s.experts.num, s.dim}, Division::per_head});
-  if (const auto shared = s.experts.shared_ffn_dim; shared > 0) {
-    result.block.push_back(
-        {names.mixture + ".shared_expert_gate.weight", {1, s.dim}, Division::per_head});
-    add_gated(names.mixture + ".shared_expert.", shared, /*of_expert=*/false);
-  }
-  for (int64_t e = 0; e < s.experts.num; ++e) {
-    add_gated(fmt::format("{}.experts.{}.", names.mixture, e), s.ffn_dim, /*of_expert=*/true);
-  }
+  add_mixture(s, names_of(s), result);
   return result;
 }
 
-/// Beside attention a token keeps for each of its experts what enters, the three inside and the
-/// result, and of the router scores, weights and, as int64, experts, slots and places.
 ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   auto numbers = decoder_activations(s, position_ranks);
-  const auto f = static_cast<double>(s.ffn_dim), d = static_cast<double>(s.dim),
-             k = static_cast<double>(s.experts.top_k), e = static_cast<double>(s.experts.num);
-  const double weights = s.experts.normalise ? 2 * k + 1 : k;  // before and after, and their sum
-  const double routing = e + weights + 3 * 2 * k;
-  numbers.kept.values += 3 * (k - 1) * f + 2 * k * d;
-  numbers.kept.floats += routing;
-  numbers.selective.values += 2 * (k - 1) * f + k * d;
-  numbers.recomputed.values += (k - 1) * f + k * d;
-  numbers.recomputed.floats += routing;
-  numbers.deferred += 3 * (k - 1) * f + 2 * k * d;
   if (kind_of(s) == Kind::olmoe) add_norms_of_all_heads(s, numbers);
-  if (s.experts.shared_ffn_dim == 0) return numbers;
-  // The shared expert as a feed-forward, its result, and how far its gate is open.
-  const auto shared = static_cast<double>(s.experts.shared_ffn_dim);
-  numbers.kept.values += 3 * shared + d + 1;
-  numbers.selective.values += 2 * shared + d + 1;
-  numbers.recomputed.values += shared + 1;
-  numbers.deferred += 3 * shared + d;
+  add_mixture(s, names_of(s), numbers);
   return numbers;
 }
 

@@ -1,0 +1,88 @@
+#include "tessera/models/mixture.h"
+
+#include <ATen/ops/sigmoid.h>
+
+#include <string>
+
+#include "tessera/nn/experts.h"
+
+namespace tessera::models {
+namespace {
+
+ModelShape shape_of_shared(ModelShape shape) {
+  shape.ffn_dim = shape.experts.shared_ffn_dim;
+  return shape;
+}
+
+class MixtureImpl : public FeedForwardImpl {
+ public:
+  MixtureImpl(const ModelShape& shape, const MixtureNames& names, const nn::RouterOptions& router,
+              const torch::TensorOptions& options)
+      : router_(shape.dim, router, options),
+        experts_(
+            nn::ExpertsOptions{.num_experts = shape.experts.num,
+                               .dim = shape.dim,
+                               .ffn_dim = shape.ffn_dim,
+                               .names = {.gate = names.gate, .up = names.up, .down = names.down}},
+            options) {
+    register_module(names.router, router_);
+    register_module("experts", experts_);
+    if (shape.experts.shared_ffn_dim == 0) return;
+    shared_ = register_module(names.shared, GatedMlp(shape_of_shared(shape), options));
+    if (names.shared_gate.empty()) return;
+    shared_gate_ =
+        register_module(names.shared_gate, nn::Linear(shape.dim, 1, /*with_bias=*/false, options));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) override {
+    auto result = experts_(x, router_(x));
+    if (!shared_) return result;
+    auto shared = shared_(x);
+    if (shared_gate_) shared = shared_gate_(x).sigmoid() * shared;
+    return result + shared;
+  }
+
+ private:
+  nn::Router router_;
+  nn::Experts experts_;
+  GatedMlp shared_{nullptr};
+  nn::Linear shared_gate_{nullptr};
+};
+
+}  // namespace
+
+nn::RouterOptions router_options(const ModelShape& shape) {
+  return {.num_experts = shape.experts.num,
+          .top_k = shape.experts.top_k,
+          .normalise = shape.experts.normalise,
+          .selection_bias = shape.experts.selection_bias};
+}
+
+std::shared_ptr<FeedForwardImpl> make_mixture(const ModelShape& shape, const MixtureNames& names,
+                                              const nn::RouterOptions& router,
+                                              const torch::TensorOptions& options) {
+  return std::make_shared<MixtureImpl>(shape, names, router, options);
+}
+
+nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) {
+  using enum nn::TensorStyle;
+  const auto mixture = "model.layers.*." + names.mixture;
+  nn::TensorPlan plan{{.pattern = mixture, .style = region, .enters = true, .leaves = true},
+                      {.pattern = mixture + "." + names.router, .style = per_head}};
+  const auto add_gated = [&](const std::string& module, const MixtureNames& matrices) {
+    plan.insert(plan.end(),
+                {{.pattern = module + "." + matrices.gate, .style = column_wise},
+                 {.pattern = module + "." + matrices.up, .style = column_wise},
+                 {.pattern = module + "." + matrices.down, .style = row_wise, .summand = true}});
+  };
+  add_gated(mixture + ".experts.*", names);
+  if (shape.experts.num_dense_layers > 0) add_gated(mixture, MixtureNames{});
+  if (shape.experts.shared_ffn_dim == 0) return plan;
+  if (!names.shared_gate.empty()) {
+    plan.push_back({.pattern = mixture + "." + names.shared_gate, .style = per_head});
+  }
+  add_gated(mixture + "." + names.shared, MixtureNames{});
+  return plan;
+}
+
+}  // namespace tessera::models
