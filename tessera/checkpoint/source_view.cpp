@@ -39,12 +39,13 @@ void SourceView::add_rows(const std::string& name, const TensorSource& source,
                           const std::string& stored, const Rows& rows, std::optional<DType> dtype) {
   add(name, source, stored, dtype);
   auto& info = tensors_.at(name);
-  if (info.shape.empty() || rows.first_row + rows.rows > info.shape[0]) {
+  const int64_t width = info.shape.size() < 2 ? 1 : info.shape.back();
+  const int64_t end = rows.first_row + rows.rows;
+  if (info.shape.empty() || end * width > info.num_elements()) {
     user_error("{}: '{}': expected at least {} rows, got shape [{}]", source.path().string(),
-               stored, rows.first_row + rows.rows, fmt::join(info.shape, ", "));
+               stored, end, fmt::join(info.shape, ", "));
   }
-  const int64_t width = info.num_elements() / std::max<int64_t>(1, info.shape[0]);
-  info.shape[0] = rows.rows;
+  info.shape = info.shape.size() < 2 ? std::vector{rows.rows} : std::vector{rows.rows, width};
   auto& part = origins_.at(name).stored.front();
   part.begin = rows.first_row * width, part.length = rows.rows * width;
 }

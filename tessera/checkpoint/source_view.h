@@ -30,7 +30,8 @@ class SourceView : public TensorSource {
   void append_rows(const std::string& name, const TensorSource& source, const std::string& stored,
                    std::optional<DType> dtype = std::nullopt);
 
-  /// `name` is `rows` of `stored`'s rows, from `first_row` on. UserError: fewer are there.
+  /// `name` is `rows` of `stored`'s rows, from `first_row` on. A row is along the last dimension, of
+  /// several others together; of a vector, a number. UserError: fewer are there.
   struct Rows {
     int64_t first_row = 0, rows = 0;
   };

@@ -217,8 +217,9 @@ void add_merge(CLI::App& app, int& exit_code) {
 struct ConvertArguments {
   ConvertOptions options;
   std::string to, dtype;
-  CLI::Option* step = nullptr;
+  CLI::Option *step = nullptr, *upcycle = nullptr, *top_k = nullptr;
   int64_t step_value = 0;
+  UpcycleOptions mixture;
 };
 
 void run_convert(ConvertArguments& arguments) {
@@ -236,6 +237,13 @@ void run_convert(ConvertArguments& arguments) {
     user_error("checkpoint: --{} takes effect with --to tessera alone",
                options.from.step ? "step" : "optimizer");
   }
+  if (arguments.upcycle->count() > 0) options.upcycle = arguments.mixture;
+  if (options.to == Target::llmc && options.upcycle) {
+    user_error("checkpoint: --upcycle takes effect with --to huggingface or tessera alone");
+  }
+  if (!options.upcycle && arguments.top_k->count() > 0) {
+    user_error("checkpoint: --experts-per-token takes effect with --upcycle alone");
+  }
   with_progress("convert", [&](const auto& progress) {
     options.progress = progress;
     convert(options);
@@ -246,11 +254,14 @@ void run_convert(ConvertArguments& arguments) {
 void add_convert(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
-  auto* command = add_command(app, "convert", "Write a stored model in another format",
-                              "  tessera checkpoint convert run/checkpoints/step_00000100 -o "
-                              "converted --to huggingface --dtype bf16\n"
-                              "  tessera checkpoint convert fsdp_checkpoint -o "
-                              "run/checkpoints/step_00000005 --to tessera --config model_folder");
+  auto* command =
+      add_command(app, "convert", "Write a stored model in another format",
+                  "  tessera checkpoint convert run/checkpoints/step_00000100 -o "
+                  "converted --to huggingface --dtype bf16\n"
+                  "  tessera checkpoint convert fsdp_checkpoint -o "
+                  "run/checkpoints/step_00000005 --to tessera --config model_folder\n"
+                  "  tessera checkpoint convert model_folder -o mixture --to huggingface "
+                  "--upcycle 8");
   command
       ->add_option("SOURCE", options.from.source,
                    "Checkpoint of Tessera, folder of Hugging Face, torch.distributed.checkpoint "
@@ -273,6 +284,12 @@ void add_convert(CLI::App& app, int& exit_code) {
       command->add_option("--step", arguments->step_value,
                           "Optimizer steps taken; what the optimizer's state says unless given");
   arguments->step->check(whole_number(0, "0 or more"));
+  arguments->upcycle =
+      command->add_option("--upcycle", arguments->mixture.num_experts,
+                          "Write a dense model as a mixture of so many experts, each a copy of its "
+                          "feed-forward");
+  arguments->top_k = command->add_option("--experts-per-token", arguments->mixture.top_k,
+                                         "Of --upcycle; 2 unless given");
   command->callback([arguments, &exit_code] {
     run_convert(*arguments);
     exit_code = 0;

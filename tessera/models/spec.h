@@ -68,6 +68,14 @@ struct FusedRows {
   std::vector<std::string> parts;
 };
 
+/// What a family's files call the parts of a mixture, within a block.
+struct MixtureNames {
+  std::string mixture = "mlp", router = "gate";
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< of an expert
+  std::string shared;       ///< the expert that every token takes besides
+  std::string shared_gate;  ///< of one number, how far it opens; empty: there is none
+};
+
 struct FamilySpec {
   std::string name;
   std::vector<HfType> types;  ///< each read by `read`; what `type_of` gives is one of them
@@ -85,6 +93,13 @@ struct FamilySpec {
   /// Keys that a query of the layer sees, itself included; none: all.
   std::optional<int64_t> (*window)(const ModelShape& shape, int64_t layer);
   int64_t (*rotary_width)(const ModelShape& shape);  ///< columns of all rotary tables; 0: none
+
+  /// Where blocks may have experts; null: none has.
+  const MixtureNames& (*mixture)(const ModelShape& shape) = nullptr;
+  /// The mixture whose every layer has `experts` copies of the dense shape's feed-forward, of which a
+  /// token takes `top_k`, if it is of this family. null: none is.
+  std::optional<ModelShape> (*upcycled)(const ModelShape& dense, int64_t experts,
+                                        int64_t top_k) = nullptr;
 
   bool learned_positions = false;  ///< a table of them, of max_seq_len rows
   bool drops = false;              ///< takes ModelShape::dropout

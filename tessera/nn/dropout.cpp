@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "tessera/base/portable_numbers.h"
 #include "tessera/kernels/dropout.h"
-#include "tessera/nn/initialise.h"
 
 namespace tessera::nn {
 namespace {

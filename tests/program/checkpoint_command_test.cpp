@@ -229,6 +229,26 @@ TEST_F(CheckpointCommandTest, ToHuggingFaceAndBack) {
   EXPECT_EQ(checkpoint::Safetensors("bf16").info("norm.weight").dtype, checkpoint::DType::bf16);
 }
 
+TEST_F(CheckpointCommandTest, ADenseModelBecomesAMixture) {
+  const auto dense = fixtures_ + "/llama_micro";
+  run({"convert", dense, "-o", "mixture", "--to", "huggingface", "--upcycle", "3"});
+  const auto config = json::parse(read_file("mixture/config.json"));
+  EXPECT_EQ(config["model_type"], "mixtral");
+  EXPECT_EQ(config["num_local_experts"], 3);
+  EXPECT_EQ(config["num_experts_per_tok"], 2);
+  const auto refused = [&](const Arguments& options, const std::string& message) {
+    Arguments command{"convert", dense, "-o", "none"};
+    command.insert(command.end(), options.begin(), options.end());
+    expect_refusal(command, message);
+  };
+  refused({"--to", "llmc", "--upcycle", "3"},
+          "checkpoint: --upcycle takes effect with --to huggingface or tessera alone");
+  refused({"--to", "huggingface", "--experts-per-token", "2"},
+          "checkpoint: --experts-per-token takes effect with --upcycle alone");
+  refused({"--to", "huggingface", "--upcycle", "1"},
+          "--upcycle: expected 2 to 4096 experts, got 1");
+}
+
 TEST_F(CheckpointCommandTest, FromDistributedCheckpoints) {
   const auto dcp = fixtures_ + "/dcp_micro";
   run({"convert", dcp, "-o", "all", "--to", "tessera", "--config", fixtures_ + "/llama_micro"});

@@ -70,9 +70,11 @@ void write_tessera(const TrainingSource& training, const ConvertOptions& options
 
 void convert(ConvertOptions options) {
   refuse_existing(options.destination);  // before a long look at the source
-  options.from.with_optimizer = options.to == Target::tessera;
-  options.from.our_names = options.to == Target::tessera || options.to == Target::gguf;
+  options.from.with_optimizer = options.to == Target::tessera && !options.upcycle;
+  options.from.our_names =
+      options.to == Target::tessera || options.to == Target::gguf || options.upcycle;
   auto training = open_training(options.from);
+  if (options.upcycle) training = upcycled(std::move(training), *options.upcycle);
   training.tensors.report_reads(options.progress);
   const auto assets = options.assets.empty() ? training.assets_folder : options.assets;
   switch (options.to) {

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "tessera/checkpoint/formats/gguf/export.h"
 #include "tessera/checkpoint/formats/training_source.h"
+#include "tessera/checkpoint/formats/upcycle.h"
 
 namespace tessera::checkpoint {
 
@@ -21,6 +24,7 @@ struct ConvertOptions {
   std::string chat_template;  ///< instead of the tokenizer's; "": that
   std::string model_card;     ///< huggingface: README.md; "": none
   int64_t max_file_bytes = 5'000'000'000;  ///< of tensors in one file; llmc: always one
+  std::optional<UpcycleOptions> upcycle;   ///< huggingface, tessera: written as such a mixture
   SourceView::Progress progress;
   GgufFileType type = GgufFileType::f16;             ///< gguf: of matrices
   std::function<void(const GgufExported&)> on_gguf;  ///< gguf: told what reading it back found

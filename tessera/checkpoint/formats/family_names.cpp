@@ -1,7 +1,11 @@
 #include "tessera/checkpoint/formats/family_names.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
+#include <string_view>
+#include <utility>
 
 #include "tessera/models/hf_config.h"
 
@@ -15,23 +19,23 @@ FamilyNames::FamilyNames(const nlohmann::json& config, const std::string& where)
   }
   const auto tied = config.find("tie_word_embeddings");
   tied_ = tied != config.end() ? *tied == true : family_ != nullptr && family_->tied_unless_said;
-  if (any_together()) {
-    const auto shape = models::model_shape_of(config, where);
-    block_ = family_->parameters(shape).block;
-  }
-  if (family_ != nullptr && family_->predicts_further) {
-    const auto shape = models::model_shape_of(config, where);
-    block_prefix_ = family_->parameters(shape).block_prefix;
-    num_layers_ = shape.num_layers;
-  }
+  if (family_ == nullptr) return;
+  if (!any_together() && !family_->predicts_further && family_->mixture == nullptr) return;
+  shape_ = models::model_shape_of(config, where);
+  auto parameters = family_->parameters(*shape_);
+  block_ = std::move(parameters.block);
+  block_prefix_ = std::move(parameters.block_prefix);
+  if (family_->mixture != nullptr) mixture_ = &family_->mixture(*shape_);
 }
 
 bool FamilyNames::is_behind_last(const std::string& stored) const {
-  if (block_prefix_.empty() || !stored.starts_with(block_prefix_)) return false;
+  const bool may_be = family_ != nullptr && family_->predicts_further;
+  if (!may_be || !stored.starts_with(block_prefix_)) return false;
   int64_t layer = 0;
   const auto* end = stored.data() + stored.size();
   const auto read = std::from_chars(stored.data() + block_prefix_.size(), end, layer);
-  return read.ec == std::errc() && read.ptr != end && *read.ptr == '.' && layer >= num_layers_;
+  return read.ec == std::errc() && read.ptr != end && *read.ptr == '.' &&
+         layer >= shape_->num_layers;
 }
 
 std::string FamilyNames::our_name(const std::string& stored) const {
@@ -45,9 +49,45 @@ std::string FamilyNames::our_name(const std::string& stored) const {
   return family_->optional_prefix + stored;
 }
 
+/// Of a tensor within a mixture.
+std::vector<FamilyNames::Ours> FamilyNames::of_experts(const std::string& name) const {
+  // In memory transformers calls every family's mixture `mlp`.
+  constexpr std::string_view kInMemory = ".mlp.";
+  auto own = name;
+  if (const auto at = name.find(kInMemory); at != std::string::npos) {
+    own.replace(at, kInMemory.size(), fmt::format(".{}.", mixture_->mixture));
+  }
+  const auto& shape = *shape_;
+  const int64_t inside = shape.ffn_dim;
+  struct Part {
+    std::string name;
+    int64_t rows;
+  };
+  const std::pair<std::string_view, std::vector<Part>> all_of_one[] = {
+      {".experts.gate_up_proj", {{mixture_->gate, inside}, {mixture_->up, inside}}},
+      {".experts.down_proj", {{mixture_->down, shape.dim}}}};
+  for (const auto& [ending, parts] : all_of_one) {
+    if (!own.ends_with(ending)) continue;
+    const auto experts = own.substr(0, own.rfind('.') + 1);
+    std::vector<Ours> result;
+    int64_t row = 0;
+    for (int64_t expert = 0; expert < shape.experts.num; ++expert) {
+      for (const auto& part : parts) {
+        result.push_back({.name = fmt::format("{}{}.{}.weight", experts, expert, part.name),
+                          .first_row = row,
+                          .rows = part.rows});
+        row += part.rows;
+      }
+    }
+    return result;
+  }
+  return {{.name = own}};
+}
+
 std::vector<FamilyNames::Ours> FamilyNames::ours(const std::string& stored) const {
   const auto name = our_name(stored);
   if (name.empty()) return {};
+  if (mixture_ != nullptr) return of_experts(name);
   if (!any_together()) return {{.name = name}};
   for (const auto& together : family_->fused) {
     if (!name.ends_with("." + together.stored)) continue;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,17 +37,23 @@ class FamilyNames {
   };
   Stored stored(const std::string& parameter) const;
 
+  /// Do files of the family store several parameters together?
   bool any_together() const { return family_ != nullptr && !family_->fused.empty(); }
+  /// May some file's tensors be parts, or have other names? Of mixtures, some hold all of a layer's
+  /// experts as transformers 5 has them in memory: experts.gate_up_proj [E, 2 F, D], down_proj [E, D, F].
+  bool takes_apart() const { return any_together() || mixture_; }
 
  private:
   std::string our_name(const std::string& stored) const;
   bool is_behind_last(const std::string& stored) const;
+  std::vector<Ours> of_experts(const std::string& name) const;
 
   const models::FamilySpec* family_ = nullptr;
   bool tied_ = false;
+  std::optional<models::ModelShape> shape_;   ///< where names alone do not tell
   std::vector<models::ParameterSpec> block_;  ///< where some are stored together
-  std::string block_prefix_;                  ///< where files may have blocks behind the last
-  int64_t num_layers_ = 0;                    ///< likewise
+  std::string block_prefix_;
+  const models::MixtureNames* mixture_ = nullptr;
 };
 
 }  // namespace tessera::checkpoint

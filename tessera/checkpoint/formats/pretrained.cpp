@@ -37,7 +37,7 @@ std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path
   std::shared_ptr<const TensorSource> as_stored(both, both->stored.get());
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
   const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
-  if (!family.any_together()) return as_stored;
+  if (!family.takes_apart()) return as_stored;
   for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {
       if (ours.rows == 0) {

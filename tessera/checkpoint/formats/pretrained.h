@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 /// The stored weights of a model: a folder with model.safetensors or model.safetensors.index.json,
 /// or one such file. Stored names may lack a leading "transformer." (GPT-2 on the Hub). With the
-/// config.json of a family that stores parameters together (Phi-3), each is found in what holds it.
+/// config.json of a family that stores parameters together (Phi-3, experts), each is found in what holds it.
 /// Stored tensors that no parameter takes (tied heads, attention masks) are left alone.
 class Pretrained {
  public:

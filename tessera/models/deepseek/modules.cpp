@@ -120,7 +120,7 @@ nn::TensorPlan attention_plan(const ModelShape& shape) {
 std::shared_ptr<LanguageModel> make_deepseek(const ModelShape& shape,
                                              const torch::TensorOptions& options) {
   const auto& facts = shape.own.as<deepseek::Facts>();
-  const auto& names = deepseek::mixture_names();
+  const auto& names = deepseek::mixture_names(shape);
   auto router = router_options(shape);
   router.scores = nn::RouterScores::sigmoid;
   router.scale = facts.expert_scale;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tessera/models/mixture_spec.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::models::deepseek {
 
@@ -21,7 +21,7 @@ struct Facts {
   bool operator==(const Facts&) const = default;
 };
 
-const MixtureNames& mixture_names();
+const MixtureNames& mixture_names(const ModelShape& shape);
 
 /// What scores are multiplied by.
 double score_scale(const ModelShape& shape);

@@ -12,12 +12,13 @@
 
 #include "tessera/models/decoder_spec.h"
 #include "tessera/models/deepseek/shape.h"
+#include "tessera/models/mixture_spec.h"
 #include "tessera/models/rope.h"
 
 namespace tessera::models {
 namespace deepseek {
 
-const MixtureNames& mixture_names() {
+const MixtureNames& mixture_names(const ModelShape& /*shape*/) {
   static const MixtureNames names{.shared = "shared_experts"};
   return names;
 }
@@ -190,7 +191,7 @@ ParameterSpecs parameters(const ModelShape& s) {
   add("o_proj.weight", {s.dim, v}, parts);
   if (s.out_bias) add("o_proj.bias", {s.dim}, per_position);
   result.block.insert(result.block.begin(), attention.begin(), attention.end());
-  add_mixture(s, mixture_names(), result);
+  add_mixture(s, mixture_names(s), result);
   return result;
 }
 
@@ -217,7 +218,7 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
     // The last product is kept as in layers with experts (train/engine_options.h, block_end).
     numbers.selective.values += real(s.dim) / real(position_ranks);
   }
-  add_mixture(s, mixture_names(), numbers);
+  add_mixture(s, mixture_names(s), numbers);
   return numbers;
 }
 
@@ -238,6 +239,7 @@ const FamilySpec& deepseek_spec() {
                                .activations = deepseek::activations,
                                .window = window_after_full_layers,
                                .rotary_width = deepseek::rotary_width,
+                               .mixture = deepseek::mixture_names,
                                .predicts_further = true,
                                .adapter_targets = {"kv_b_proj", "o_proj"}};
   return spec;

@@ -1,7 +1,7 @@
 // What only families with experts in every block say of their shape.
 #pragma once
 
-#include "tessera/models/mixture_spec.h"
+#include "tessera/models/spec.h"
 
 namespace tessera::models::moe {
 

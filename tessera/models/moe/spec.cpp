@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/models/decoder_spec.h"
+#include "tessera/models/mixture_spec.h"
 #include "tessera/models/moe/shape.h"
 #include "tessera/models/rope.h"
 
@@ -166,6 +167,18 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   return numbers;
 }
 
+std::optional<ModelShape> upcycled(const ModelShape& dense, int64_t experts, int64_t top_k) {
+  const bool biased = dense.qkv_bias || dense.out_bias;
+  if (dense.family != ModelFamily::llama || dense.mlp_bias || dense.num_full_layers > 0) return {};
+  if (biased && !dense.qk_norm) return {};
+  auto shape = dense;
+  shape.family = ModelFamily::moe;
+  shape.experts = {.num = experts, .top_k = top_k};
+  shape.own = Facts{.kind = dense.qk_norm ? Kind::qwen3 : Kind::mixtral};
+  if (dense.qk_norm) shape.experts.dense_ffn_dim = dense.ffn_dim;
+  return shape;
+}
+
 std::vector<HfType> types() {
   std::vector<HfType> list;
   for (const auto& kind : kinds()) list.push_back({kind.type, kind.architecture});
@@ -187,6 +200,8 @@ const FamilySpec& moe_spec() {
                                .activations = moe::activations,
                                .window = window_after_full_layers,
                                .rotary_width = whole_head_rotary,
+                               .mixture = moe::names_of,
+                               .upcycled = moe::upcycled,
                                .adapter_targets = {"q_proj", "v_proj"}};
   return spec;
 }
