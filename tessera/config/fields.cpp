@@ -542,10 +542,16 @@ Section precision_section() {
            "each row (fp8_row; fp8_row_wgrad16: but the weights' gradients), 128 numbers "
            "(fp8_block) "
            "or 32 (mxfp8)",
-           kAlways, {.aliases = {"fp8_recipe", "float8_recipe"}})
+           kAlways,
+           {.aliases = {"fp8_recipe", "float8_recipe"},
+            .others = {{"tensorwise", "fp8_tensor"},
+                       {"delayed", "fp8_delayed"},
+                       {"rowwise", "fp8_row"},
+                       {"rowwise_with_gw_hp", "fp8_row_wgrad16"},
+                       {"blockwise", "fp8_block"}}})
       .add("fp8_keep", &S::fp8_keep,
            "linear layers that stay in compute: patterns of their paths; first_last: those of the "
-           "first and the last block",
+           "first and the last block; auto: those that gain nothing on a device with 8-bit units",
            {kFp8OrWeights}, {.aliases = {"filter_fqns", "first_last_layers_bf16"}})
       .add("fp8_pad", &S::fp8_pad,
            "layers whose sizes are no multiple of 16 (mxfp8: 32) are padded; false: an error",
@@ -706,7 +712,8 @@ Section train_section() {
 Section logging_section() {
   using S = LoggingSection;
   return SectionBuilder("logging", &RunConfig::logging, "What one sees of a run.")
-      .add("every", &S::every, "steps between lines", {kLines},
+      .add("every", &S::every, "steps between lines, and between counts of what 8 bits lose",
+           {kLines},
            {.range = at_least(1), .aliases = {"log_interval", "logging_steps", "interval"}})
       .add("tensorboard", &S::tensorboard, "write TensorBoard event files", kAlways)
       .add("report_to", &S::report_to,

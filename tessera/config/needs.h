@@ -218,9 +218,11 @@ constexpr Need kNoEpochs{"train.epochs 0", [](const RunConfig& c) { return c.tra
 constexpr Need kSamples{"train.sample_tokens above 0",
                         [](const RunConfig& c) { return c.train.sample_tokens > 0; }};
 /// A line that is overwritten shows every step.
-constexpr Need kLines{"logging.progress plain or auto", [](const RunConfig& c) {
+constexpr Need kLines{"logging.progress plain or auto, or precision.matmul other than as_compute",
+                      [](const RunConfig& c) {
                         return c.logging.progress == report::ProgressMode::plain ||
-                               c.logging.progress == report::ProgressMode::automatic;
+                               c.logging.progress == report::ProgressMode::automatic ||
+                               c.precision.matmul != Matmul::as_compute;
                       }};
 
 }  // namespace tessera::config

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/config/precision.h"
 #include "tessera/models/spec.h"
+#include "tessera/plan/fp8_layers.h"
 
 namespace tessera::plan {
 namespace {
@@ -105,25 +106,30 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
 /// One of a model's blocks.
 struct Block {
   const models::ParameterSpecs &whole, &parts;
-  int64_t index, count;
+  int64_t index;
+  const std::set<std::string>& in_fp8;  ///< names of weights
 };
 
-/// The `amount` of a block with what of it is gathered in 8 bits: the weights of its linear layers but
-/// those of precision.fp8_keep.
+/// Weights that are kept or gathered in 8 bits.
+std::set<std::string> weights_in_fp8(const RunConfig& config, int64_t num_blocks,
+                                     const RankPart& part) {
+  std::set<std::string> names;
+  if (!config.precision.has_fp8_weights()) return names;
+  for (const auto& layer : fp8_layers(config, num_blocks, part)) {
+    if (!layer.kept) names.insert(layer.path + ".weight");
+  }
+  return names;
+}
+
+/// The `amount` of a block with what of it is gathered in 8 bits.
 Amount in_fp8(const RankPart& part, const RunConfig& config, const Block& block, Kind kind,
               Amount amount) {
-  if (!config.precision.has_fp8_weights()) return amount;
-  const bool at_end = block.index == 0 || block.index + 1 == block.count;
+  if (block.in_fp8.empty()) return amount;
   std::vector<models::ParameterSpec> whole, parts;
   for (size_t i = 0; i < block.parts.block.size(); ++i) {
     const auto& spec = block.parts.block[i];
-    constexpr std::string_view kSuffix = ".weight";
-    const bool is_router = spec.name.ends_with(".gate.weight");
-    if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || is_router) continue;
-    const auto path = fmt::format("{}{}.{}", block.parts.block_prefix, block.index,
-                                  spec.name.substr(0, spec.name.size() - kSuffix.size()));
-    const auto keeps = [&](const auto& entry) { return config::keeps_layer(entry, path, at_end); };
-    if (std::ranges::any_of(config.precision.fp8_keep, keeps)) continue;
+    const auto name = fmt::format("{}{}.{}", block.parts.block_prefix, block.index, spec.name);
+    if (!block.in_fp8.contains(name)) continue;
     whole.push_back(block.whole.block[i]);
     parts.push_back(spec);
   }
@@ -225,6 +231,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   } else if (shape.tie_embeddings) {
     head.elements += table;
   }
+  const auto names = weights_in_fp8(config, whole_shape.num_layers, part);
   std::vector<Sized> units;
   for (size_t stage = 0; stage < part.stages.size(); ++stage) {
     const auto& layers = part.stages[stage].layers;
@@ -240,9 +247,8 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
     for (int64_t i = at; i < layers.end; ++i) {
       units.push_back(
           {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
-           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::rest, block),
-           in_fp8(part, config, {whole, parameters, i, whole_shape.num_layers}, Kind::experts,
-                  experts),
+           in_fp8(part, config, {whole, parameters, i, names}, Kind::rest, block),
+           in_fp8(part, config, {whole, parameters, i, names}, Kind::experts, experts),
            codes});
     }
     if (part.stages[stage].predicts && !tied_here) {

@@ -178,7 +178,7 @@ parallel::Replication replication_of(const std::string& name,
 parallel::DataParallel make_data_parallel(
     models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
-    const StageReplication& stage_replication, const std::vector<std::string>& in_fp8,
+    const StageReplication& stage_replication, const std::vector<Fp8Layer>& in_fp8,
     const models::FirstValues& fill) {
   auto options = data_parallel_options(config);
   if (mesh.shape().ep > 1) {
@@ -354,14 +354,14 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
-  const auto in_fp8 = fp8_layers(*model, config.precision);
-  auto fp8 = multiply_in_fp8(*model, in_fp8, config.precision);
+  auto fp8 = layers_in_fp8(plan.fp8);
+  multiply_in_fp8(*model, fp8, config.precision);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
   auto parallel = make_data_parallel(*model, config, mesh, parameters, tensor_parts,
-                                     stage_replication, in_fp8, fill);
-  const auto fp8_histories = keep_fp8_of(*model, fp8);
+                                     stage_replication, fp8, fill);
+  note_fp8_here(*model, fp8);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh);
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,
@@ -385,7 +385,6 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .fp8 = std::move(fp8),
-          .fp8_histories = fp8_histories,
           .adapter = adapter.spec,
           .initial = adapter.initial,
           .optimizer = std::move(optimizer),

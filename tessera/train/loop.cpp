@@ -117,15 +117,18 @@ std::function<void(const std::string&)> told_before_start(const Run& run) {
 
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
+  const auto& cause = result.without_scale;
   if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == train::Nonfinite::stop) {
     user_error(
-        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
-        "optimizer.learning_rate, or set train.nonfinite to skip",
-        step, result.nonfinite_unit, result.loss, result.grad_norm);
+        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}){}; lower "
+        "optimizer.learning_rate, or set train.nonfinite to skip{}",
+        step, result.nonfinite_unit, result.loss, result.grad_norm,
+        cause.empty() ? "" : fmt::format(": {}, which has no scale in 8 bits", cause),
+        cause.empty() ? "" : ", or name the layer in precision.fp8_keep");
   }
   if (result.skipped) {
-    say({fmt::format("step {} skipped: NaN or infinity, first in unit {}", step,
-                     result.nonfinite_unit)});
+    say({fmt::format("step {} skipped: NaN or infinity, first in unit {}{}", step,
+                     result.nonfinite_unit, cause.empty() ? "" : ": " + cause)});
   }
   if (!result.parameters_without_gradient.empty()) {
     say({fmt::format("no gradient in the first step: {}",
@@ -216,7 +219,8 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
           .tokens_seen = counts.tokens_seen,
           .memory_bytes = report::process_memory().current_bytes,
           .figures = result.figures,
-          .experts = result.experts};
+          .experts = result.experts,
+          .fp8 = result.fp8};
 }
 
 /// What is known at the end of a run. Collective.

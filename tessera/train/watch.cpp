@@ -76,7 +76,7 @@ Watch::Watch(const Run& run, int world_size, int64_t steps_done)
   introduce(world_size);
   if (steps_done > 0) {
     const auto history = report::read_metrics(folder_);
-    for (const auto& record : history.steps) totals_.add(record), experts_.add(record);
+    for (const auto& record : history.steps) add(record);
     validation_ = history.validation;
   }
   if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
@@ -94,10 +94,13 @@ Watch::~Watch() {
   }
 }
 
+void Watch::add(const report::StepRecord& record) {
+  totals_.add(record), experts_.add(record), fp8_.add(record);
+}
+
 void Watch::step(const report::StepRecord& record) {
   for (auto& sink : sinks_) sink->step(record);
-  totals_.add(record);
-  experts_.add(record);
+  add(record);
   if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
 }
 
@@ -105,6 +108,7 @@ void Watch::finish(report::RunSummary summary) {
   for (auto& sink : std::exchange(sinks_, {})) sink->finish(/*success=*/true);
   totals_.fill(summary);
   summary.experts = experts_.last();
+  summary.fp8 = fp8_.last();
   summary.forced_balance = run_.config.moe.force_balance;
   if (run_.config.logging.svg) {
     const auto subtitle = fmt::format(
@@ -122,6 +126,14 @@ void Watch::finish(report::RunSummary summary) {
                      experts_, {.title = "Load of the experts of " + folder_.filename().string(),
                                 .subtitle = subtitle}));
     }
+    if (!fp8_.empty()) {
+      write_file(folder_ / "fp8.svg",
+                 report::layer_map_svg(fp8_.lost(), {.title = "Numbers lost to 8 bits in " +
+                                                              folder_.filename().string(),
+                                                     .subtitle = subtitle,
+                                                     .measure = "% of the worst operand",
+                                                     .least_darkest = 0.1}));
+    }
   }
   write_file(folder_ / "summary.json", report::to_json(summary));
   fmt::print("{}", report::format_summary(summary));
@@ -135,11 +147,11 @@ void Watch::introduce(int world_size) {
                   world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                   config.data.seq_len, folder_.string()));
   for (const auto& line : data_lines(run_)) message("data: " + line);
-  const auto row = config::precision_row(config.precision);
-  message(fmt::format(
-      "precision: GEMM {}, communication {}, weight {}, master weight {}, weight gradient {}, "
-      "optimizer states {}",
-      row.gemm, row.communication, row.weight, row.master_weight, row.gradient, row.states));
+  message("precision: " + config::row_text(config::precision_row(config.precision)));
+  if (config::keeps_losers(config.precision)) {
+    message("precision.fp8_keep auto, by what products in 8 bits gain on a device that has them:");
+    for (const auto& line : plan::fp8_table(run_.plan.fp8)) message("  " + line);
+  }
   if (config.moe.force_balance) {
     message(
         "moe.force_balance: EXPERTS TAKE TURNS, routers are not asked: for timing alone, the model "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -194,6 +195,15 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
     check_same_model(sliced, /*values=*/true, sharing.all, /*slice=*/sharing.gather.rank());
     check_same_model(whole, /*values=*/true, sharing.all);
   }
+}
+
+std::vector<std::string> DataParallel::parameters_without_scale() const {
+  std::vector<std::string> names;
+  for (const auto& unit : engine().units) {
+    for (const auto& buffer : unit.buffers())
+      std::ranges::copy(buffer.without_scale(), std::back_inserter(names));
+  }
+  return names;
 }
 
 std::vector<std::string> DataParallel::parameters_without_gradient() const {

@@ -165,6 +165,10 @@ class DataParallel {
   /// finish_backward. Collective; one pass over the gradients.
   std::vector<std::string> parameters_without_gradient() const;
 
+  /// Names of parameters that are kept or gathered in 8 bits (DataParallelOptions::fp8_weights) and held
+  /// NaN or infinity on any rank in this step, so that no scale is theirs.
+  std::vector<std::string> parameters_without_scale() const;
+
   /// While on, the first unit whose output holds NaN or infinity is noted (a pass over each).
   void watch_outputs(bool on);
 

@@ -170,6 +170,7 @@ class FlatBuffer {
   /// [entries()] the largest magnitude of this rank's part of each, on the host.
   torch::Tensor amax() const;
   void share_amax(const torch::Tensor& of_all_ranks);  ///< the same over all ranks
+  std::vector<std::string> without_scale() const;      ///< parameters that hold NaN or infinity
   bool codes_are_current() const { return plan_.keeps_codes && codes_are_current_; }
   void encode_slice();  ///< this rank's part of `codes`, which get memory
   /// All codes are there: makes the whole parameters of them, and frees them unless they are kept.
