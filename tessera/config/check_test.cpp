@@ -456,7 +456,8 @@ std::map<std::string, Change> contexts() {
       {"the defaults", [](auto&) {}},
       {"sharded",
        [](auto& c) {
-         c.parallel.placement = parallel::Placement::full_shard, c.parallel.offload_params = true;
+         c.parallel.placement = parallel::Placement::full_shard,
+         c.parallel.offload_params = parallel::OffloadParams::host;
        }},
       {"one unit",
        [](auto& c) {

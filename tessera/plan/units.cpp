@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/config/needs.h"
 #include "tessera/config/precision.h"
 #include "tessera/models/spec.h"
 
@@ -282,7 +283,7 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   BufferOptions options{.placement = section.placement,
-                        .offloads_by_copy = !section.offload_params,
+                        .offloads_by_copy = section.offload_params == parallel::OffloadParams::none,
                         .in_backward = config.optimizer.in_backward,
                         .fp8_gradients = precision.has_fp8_gradients(),
                         .slice_has_type_of_whole = true};
@@ -307,9 +308,9 @@ BufferOptions of_experts(BufferOptions options, const mesh::MeshShape& mesh) {
 
 /// Where slices and their gradients are on the host. What is on drives is updated there.
 bool offloads_slices(const config::ParallelSection& section, bool device_is_host) {
-  using parallel::OffloadOptimizer;
+  using parallel::OffloadOptimizer, parallel::OffloadParams;
   const auto optimizer = section.offload_optimizer;
-  return section.offload_params || optimizer == OffloadOptimizer::host ||
+  return section.offload_params == OffloadParams::host || optimizer == OffloadOptimizer::host ||
          (optimizer == OffloadOptimizer::nvme && !device_is_host);
 }
 
@@ -343,11 +344,10 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
   }
   const auto offloaded = offloaded_units(elements, section.offload_fraction);
-  const bool on_drives = section.offload_optimizer == parallel::OffloadOptimizer::nvme;
   std::vector<UnitPlan> result;
   for (size_t i = 0; i < units.size(); ++i) {
     options.offloaded = offloaded[i] && offloads_slices(section, device_is_host);
-    options.states_on_drives = offloaded[i] && on_drives;
+    options.on_drives = offloaded[i] ? config::on_drives(config) : parallel::OnDrives::nothing;
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);

@@ -214,7 +214,7 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   auto run = job("full_shard", 2);
   const Device gpu;
   const double before = peak(run, gpu);
-  run.parallel.offload_params = true;
+  run.parallel.offload_params = parallel::OffloadParams::host;
   const auto plan = plan::make_plan(run, models::model_preset("tiny"), {.device_is_host = false});
   const auto memory = step_memory(run, plan.ranks.front(), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);

@@ -214,7 +214,7 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
       list.back().replica = part.replica;
       list.back().replica_group = part.replica_group;
     };
-    add(parameters, parameter, extent.values, /*block=*/1, {});
+    add(parameters, parameter, extent.values, /*block=*/1, part.stored);
     for (const auto& [state, values, block, stored] : states(i, part)) {
       add(kept, state_name(state, parameter), values, block, stored);
     }

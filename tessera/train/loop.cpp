@@ -30,6 +30,7 @@
 #include "tessera/train/held_out.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_and_traffic.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/reference.h"
 #include "tessera/train/step.h"
 #include "tessera/train/watch.h"
@@ -66,9 +67,12 @@ std::string trained_text(const Run& run) {
       models::num_parameters(shape) + models::num_of_adapter(adapter, shape));
 }
 
-/// What the matrix products of a run are compared with.
-torch::TensorOptions peak_options(const Run& run) {
-  return torch::device(run.device).dtype(torch_dtype(run.config.precision.compute));
+/// Collective.
+std::vector<std::string> before_first_step(const Run& run) {
+  auto lines = preflight(run);
+  for (auto& line : lines) line = "offload: " + line;
+  if (run.adapter.type != models::AdapterType::none) lines.push_back(trained_text(run));
+  return lines;
 }
 
 std::vector<report::UnitWait> unit_waits(const Run& run) {
@@ -253,7 +257,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     for (const auto& line : lines) watch->message(line);
   };
   say(resumed.notes);
-  if (run.adapter.type != models::AdapterType::none) say({trained_text(run)});
+  say(before_first_step(run));
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);
@@ -271,7 +275,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     if (result.requests.lost_data) end_without_data(run, checkpointing, counts, say);
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
-      summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
+      summary.matmul_peak_flops = matmul_peak(run) * environment.world_size;
     }
     tell_of(run, result, step, say);
     summary.skipped_steps += result.skipped ? 1 : 0;

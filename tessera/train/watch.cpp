@@ -32,22 +32,6 @@ std::vector<std::string> data_lines(const Run& run) {
   return lines;
 }
 
-/// What this rank keeps on drives, and how it comes.
-std::vector<std::string> drive_lines(const Run& run) {
-  const auto* stored = run.optimizer.stored();
-  if (stored == nullptr) return {};
-  const auto& space = stored->space();
-  auto lines = space.notes();
-  std::vector<std::string> paths;
-  for (const auto& path : space.options().paths) paths.push_back(path.string());
-  const auto bytes = format_bytes(stored->stored_bytes());
-  lines.push_back(fmt::format(
-      "rank 0 keeps {} of the optimizer in {} ({}), reads and writes {} each step through {} of "
-      "memory; checkpoints are written while training waits",
-      bytes, fmt::join(paths, ", "), space.way(), bytes, format_bytes(stored->memory_bytes())));
-  return lines;
-}
-
 report::HyperParameters hyper_parameters(const Run& run, int world_size) {
   const auto& config = run.config;
   return {{"model/preset", config.model.preset},
@@ -145,7 +129,6 @@ void Watch::introduce(int world_size) {
         "moe.force_balance: EXPERTS TAKE TURNS, routers are not asked: for timing alone, the model "
         "that comes of it is of no use");
   }
-  for (const auto& line : drive_lines(run_)) message("offload: " + line);
   if (config.precision.parameters != FloatType::bf16) return;
   message(fmt::format(
       "pure bf16: weights have no fp32 copy, {}",

@@ -247,7 +247,7 @@ std::string refusal(const config::RunConfig& job) {
 TEST(Fp8Storage, MistakesAreNamed) {
   auto job = job_of(PrecisionPreset::msamp_o3, Placement::full_shard, 1);
   EXPECT_EQ(refusal(job), "");
-  job.parallel.offload_params = true;
+  job.parallel.offload_params = parallel::OffloadParams::host;
   EXPECT_THAT(refusal(job), ::testing::HasSubstr("precision.weights: fp8 is not kept on the host"));
   job = job_of(PrecisionPreset::msamp_o1, Placement::full_shard, 1);
   job.precision.compute = FloatType::bf16;

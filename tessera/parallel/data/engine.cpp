@@ -10,9 +10,10 @@
 
 namespace tessera::parallel {
 void DataParallel::Engine::take_leaves() {
-  TORCH_CHECK_VALUE(
-      !options.update_in_backward && !options.fp8_gradients,
-      "expected an optimizer over slices(), as update_in_backward and fp8_gradients have it");
+  TORCH_CHECK_VALUE(!options.update_in_backward && !options.fp8_gradients &&
+                        options.offload.on_drives < OnDrives::masters,
+                    "expected an optimizer over slices(), as update_in_backward, fp8_gradients and "
+                    "slices on drives have it");
   if (std::exchange(leaves_taken, true) || !has_gradients) return;
   // A backward came whose arrivals no rank was asked for: all parameters count as having taken
   // part.
@@ -75,6 +76,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   note_memory(index);
   if (options.forward_prefetch) prefetch(index, 1);
+  read_ahead(index, nn::Recomputation::ran_before() ? -1 : 1);
 }
 
 // Note [Backwards to come]. A unit is reduced once no backward of any call of its modules is to
@@ -120,6 +122,7 @@ void DataParallel::Engine::before_backward(size_t index) {
   units[index].begin_gradient();
   note_memory(index);
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
+  read_ahead(index, -1);
 }
 
 void DataParallel::Engine::after_backward(size_t index) {
@@ -370,6 +373,7 @@ void DataParallel::Engine::finish_step() {
     units[i].parameters_changed(/*frozen_ones=*/false);
     note_memory(i);
   }
+  finish_regions();
   synchronise(module_buffers, options.buffers, axes.all);
 }
 
