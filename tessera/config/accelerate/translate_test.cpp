@@ -217,6 +217,11 @@ TEST(TranslateTest, ZeroStages) {
                                 {"offload_optimizer_device", "cpu"}})),
               AllOf(Contains("parallel.offload_params=true"),
                     Not(Contains("parallel.offload_optimizer=true"))));
+  EXPECT_THAT(job_of(deepspeed({{"zero_stage", "3"},
+                                {"offload_param_device", "nvme"},
+                                {"offload_param_nvme_path", "/nvme"}})),
+              IsSupersetOf({"parallel.offload_params=nvme", "parallel.offload_optimizer=nvme",
+                            "offload.paths=/nvme"}));
   const auto accumulated =
       translate(translated_settings(deepspeed({{"gradient_accumulation_steps", "4"}})));
   ASSERT_TRUE(accumulated.accumulation);
