@@ -68,9 +68,9 @@ GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options
 
 Tensor GatedMlpImpl::forward(const Tensor& x) {
   using enum kernels::ResultLayout;
-  // swiglu reads both where they lie, and keeps both.
-  const auto inside = nn::linears(x, {gate_proj_, up_proj_},
-                                  activation_ == Activation::silu ? side_by_side : apart);
+  // swiglu reads both where they lie, and keeps both. In float32 one product is no faster than two.
+  const bool joins = activation_ == Activation::silu && x.element_size() == 2;
+  const auto inside = nn::linears(x, {gate_proj_, up_proj_}, joins ? side_by_side : apart);
   switch (activation_) {
     case Activation::silu:
       return down_proj_(kernels::swiglu(inside[0], inside[1]));
