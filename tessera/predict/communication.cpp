@@ -6,6 +6,7 @@
 #include "tessera/base/widths.h"
 #include "tessera/models/spec.h"
 #include "tessera/predict/activations.h"
+#include "tessera/predict/states.h"
 
 namespace tessera::predict {
 namespace {
@@ -38,11 +39,12 @@ bool has_backward(const plan::RankPart& part, const plan::UnitPlan& unit) {
 /// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
 /// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
 /// `unit`: which of the rank's units; the last one stays if its backward is next, one in and before
-/// which nothing is trained has no backward.
+/// which nothing is trained has no backward, and a table's reads nothing of it.
 double num_gathers(const RunConfig& config, const plan::RankPart& part,
                    const std::vector<plan::UnitPlan>& units, size_t unit) {
   const size_t stage = units[unit].stage;
-  const bool last = unit + 1 == units.size(), goes_back = has_backward(part, units[unit]);
+  const bool last = unit + 1 == units.size(),
+             goes_back = has_backward(part, units[unit]) && backward_reads(units[unit]);
   const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
   int64_t gathers = 0, open = 0;
   const schedule::Action* before = nullptr;

@@ -67,6 +67,11 @@ double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks) {
   return unit.passing_gradients + (updating_ranks > 0 ? unit.gradient_slice : 0);
 }
 
+bool backward_reads(const plan::UnitPlan& unit) {
+  const bool is_table = !unit.predicts && unit.layers.begin == unit.layers.end;
+  return !is_table || !std::ranges::all_of(unit.buffers, &plan::BufferPlan::trained);
+}
+
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   UnitBytes result;
   for (const auto& plan : unit.buffers) {

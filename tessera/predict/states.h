@@ -23,6 +23,10 @@ struct UnitBytes {
 };
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);
 
+/// Does its backward read its parameters? The gradient of a table needs the ids alone, but for an adapter
+/// beside it.
+bool backward_reads(const plan::UnitPlan& unit);
+
 /// Bytes of the buffers through which the device brings what is on drives: no more than that is.
 double buffers_for_drives(const std::vector<UnitBytes>& units, const config::RunConfig& config);
 

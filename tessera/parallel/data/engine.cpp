@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/layers.h"
 #include "tessera/nn/recomputation.h"
 
 namespace tessera::parallel {
@@ -58,6 +59,14 @@ void DataParallel::Engine::begin_pass(const Pass& next) {
 bool DataParallel::Engine::keeps_whole(size_t index) const {
   return units[index].options().reshard_after_forward == ReshardAfterForward(false) &&
          !calls[index].backwards.empty();
+}
+
+/// Does a unit's backward read its parameters? The gradient of a table needs the ids alone.
+bool DataParallel::Engine::backward_reads(size_t index) const {
+  return !std::ranges::all_of(modules[index].modules, [](const nn::Hookable* module) {
+    const auto* table = dynamic_cast<const nn::EmbeddingImpl*>(module);
+    return table != nullptr && !table->beside;
+  });
 }
 
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
@@ -116,7 +125,7 @@ void DataParallel::Engine::before_backward(size_t index) {
   check_not_updated(index);
   if (calls[index].launched) reopen(index);
   ++calls[index].in_backward;
-  units[index].finish_gather();
+  if (backward_reads(index)) units[index].finish_gather();
   units[index].begin_gradient();
   note_memory(index);
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
@@ -145,7 +154,7 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   if (next < 0 || next >= static_cast<std::ptrdiff_t>(order.size())) return;
   const size_t other = order[static_cast<size_t>(next)];
   auto& unit = units[other];
-  if (unit.has_whole()) return;
+  if (unit.has_whole() || (direction < 0 && !backward_reads(other))) return;
   // Backward comes only to units with an open call, recomputed forwards too; forward stays within
   // its stage.
   const bool in_backward = direction < 0 || nn::Recomputation::ran_before();

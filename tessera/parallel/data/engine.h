@@ -105,6 +105,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
 
   void begin_pass(const Pass& next);
   bool keeps_whole(size_t unit) const;
+  bool backward_reads(size_t unit) const;
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
