@@ -171,16 +171,18 @@ void apply(const std::string& option, const std::string& key, const std::string&
 }
 
 void apply_offload(const std::string& what, config::RunConfig& config) {
-  const std::vector<std::string> words{"none", "optimizer", "params", "nvme"};
+  const std::vector<std::string> words{"none", "optimizer", "params", "nvme", "all_nvme"};
   if (std::ranges::count(words, what) == 0) {
     user_error("{}: --offload: expected {}, got '{}'{}", kCommand, fmt::join(words, ", "), what,
                did_you_mean(what, words));
   }
-  using parallel::OffloadOptimizer;
-  config.parallel.offload_optimizer = what == "optimizer" ? OffloadOptimizer::host
-                                      : what == "nvme"    ? OffloadOptimizer::nvme
-                                                          : OffloadOptimizer::none;
-  config.parallel.offload_params = what == "params";
+  using parallel::OffloadOptimizer, parallel::OffloadParams;
+  config.parallel.offload_optimizer = what == "optimizer"      ? OffloadOptimizer::host
+                                      : what.ends_with("nvme") ? OffloadOptimizer::nvme
+                                                               : OffloadOptimizer::none;
+  config.parallel.offload_params = what == "params"     ? OffloadParams::host
+                                   : what == "all_nvme" ? OffloadParams::nvme
+                                                        : OffloadParams::none;
 }
 
 /// Micro-batches of a step, over all ranks: one for each data rank, or in a pipeline so many that
@@ -383,8 +385,9 @@ void add_estimate_memory(CLI::App& app, int& exit_code) {
       takes(added, words);
   }
   takes(command->add_option("--offload", arguments->offload,
-                            "What waits on the host; nvme: the optimizer's states, on drives"),
-        {"none", "optimizer", "params"});
+                            "What waits on the host; nvme: the optimizer's states, on drives; "
+                            "all_nvme: parameters, too"),
+        {"none", "optimizer", "params", "nvme", "all_nvme"});
   command->add_option("--device-memory", arguments->device_memory,
                       "Of a GPU, such as 80GB; unless given, this machine's by the ranks on it");
   command->add_flag("--json", arguments->json, "As JSON, in bytes");

@@ -24,6 +24,7 @@
 #include "tessera/cli/ranges.h"
 #include "tessera/cli/stored_model.h"
 #include "tessera/cli/worker_program.h"
+#include "tessera/config/precision.h"
 #include "tessera/config/stored_job.h"
 #include "tessera/inference/request.h"
 #include "tessera/inference/stored_shape.h"
@@ -206,6 +207,10 @@ int run_export(ExportArguments& arguments, bool has_type) {
     return code;
   }
   fmt::print("wrote {}\n", printable(options.destination.string()));
+  if (const auto row = config::stored_precision(source.about.state)) {
+    const auto note = config::weights_note(*row);
+    if (!note.empty()) fmt::print("of the run: {}\n", note);
+  }
   if (gguf) write_modelfile(options.destination, options.assets);
   return arguments.no_compare ? 0 : compare(options, source);
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/text.h"
+#include "tessera/config/precision.h"
 #include "tessera/config/stored_job.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/models/spec.h"
@@ -51,6 +52,10 @@ std::string facts(const checkpoint::TrainingSource& training) {
   }
   const int64_t step = training.about.step;
   row("optimizer steps", fmt::format("{}", step));
+  if (const auto precision = config::stored_precision(training.about.state)) {
+    const auto note = config::weights_note(*precision);
+    row("trained in", config::row_text(*precision) + (note.empty() ? "" : "; " + note));
+  }
   const auto run = training.tensors.path().parent_path().parent_path();
   if (fs::exists(run / report::kMetricsFile)) {
     const auto history = report::read_metrics(run);

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
+#include "tessera/plan/run_plan.h"
 
 namespace tessera::cli {
 namespace {
@@ -43,7 +45,14 @@ void run_precision(const PrecisionArguments& arguments) {
     print_row(name, loaded.config.precision);
   }
   if (arguments.job.empty()) return;
-  print_row("this job", config::load_run_config(arguments.job, {}).config.precision);
+  auto config = config::load_run_config(arguments.job, {}).config;
+  print_row("this job", config.precision);
+  if (config.precision.matmul == Matmul::as_compute) return;
+  auto& ranks = config.parallel.num_ranks;
+  ranks = std::max<int64_t>(1, ranks);  // of a number that the machine decides
+  const auto plan = plan::make_plan(config, config::resolve_model_shape(config.model));
+  fmt::print("layers by what products in 8 bits gain on a device that has them:\n");
+  for (const auto& line : plan::fp8_table(plan.fp8)) fmt::print("  {}\n", line);
 }
 
 }  // namespace
@@ -54,7 +63,9 @@ void add_precision(CLI::App& app, int& exit_code) {
       "precision", "Show in which types the presets of precision, or a job, compute and keep");
   command->footer(
       "Bytes are of weight, master weight, gradient and AdamW's states of a parameter of a linear "
-      "layer, over all ranks of one copy.\nExample:\n  tessera precision --table");
+      "layer, over all ranks of one copy; of a job that multiplies in 8 bits its layers follow, "
+      "with what "
+      "that gains.\nExample:\n  tessera precision --table");
   command->add_option("job", arguments->job, "Job file whose row is shown")->type_name("JOB.yaml");
   command->add_flag("--table", arguments->table, "All presets");
   command->callback([arguments, &exit_code] {

@@ -276,6 +276,22 @@ void check_effect(const RunConfig& config, const Origins& origins, const Place& 
   }
 }
 
+/// Slices come whole for a gather and for their update, and first values go to where they stay.
+void check_parameters_on_drives(const RunConfig& config, const Place& place) {
+  const auto& section = config.parallel;
+  if (section.offload_params != parallel::OffloadParams::nvme) return;
+  const auto needs = [&](bool fulfilled, std::string_view what) {
+    if (fulfilled) return;
+    place.error("parallel.offload_params",
+                "nvme: expected {}; set it, or parallel.offload_params to false", what);
+  };
+  needs(section.placement == parallel::Placement::full_shard, "parallel.placement full_shard");
+  needs(offloads_to_drives(config), "parallel.offload_optimizer nvme");
+  needs(config.optimizer.type != optim::OptimizerType::muon,
+        "an optimizer.type other than muon, whose matrices are whole");
+  needs(!section.sync_module_states, "parallel.sync_module_states false");
+}
+
 void check_offload(const RunConfig& config, const Place& place) {
   constexpr int64_t kPageKib = 4;
   if (const auto block = config.offload.block_size; block % kPageKib != 0) {
@@ -287,6 +303,7 @@ void check_offload(const RunConfig& config, const Place& place) {
                 "nvme: sgd without momentum keeps no states; set optimizer.momentum above 0, or "
                 "parallel.offload_optimizer to false");
   }
+  check_parameters_on_drives(config, place);
 }
 
 void check_in_backward(const RunConfig& config, const Place& place) {

@@ -2,6 +2,7 @@
 
 #include "tessera/config/needs.h"
 #include "tessera/config/place.h"
+#include "tessera/config/precision.h"
 #include "tessera/config/run_config.h"
 
 namespace tessera::config {
@@ -49,6 +50,11 @@ void check_precision(const RunConfig& config, const Place& place) {
   if (precision.reduce != FloatType::fp32 && precision.reduce != precision.compute) {
     place.error("precision.reduce", "expected fp32 or precision.compute {}, got {}",
                 text_of(precision.compute), text_of(precision.reduce));
+  }
+  if (keeps_losers(precision) && precision.matmul == Matmul::as_compute) {
+    place.error("precision.fp8_keep",
+                "auto goes by what products gain, and precision.matmul is as_compute; set that, or "
+                "patterns of layers");
   }
   if (precision.matmul != Matmul::as_compute && config.model.weights != WeightFormat::as_stored) {
     place.error(

@@ -395,7 +395,7 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
       {"logging.every",
        [](auto& c) { c.logging.every = 5, c.logging.progress = report::ProgressMode::none; },
        [](auto& c) { c.logging.progress = report::ProgressMode::plain; },
-       "logging.progress plain or auto"},
+       "logging.progress plain or auto, or precision.matmul other than as_compute"},
   };
   for (const auto& [key, set, meet, needs] : cases) {
     auto config = good();
@@ -456,7 +456,8 @@ std::map<std::string, Change> contexts() {
       {"the defaults", [](auto&) {}},
       {"sharded",
        [](auto& c) {
-         c.parallel.placement = parallel::Placement::full_shard, c.parallel.offload_params = true;
+         c.parallel.placement = parallel::Placement::full_shard,
+         c.parallel.offload_params = parallel::OffloadParams::host;
        }},
       {"one unit",
        [](auto& c) {

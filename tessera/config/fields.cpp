@@ -445,12 +445,15 @@ Section parallel_section() {
            {kFullShard, kSeveralUnits, kPrefetches},
            {.range = at_least(1), .aliases = {"limit_all_gathers"}})
       .add("offload_params", &S::offload_params,
-           "slices, their gradients and the optimizer live on the host", kAlways,
-           {.aliases = {"cpu_offload"}})
+           "true: slices, their gradients and the optimizer live on the host; nvme, beside "
+           "offload_optimizer nvme: slices are on drives, and come for their forward and backward",
+           kAlways, {.aliases = {"cpu_offload"}})
       .add(
           "offload_optimizer", &S::offload_optimizer,
           "true: the same, but under full_shard a copy of the parameters' slices stays on the GPU; "
-          "nvme: the optimizer's states are on drives (section offload) and come part by part",
+          "nvme: the optimizer's states, and weights that it keeps beside those of 16 bits, are on "
+          "drives "
+          "(section offload) and come part by part",
           {kNoOffloadedParams})
       .add("offload_fraction", &S::offload_fraction,
            "share of the parameters that either of these concerns, in whole units, the last ones",
@@ -482,8 +485,9 @@ Section offload_section() {
       .add("buffers", &S::buffers,
            "parts in memory at a time: one is updated, one written, the others are read ahead",
            {kOffloadsToDrives}, {.range = between(2, 1024), .aliases = {"buffer_count"}})
-      .add("host_memory", &S::host_memory, "MiB of all buffers of a rank", {kOffloadsToDrives},
-           {.range = at_least(1), .aliases = {"buffer_size"}})
+      .add("host_memory", &S::host_memory,
+           "MiB of all buffers of a rank; beside offload_params nvme, half of it is for these",
+           {kOffloadsToDrives}, {.range = at_least(1), .aliases = {"buffer_size"}})
       .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4",
            {kOffloadsToDrives}, {.range = between(4, 1 << 20)})
       .add("queue_depth", &S::queue_depth, "reads and writes at a time on each rank",
@@ -542,10 +546,16 @@ Section precision_section() {
            "each row (fp8_row; fp8_row_wgrad16: but the weights' gradients), 128 numbers "
            "(fp8_block) "
            "or 32 (mxfp8)",
-           kAlways, {.aliases = {"fp8_recipe", "float8_recipe"}})
+           kAlways,
+           {.aliases = {"fp8_recipe", "float8_recipe"},
+            .others = {{"tensorwise", "fp8_tensor"},
+                       {"delayed", "fp8_delayed"},
+                       {"rowwise", "fp8_row"},
+                       {"rowwise_with_gw_hp", "fp8_row_wgrad16"},
+                       {"blockwise", "fp8_block"}}})
       .add("fp8_keep", &S::fp8_keep,
            "linear layers that stay in compute: patterns of their paths; first_last: those of the "
-           "first and the last block",
+           "first and the last block; auto: those that gain nothing on a device with 8-bit units",
            {kFp8OrWeights}, {.aliases = {"filter_fqns", "first_last_layers_bf16"}})
       .add("fp8_pad", &S::fp8_pad,
            "layers whose sizes are no multiple of 16 (mxfp8: 32) are padded; false: an error",
@@ -706,7 +716,8 @@ Section train_section() {
 Section logging_section() {
   using S = LoggingSection;
   return SectionBuilder("logging", &RunConfig::logging, "What one sees of a run.")
-      .add("every", &S::every, "steps between lines", {kLines},
+      .add("every", &S::every, "steps between lines, and between counts of what 8 bits lose",
+           {kLines},
            {.range = at_least(1), .aliases = {"log_interval", "logging_steps", "interval"}})
       .add("tensorboard", &S::tensorboard, "write TensorBoard event files", kAlways)
       .add("report_to", &S::report_to,

@@ -13,11 +13,21 @@ inline bool is_text(const RunConfig& c) { return c.data.format == data::DataForm
 inline bool is_sharded(const RunConfig& c) { return parallel::is_sharded(c.parallel.placement); }
 inline bool has_units(const RunConfig& c) { return c.parallel.units != parallel::Units::model; }
 inline bool offloads(const RunConfig& c) {
-  return c.parallel.offload_params ||
+  return c.parallel.offload_params != parallel::OffloadParams::none ||
          c.parallel.offload_optimizer != parallel::OffloadOptimizer::none;
 }
 inline bool offloads_to_drives(const RunConfig& c) {
   return c.parallel.offload_optimizer == parallel::OffloadOptimizer::nvme;
+}
+/// Muon's matrices are updated whole, and what rank 0 sends has no place on drives before it comes: masters
+/// of such runs stay in memory.
+inline parallel::OnDrives on_drives(const RunConfig& c) {
+  using parallel::OnDrives;
+  if (!offloads_to_drives(c)) return OnDrives::nothing;
+  if (c.parallel.offload_params == parallel::OffloadParams::nvme) return OnDrives::parameters;
+  const bool masters_stay =
+      c.optimizer.type == optim::OptimizerType::muon || c.parallel.sync_module_states;
+  return masters_stay ? OnDrives::states : OnDrives::masters;
 }
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
@@ -166,9 +176,10 @@ constexpr Need kPrefetches{
              c.parallel.backward_prefetch != parallel::BackwardPrefetch::none;
     }};
 /// Parameters on the host take the optimizer along, but for states on drives.
-constexpr Need kNoOffloadedParams{"no parallel.offload_params, or nvme", [](const RunConfig& c) {
-                                    return !c.parallel.offload_params || offloads_to_drives(c);
-                                  }};
+constexpr Need kNoOffloadedParams{
+    "no parallel.offload_params, or nvme", [](const RunConfig& c) {
+      return c.parallel.offload_params == parallel::OffloadParams::none || offloads_to_drives(c);
+    }};
 constexpr Need kOffloadsToDrives{"parallel.offload_optimizer nvme", offloads_to_drives};
 constexpr Need kOffloads{"parallel.offload_params or parallel.offload_optimizer", offloads};
 
@@ -218,9 +229,11 @@ constexpr Need kNoEpochs{"train.epochs 0", [](const RunConfig& c) { return c.tra
 constexpr Need kSamples{"train.sample_tokens above 0",
                         [](const RunConfig& c) { return c.train.sample_tokens > 0; }};
 /// A line that is overwritten shows every step.
-constexpr Need kLines{"logging.progress plain or auto", [](const RunConfig& c) {
+constexpr Need kLines{"logging.progress plain or auto, or precision.matmul other than as_compute",
+                      [](const RunConfig& c) {
                         return c.logging.progress == report::ProgressMode::plain ||
-                               c.logging.progress == report::ProgressMode::automatic;
+                               c.logging.progress == report::ProgressMode::automatic ||
+                               c.precision.matmul != Matmul::as_compute;
                       }};
 
 }  // namespace tessera::config

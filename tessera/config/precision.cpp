@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
 #include "tessera/base/error.h"
 #include "tessera/base/pattern.h"
 #include "tessera/config/fields.h"
@@ -99,6 +103,10 @@ bool keeps_layer(const std::string& entry, const std::string& path, bool at_end)
   return entry == "first_last" ? at_end : matches(entry, path);
 }
 
+bool keeps_losers(const PrecisionSection& section) {
+  return std::ranges::find(section.fp8_keep, "auto") != section.fp8_keep.end();
+}
+
 PrecisionRow precision_row(const PrecisionSection& section) {
   const auto text = [](auto type) { return std::string(text_of(type)); };
   const auto whole = whole_type(section);
@@ -111,6 +119,62 @@ PrecisionRow precision_row(const PrecisionSection& section) {
           .master_weight = weight == text(section.parameters) ? "none" : text(section.parameters),
           .gradient = section.has_fp8_gradients() ? "fp8" : gradient,
           .states = states == "fp8+fp16" ? states : states + "+" + states};
+}
+
+namespace {
+
+struct NamedCell {
+  const char* name;
+  std::string PrecisionRow::*cell;
+};
+constexpr std::array<NamedCell, 6> kCells{{{"GEMM", &PrecisionRow::gemm},
+                                           {"communication", &PrecisionRow::communication},
+                                           {"weight", &PrecisionRow::weight},
+                                           {"master weight", &PrecisionRow::master_weight},
+                                           {"weight gradient", &PrecisionRow::gradient},
+                                           {"optimizer states", &PrecisionRow::states}}};
+
+}  // namespace
+
+std::string row_text(const PrecisionRow& row) {
+  std::string text;
+  for (const auto& [name, cell] : kCells) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, row.*cell);
+  }
+  return text;
+}
+
+nlohmann::json to_json(const PrecisionRow& row) {
+  nlohmann::json json;
+  for (const auto& [name, cell] : kCells) json[name] = row.*cell;
+  return json;
+}
+
+std::optional<PrecisionRow> stored_precision(const nlohmann::json& state) {
+  const auto stored = state.find("precision");
+  if (stored == state.end() || !stored->is_object()) return std::nullopt;
+  PrecisionRow row;
+  for (const auto& [name, cell] : kCells) {
+    const auto found = stored->find(name);
+    if (found == stored->end() || !found->is_string()) return std::nullopt;
+    row.*cell = found->get<std::string>();
+  }
+  return row;
+}
+
+std::string weights_note(const PrecisionRow& row) {
+  const auto& updated = row.master_weight == "none" ? row.weight : row.master_weight;
+  if (row.weight == "fp8") {
+    return fmt::format(
+        "it computed with weights of 8 bits; these are the {} weights behind them, not rounded to "
+        "8 bits",
+        updated);
+  }
+  if (row.gemm != "fp8") return "";
+  return fmt::format(
+      "its products rounded what they read to 8 bits; these are its {} weights, not rounded to 8 "
+      "bits",
+      updated);
 }
 
 double bytes_per_parameter(const PrecisionSection& section) {

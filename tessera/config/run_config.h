@@ -13,6 +13,7 @@
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
 #include "tessera/base/fp8.h"
+#include "tessera/base/offload.h"
 #include "tessera/base/optimizer_states.h"
 #include "tessera/base/weight_format.h"
 #include "tessera/models/adapter.h"
@@ -130,7 +131,7 @@ struct ParallelSection {
   parallel::BackwardPrefetch backward_prefetch = parallel::BackwardPrefetch::pre;
   bool forward_prefetch = true;
   int64_t max_gathered_units = 3;
-  bool offload_params = false;
+  parallel::OffloadParams offload_params = parallel::OffloadParams::none;
   parallel::OffloadOptimizer offload_optimizer = parallel::OffloadOptimizer::none;
   double offload_fraction = 1;
   bool sync_module_states = false;

@@ -4,6 +4,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
+#include "tessera/kernels/adjacent.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
@@ -12,6 +15,19 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// Memory for the gradients of gate and up: side by side where these are, as one product takes them
+/// (kernels/linears.h).
+std::pair<at::Tensor, at::Tensor> memory_like(const at::Tensor& gate, const at::Tensor& up) {
+  const int64_t dim = gate.size(-1);
+  if (!side_by_side({gate.reshape({-1, dim}), up.reshape({-1, dim})}).defined()) {
+    return {at::empty(gate.sizes(), gate.options()), at::empty(up.sizes(), up.options())};
+  }
+  auto sizes = gate.sizes().vec();
+  sizes.back() = 2 * dim;
+  const auto both = at::empty(sizes, gate.options());
+  return {both.narrow(-1, 0, dim), both.narrow(-1, dim, dim)};
+}
 
 struct Swiglu : torch::autograd::Function<Swiglu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
@@ -37,8 +53,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
     const auto g = rows_of(saved[0]);
     const auto u = rows_of(saved[1]);
     const auto grad = grads[0].contiguous();
-    auto grad_gate = at::empty(saved[0].sizes(), saved[0].options());
-    auto grad_up = at::empty(saved[1].sizes(), saved[1].options());
+    const auto [grad_gate, grad_up] = memory_like(saved[0], saved[1]);
     fused_kernels(grad).swiglu_grad({.grad = grad.const_data_ptr(),
                                      .gate = g.tensor.const_data_ptr(),
                                      .up = u.tensor.const_data_ptr(),
@@ -48,6 +63,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
                                      .dim = g.dim,
                                      .gate_stride = g.stride,
                                      .up_stride = u.stride,
+                                     .grad_stride = rows_of(grad_gate).stride,
                                      .type = element_of(grad.scalar_type())});
     return {grad_gate, grad_up};
   }

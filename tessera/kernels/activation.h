@@ -6,8 +6,8 @@
 namespace tessera::kernels {
 
 /// silu(gate) * up (Shazeer, GLU Variants Improve Transformer, 2020). [.., F] of one dtype; rows
-/// may lie apart, as in slices of a fused projection. Saves gate and up only. Throws
-/// c10::ValueError if the shapes differ.
+/// may lie apart, as in slices of a fused projection, whose gradients then lie side by side, too. Saves
+/// gate and up only. Throws c10::ValueError if the shapes differ.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 /// GELU in its tanh form (Hendrycks and Gimpel, 2016), GPT-2's `gelu_new`. Saves x only.

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "tessera/kernels/cpu/fp8_kernel.h"
@@ -66,6 +67,29 @@ uint32_t e8m0_above(float x) {
   return exponent + (mantissa > 0 && !within_subnormals ? 1 : 0);
 }
 
+float largest_in(const std::vector<float>& values) {
+  return values.empty() ? 0 : *std::ranges::max_element(values);
+}
+
+/// What rounded numbers are multiplied by; an infinite one among them leaves no scale.
+float inverse_of(float scale, float amax) { return std::isfinite(amax) ? 1 / scale : NAN; }
+
+/// How many numbers of a tensor without gaps are further from zero than `bound`.
+int64_t num_above(const at::Tensor& x, float bound) {
+  if (!x.device().is_cpu()) return x.abs().gt(bound).sum().item<int64_t>();
+  const auto from = readable(x);
+  const int64_t parts = ceil_div(x.numel(), kRoundedPerTask);
+  std::vector<int64_t> found(static_cast<size_t>(parts));
+  parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; ++part) {
+      const int64_t begin = part * kRoundedPerTask;
+      found[static_cast<size_t>(part)] = fp8_table().num_above[is_narrow(from)](
+          at_element(from, begin), std::min(kRoundedPerTask, x.numel() - begin), bound);
+    }
+  });
+  return std::accumulate(found.begin(), found.end(), int64_t{0});
+}
+
 // --- A matrix on the host.
 
 class Rounding {
@@ -83,11 +107,12 @@ class Rounding {
   Fp8Rounded whole(std::optional<float> given) && {
     result_.amax = amax_of_all();
     const float scale = given ? *given : fp8_scale(result_.amax, scaling_.type, scaling_.rule);
+    const float inverse = inverse_of(scale, result_.amax);
     const bool exact = scaling_.rule == Fp8ScaleRule::exact;
-    result_.factor = exact ? 1 / scale : 1;
+    result_.factor = exact ? inverse : 1;
     result_.scales = at::full({1, 1}, scale);
     parallel_for(0, x_.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
-      round(begin, end - begin, {.scale = scale, .inverse = exact ? 1 : 1 / scale});
+      round(begin, end - begin, {.scale = scale, .inverse = exact ? 1 : inverse});
     });
     return std::move(result_);
   }
@@ -95,13 +120,13 @@ class Rounding {
   /// Each column of `high_` rows has a scale of its own.
   Fp8Rounded by_columns() && {
     result_.scales = at::empty({ceil_div(rows_, high_), columns_});
-    over_blocks(kColumnsAtOnce, [&](const Block& block) { round_columns(block); });
+    over_blocks(kColumnsAtOnce, [&](const Block& block) { return round_columns(block); });
     return std::move(result_);
   }
 
   Fp8Rounded by_rectangles() && {
     result_.scales = at::empty({ceil_div(rows_, high_), ceil_div(columns_, wide_)});
-    over_blocks(wide_, [&](const Block& block) { round_rectangle(block); });
+    over_blocks(wide_, [&](const Block& block) { return round_rectangle(block); });
     return std::move(result_);
   }
 
@@ -117,20 +142,24 @@ class Rounding {
     int64_t group, first_row, last_row, column, num_columns;
   };
 
-  /// Calls body(block) for all blocks of `wide` columns, on all threads.
-  void over_blocks(int64_t wide, c10::function_ref<void(const Block&)> body) const {
-    const int64_t parts = ceil_div(columns_, wide);
+  /// Calls body(block), which gives the largest magnitude, for all blocks of `wide` columns, on all
+  /// threads.
+  void over_blocks(int64_t wide, c10::function_ref<float(const Block&)> body) {
+    const int64_t parts = ceil_div(columns_, wide), tasks = ceil_div(rows_, high_) * parts;
     const int64_t grain = std::max<int64_t>(1, kRoundedPerTask / (high_ * wide));
-    parallel_for(0, ceil_div(rows_, high_) * parts, grain, [&](int64_t first, int64_t last) {
+    std::vector<float> largest(static_cast<size_t>(tasks));
+    parallel_for(0, tasks, grain, [&](int64_t first, int64_t last) {
       for (int64_t task = first; task < last; ++task) {
         const int64_t group = task / parts, row = group * high_, column = task % parts * wide;
-        body({.group = group,
-              .first_row = row,
-              .last_row = std::min(rows_, row + high_),
-              .column = column,
-              .num_columns = std::min(wide, columns_ - column)});
+        largest[static_cast<size_t>(task)] =
+            body({.group = group,
+                  .first_row = row,
+                  .last_row = std::min(rows_, row + high_),
+                  .column = column,
+                  .num_columns = std::min(wide, columns_ - column)});
       }
     });
+    result_.amax = largest_in(largest);
   }
 
   /// Calls body(where it begins) for each row of a block.
@@ -165,10 +194,10 @@ class Rounding {
         largest[part] = amax(begin, std::min(kRoundedPerTask, x_.numel() - begin));
       }
     });
-    return largest.empty() ? 0 : *std::ranges::max_element(largest);
+    return largest_in(largest);
   }
 
-  void round_columns(const Block& block) const {
+  float round_columns(const Block& block) const {
     std::array<float, kColumnsAtOnce> largest{}, inverses;
     over_rows(block, [&](int64_t begin) {
       table_.amax_of_columns[is_narrow(x_)](at_element(x_, begin), block.num_columns,
@@ -177,14 +206,15 @@ class Rounding {
     float* scales = result_.scales.data_ptr<float>() + block.group * columns_ + block.column;
     for (int64_t i = 0; i < block.num_columns; ++i) {
       scales[i] = fp8_scale(largest[i], scaling_.type, scaling_.rule);
-      inverses[i] = 1 / scales[i];
+      inverses[i] = inverse_of(scales[i], largest[i]);
     }
     over_rows(block, [&](int64_t begin) {
       round(begin, block.num_columns, {.scales = scales, .inverses = inverses.data()});
     });
+    return *std::max_element(largest.begin(), largest.begin() + block.num_columns);
   }
 
-  void round_rectangle(const Block& block) const {
+  float round_rectangle(const Block& block) const {
     float largest = 0;
     over_rows(block,
               [&](int64_t begin) { largest = std::max(largest, amax(begin, block.num_columns)); });
@@ -192,8 +222,9 @@ class Rounding {
     result_.scales.data_ptr<float>()[block.group * result_.scales.size(1) + block.column / wide_] =
         scale;
     over_rows(block, [&](int64_t begin) {
-      round(begin, block.num_columns, {.scale = scale, .inverse = 1 / scale});
+      round(begin, block.num_columns, {.scale = scale, .inverse = inverse_of(scale, largest)});
     });
+    return largest;
   }
 
   const Fp8Table& table_ = fp8_table();
@@ -287,32 +318,56 @@ Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at:
 Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
                                   at::ScalarType values, std::optional<float> scale) {
   const auto x = matrix.to(at::kFloat);
-  const bool whole = scaling.rows == 0 && scaling.columns == 0;
   const int64_t rows = scaling.rows > 0 ? scaling.rows : x.size(0);
   const int64_t columns = scaling.columns > 0 ? scaling.columns : x.size(1);
   const auto amax = amax_of_rectangles(x, rows, columns).cpu().contiguous();
-  auto scales = at::empty_like(amax);
+  auto scales = at::empty_like(amax), inverses = at::empty_like(amax);
   for (int64_t i = 0; i < amax.numel(); ++i) {
-    scales.data_ptr<float>()[i] =
-        scale ? *scale : fp8_scale(amax.data_ptr<float>()[i], scaling.type, scaling.rule);
+    const float largest = amax.data_ptr<float>()[i];
+    const float own = scale ? *scale : fp8_scale(largest, scaling.type, scaling.rule);
+    scales.data_ptr<float>()[i] = own;
+    inverses.data_ptr<float>()[i] = inverse_of(own, largest);
   }
-  const auto spread = scales.to(x.device())
-                          .repeat_interleave(rows, 0)
-                          .repeat_interleave(columns, 1)
-                          .narrow(0, 0, x.size(0))
-                          .narrow(1, 0, x.size(1));
+  const auto spread = [&](const at::Tensor& numbers) {
+    return numbers.to(x.device())
+        .repeat_interleave(rows, 0)
+        .repeat_interleave(columns, 1)
+        .narrow(0, 0, x.size(0))
+        .narrow(1, 0, x.size(1));
+  };
   const float largest = largest_of(scaling.type);
-  auto rounded = (x * spread).clamp(-largest, largest).to(dtype_of(scaling.type)).to(at::kFloat);
+  auto rounded =
+      (x * spread(scales)).clamp(-largest, largest).to(dtype_of(scaling.type)).to(at::kFloat);
   Fp8Rounded result{.values = {}, .factor = 1, .scales = scales, .amax = 0};
   if (scaling.rule == Fp8ScaleRule::exact) {
-    TORCH_INTERNAL_ASSERT(whole);
-    result.factor = 1 / scales.data_ptr<float>()[0];
+    TORCH_INTERNAL_ASSERT(scaling.rows == 0 && scaling.columns == 0);
+    result.factor = inverses.data_ptr<float>()[0];
   } else {
-    rounded = rounded / spread;
+    rounded = rounded * spread(inverses);
   }
-  if (whole) result.amax = amax.data_ptr<float>()[0];
+  if (amax.numel() > 0) result.amax = amax.max().item<float>();
   result.values = rounded.to(values);
   return result;
+}
+
+Fp8Losses& Fp8Losses::operator+=(const Fp8Losses& other) {
+  numbers += other.numbers, underflows += other.underflows, overflows += other.overflows;
+  least_scale = std::min(least_scale, other.least_scale);
+  return *this;
+}
+
+Fp8Losses fp8_losses(const at::Tensor& matrix, const Fp8Rounded& rounded, Fp8Type type) {
+  const bool as_it_is = matrix.is_contiguous();
+  const auto x = as_it_is ? matrix : matrix.t();
+  const auto values = as_it_is ? rounded.values : rounded.values.t();
+  Fp8Losses losses{.numbers = x.numel()};
+  losses.underflows = num_above(x, 0) - num_above(values, 0);
+  if (rounded.scales.numel() > 0) losses.least_scale = rounded.scales.min().item<float>();
+  if (rounded.scales.numel() == 1) {  // which may be another's; their own is rounded itself
+    constexpr float kRoundedUp = 1 + 0x1p-20f;
+    losses.overflows = num_above(x, largest_of(type) / losses.least_scale * kRoundedUp);
+  }
+  return losses;
 }
 
 }  // namespace tessera::kernels

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 namespace tessera::kernels {
@@ -43,12 +44,13 @@ struct Fp8Scaling {
 };
 
 /// A matrix whose numbers were rounded: they are values * factor. Values are exact in bfloat16: where
-/// scales are powers of two the numbers themselves, and factor is 1.
+/// scales are powers of two the numbers themselves, and factor is 1. Numbers that share a scale with
+/// an infinite one have none: they are NaN.
 struct Fp8Rounded {
   at::Tensor values;  ///< [R, C], laid out as the matrix
   float factor = 1;
   at::Tensor scales;  ///< float32, one for each rectangle
-  float amax = 0;     ///< of all, where one scale is for all
+  float amax = 0;     ///< of all
 };
 
 /// `matrix` [R, C] of any floating dtype, contiguous or the transpose of such, with `values` in
@@ -59,5 +61,17 @@ Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at:
 /// The same by LibTorch's operators.
 Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
                                   at::ScalarType values, std::optional<float> scale = std::nullopt);
+
+/// What rounding did to numbers. Sums of it are of all of them.
+struct Fp8Losses {
+  int64_t numbers = 0;
+  int64_t underflows = 0;  ///< that are zero now
+  int64_t overflows = 0;   ///< that were larger than the type's largest
+  float least_scale = std::numeric_limits<float>::infinity();
+
+  Fp8Losses& operator+=(const Fp8Losses& other);
+};
+/// `rounded`: by round_to_fp8 of `matrix`. Reads both once; its scales, where it is of one.
+Fp8Losses fp8_losses(const at::Tensor& matrix, const Fp8Rounded& rounded, Fp8Type type);
 
 }  // namespace tessera::kernels

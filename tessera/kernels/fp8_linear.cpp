@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "tessera/kernels/cpu/matmul.h"
-#include "tessera/kernels/fp8.h"
 
 namespace tessera::kernels {
 namespace {
@@ -63,8 +63,8 @@ Fp8Scaling scaling_of(const Fp8Recipe& recipe, Fp8Operand operand, Sum sum) {
 
 class Fp8Products : public LinearProducts {
  public:
-  Fp8Products(const Fp8Recipe& recipe, Fp8HistoryPtr history)
-      : recipe_(recipe), history_(std::move(history)) {}
+  Fp8Products(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history)
+      : recipe_(recipe), watch_(std::move(watch)), history_(std::move(history)) {}
 
   at::Tensor forward(const at::Tensor& rows, const at::Tensor& weight) const override {
     const auto x = rounded(rows, Fp8Operand::input, Sum::along_rows);
@@ -106,9 +106,17 @@ class Fp8Products : public LinearProducts {
         matrix.device().is_cpu() ? multiplies_bf16_into_float() : matrix.element_size() == 2;
     std::optional<float> scale;
     if (history_ && !keeps_weight(recipe_, operand)) scale = history_->scale(operand);
-    auto result = round_to_fp8(matrix, scaling_of(recipe_, operand, sum),
-                               narrow ? at::kBFloat16 : at::kFloat, scale);
-    if (history_) history_->see(operand, result.amax);
+    const auto scaling = scaling_of(recipe_, operand, sum);
+    auto result = round_to_fp8(matrix, scaling, narrow ? at::kBFloat16 : at::kFloat, scale);
+    auto& largest = watch_->amax[static_cast<size_t>(operand)];
+    largest = std::max(largest, result.amax);
+    if (watch_->counts && sum == Sum::along_rows) {  // each operand once
+      auto losses = fp8_losses(matrix, result, scaling.type);
+      // Zeros have a scale, too: what is told is that of the largest number.
+      if (!scale) losses.least_scale = fp8_scale(result.amax, scaling.type, scaling.rule);
+      if (result.amax == 0) losses.least_scale = std::numeric_limits<float>::infinity();
+      watch_->losses[static_cast<size_t>(operand)] += losses;
+    }
     return result;
   }
 
@@ -127,13 +135,14 @@ class Fp8Products : public LinearProducts {
   }
 
   Fp8Recipe recipe_;
+  Fp8WatchPtr watch_;
   Fp8HistoryPtr history_;
 };
 
 }  // namespace
 
 Fp8History::Fp8History(const Fp8Recipe& recipe)
-    : recipe_(recipe), state_(at::zeros({3, 1 + recipe.history})), amax_(at::zeros({3})) {
+    : recipe_(recipe), state_(at::zeros({kFp8Operands, 1 + recipe.history})) {
   state_.select(1, 0).fill_(1);
 }
 
@@ -141,17 +150,12 @@ float Fp8History::scale(Fp8Operand operand) const {
   return state_.const_data_ptr<float>()[static_cast<int64_t>(operand) * state_.size(1)];
 }
 
-void Fp8History::see(Fp8Operand operand, float amax) {
-  auto& largest = amax_.mutable_data_ptr<float>()[static_cast<int>(operand)];
-  largest = std::max(largest, amax);
-}
-
-void Fp8History::finish_step(int64_t step) {
-  for (int i = 0; i < 3; ++i) {
+void Fp8History::finish_step(int64_t step, const Fp8Amax& seen) {
+  for (int i = 0; i < kFp8Operands; ++i) {
     float* scale = state_.mutable_data_ptr<float>() + i * state_.size(1);
     float* history = scale + 1;
     std::shift_right(history, history + recipe_.history, 1);
-    history[0] = amax_.const_data_ptr<float>()[i];
+    history[0] = seen[static_cast<size_t>(i)];
     if (step % recipe_.interval != 0) continue;
     const float amax = recipe_.amax == AmaxOf::max
                            ? *std::max_element(history, history + recipe_.history)
@@ -160,13 +164,12 @@ void Fp8History::finish_step(int64_t step) {
     const float largest = largest_of(type_of(recipe_, static_cast<Fp8Operand>(i)));
     *scale = std::min(std::ldexp(largest / amax, -static_cast<int>(recipe_.margin)), FLT_MAX);
   }
-  amax_.zero_();
 }
 
-LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8HistoryPtr history) {
+LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history) {
   TORCH_INTERNAL_ASSERT(recipe.matmul != Matmul::as_compute);
   TORCH_INTERNAL_ASSERT((history != nullptr) == (recipe.matmul == Matmul::fp8_delayed));
-  return std::make_shared<Fp8Products>(recipe, std::move(history));
+  return std::make_shared<Fp8Products>(recipe, std::move(watch), std::move(history));
 }
 
 }  // namespace tessera::kernels

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "tessera/base/fp8.h"
+#include "tessera/kernels/fp8.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::kernels {
@@ -12,25 +13,28 @@ namespace tessera::kernels {
 /// What a layer's products read.
 enum class Fp8Operand { input, weight, gradient };
 
-/// What fp8_delayed knows of one layer: scales for its three operands, and the largest magnitudes
-/// that they follow from. A scale is for the numbers of the step to come; this step's own are seen.
+inline constexpr int kFp8Operands = 3;
+using Fp8Amax = std::array<float, kFp8Operands>;  ///< the largest magnitudes of each operand
+
+/// What the products of one layer see of its operands in a step; whoever takes steps begins each.
+struct Fp8Watch {
+  bool counts = false;  ///< losses, too: a pass over each operand
+  Fp8Amax amax{};
+  std::array<Fp8Losses, kFp8Operands> losses{};  ///< by the first product that reads an operand
+};
+using Fp8WatchPtr = std::shared_ptr<Fp8Watch>;
+
+/// What fp8_delayed knows of one layer: scales for its three operands, and the largest magnitudes of
+/// earlier steps, which they follow from.
 class Fp8History {
  public:
   explicit Fp8History(const Fp8Recipe& recipe);
 
   float scale(Fp8Operand operand) const;
-  /// A product has read an operand with this largest magnitude.
-  void see(Fp8Operand operand, float amax);
-
-  /// float32 [3] The largest magnitudes seen since the last `finish_step`, for a maximum over the
-  /// ranks that share the layer.
-  const at::Tensor& amax() const { return amax_; }
-  /// Ends step `step` (from 0): what was seen goes into the history; every `interval` steps
-  /// scale = largest_of(type) / amax / 2^margin, amax by `recipe.amax` (Transformer Engine's
-  /// DelayedScaling); it stays where amax is zero or not finite.
-  void finish_step(int64_t step);
-  /// Leaves a step out that does not count.
-  void drop_step() { amax_.zero_(); }
+  /// Ends step `step` (from 0): what was `seen` on all ranks that share the layer goes into the
+  /// history; every `interval` steps scale = largest_of(type) / amax / 2^margin, amax by
+  /// `recipe.amax` (Transformer Engine's DelayedScaling); it stays where amax is zero or not finite.
+  void finish_step(int64_t step, const Fp8Amax& seen);
 
   /// What a checkpoint keeps: float32 [3, 1 + history], each operand's scale and its maxima, newest
   /// first.
@@ -38,12 +42,13 @@ class Fp8History {
 
  private:
   Fp8Recipe recipe_;
-  at::Tensor state_, amax_;
+  at::Tensor state_;
 };
 using Fp8HistoryPtr = std::shared_ptr<Fp8History>;
 
 /// Products as `recipe.matmul` says (not as_compute), each of numbers rounded for it, summed in
-/// float32; `history`: of fp8_delayed, and null else.
+/// float32, and NaN where a number of an operand is infinite, which has no scale; `watch` is told of
+/// operands; `history`: of fp8_delayed, and null else.
 ///
 /// y = x W^T: by row 1 x I of x and of W; block 1 x 128, 128 x 128; mxfp8 1 x 32. The input's
 /// gradient g W: rows 1 x O of g, columns of W. The weight's g^T x: columns of both. fp8_row_wgrad16
@@ -51,6 +56,7 @@ using Fp8HistoryPtr = std::shared_ptr<Fp8History>;
 /// Numbers that were rounded are kept in bfloat16, which holds them exactly, where products of it are
 /// summed in float32 (multiplies_bf16_into_float), else in float32: the size of the operands while
 /// they are multiplied.
-LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8HistoryPtr history = nullptr);
+LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8WatchPtr watch,
+                               Fp8HistoryPtr history = nullptr);
 
 }  // namespace tessera::kernels

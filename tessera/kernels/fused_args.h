@@ -81,6 +81,7 @@ struct SwigluGradArgs {
   const void *grad, *gate, *up;
   void *grad_gate, *grad_up;
   int64_t rows, dim, gate_stride, up_stride;
+  int64_t grad_stride;  ///< of grad_gate and grad_up: dim, or 2 dim
   Element type;
 };
 

@@ -247,6 +247,13 @@ TEST(Strides, SlicesOfAFusedProductAreReadInPlace) {
   EXPECT_TRUE(at::equal(rotary(odd, cos, sin), rotary(x, cos, sin)));
   const auto gate = fused.slice(-1, 0, 20), up = fused.slice(-1, 20, 40);
   EXPECT_LE(relative_error(swiglu(gate, up), swiglu_reference(gate, up)), 1e-6);
+  const auto both = at::randn({2, 6, 40}).requires_grad_();
+  const auto scale = at::randn({2, 6, 20});
+  const auto gradient_of = [&](auto&& gated) {
+    const auto y = gated(both.slice(-1, 0, 20), both.slice(-1, 20, 40));
+    return torch::autograd::grad({(y * scale).sum()}, {both})[0];
+  };
+  EXPECT_LE(relative_error(gradient_of(swiglu), gradient_of(swiglu_reference)), 1e-6);
   const auto crossed = fused.transpose(0, 1).slice(-1, 0, 20);  // rows at no constant stride
   EXPECT_LE(relative_error(swiglu(crossed, crossed), swiglu_reference(crossed, crossed)), 1e-6);
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/nn/linears.h"
 
 namespace tessera::models {
 
@@ -44,10 +45,11 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const nn::Positions& position
   const auto in_heads = [&](const Tensor& features) {
     return features.view({batch, seq_len, -1, head_dim_});
   };
-  auto q = q_proj_(x), k = k_proj_(x);
+  const auto projected = nn::linears(x, {q_proj_, k_proj_, v_proj_});
+  auto q = projected[0], k = projected[1];
   if (norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
   q = in_heads(q), k = in_heads(k);
-  const auto v = in_heads(v_proj_(x));
+  const auto v = in_heads(projected[2]);
   if (q_norm_ && !norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
   const nn::Positions unrotated{.cos = {}, .sin = {}, .documents = positions.documents};
   return o_proj_(attention_(q, k, v, rotates_ ? positions : unrotated));
@@ -65,12 +67,15 @@ GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options
 }
 
 Tensor GatedMlpImpl::forward(const Tensor& x) {
-  const auto gate = gate_proj_(x), up = up_proj_(x);
+  using enum kernels::ResultLayout;
+  // swiglu reads both where they lie, and keeps both. In float32 one product is no faster than two.
+  const bool joins = activation_ == Activation::silu && x.element_size() == 2;
+  const auto inside = nn::linears(x, {gate_proj_, up_proj_}, joins ? side_by_side : apart);
   switch (activation_) {
     case Activation::silu:
-      return down_proj_(kernels::swiglu(gate, up));
+      return down_proj_(kernels::swiglu(inside[0], inside[1]));
     case Activation::gelu_tanh:
-      return down_proj_(kernels::gelu_tanh(gate) * up);
+      return down_proj_(kernels::gelu_tanh(inside[0]) * inside[1]);
   }
   TORCH_INTERNAL_ASSERT(false);
 }

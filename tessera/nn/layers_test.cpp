@@ -1,11 +1,15 @@
 #include "tessera/nn/layers.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tessera/base/file.h"
 #include "tessera/nn/initialise.h"
+#include "tessera/nn/linears.h"
+#include "tessera/nn/low_rank.h"
 
 namespace tessera::nn {
 namespace {
@@ -84,6 +88,39 @@ TEST(Embedding, ABfloat16WeightGetsAFloat32Gradient) {
   EXPECT_EQ(sink[2][0].item<float>(), 262);
   EXPECT_EQ(sink[5][4].item<float>(), 259);
   EXPECT_EQ(sink[0][0].item<float>(), 256);
+}
+
+// Whatever a layer is, it gives what it gives alone; one that others look at is called.
+TEST(Linears, GiveWhatEachLayerGives) {
+  const auto x = torch::randn({2, 3, 8}).requires_grad_();
+  Linear first(8, 5), second(8, 4), with_bias(8, 4, /*with_bias=*/true), watched(8, 6),
+      adapted(8, 5);
+  int64_t i = 0;
+  for (auto layer : {first, second, with_bias, watched, adapted}) {
+    for (auto& parameter : layer->parameters()) {
+      fill_portable(parameter.detach(), "weight", ++i, 0.3);
+    }
+  }
+  add_low_rank(*adapted, {.rank = 2});
+  for (auto& parameter : adapted->parameters()) {
+    fill_portable(parameter.detach(), "adapter", ++i, 0.3);
+  }
+  int calls = 0;
+  watched->add_hooks({.before_forward = [&] { ++calls; }});
+  const auto train = [&](const std::vector<torch::Tensor>& results) {
+    auto loss = torch::zeros({});
+    for (const auto& result : results) loss = loss + result.sin().sum();
+    return torch::autograd::grad({loss}, {x})[0];
+  };
+  for (const auto& layers : std::vector<std::pair<Linear, Linear>>{
+           {first, second}, {second, with_bias}, {first, watched}, {adapted, first}}) {
+    auto [one, other] = layers;
+    const auto results = linears(x, {one, other});
+    EXPECT_TRUE(torch::equal(results[0], one(x)));
+    EXPECT_TRUE(torch::equal(results[1], other(x)));
+    EXPECT_TRUE(torch::allclose(train(results), train({one(x), other(x)}), 1e-5, 1e-6));
+  }
+  EXPECT_EQ(calls, 3);
 }
 
 TEST(Layers, LiveOnTheMetaDevice) {

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/page_buffer.h"
+#include "tessera/offload/tune.h"
 #include "tests/support/temporary_folder.h"
 
 namespace tessera::offload {
@@ -194,6 +195,19 @@ TEST_P(SpaceTest, BlocksAreWholePages) {
 INSTANTIATE_TEST_SUITE_P(Ways, SpaceTest, ::testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "uring" : "threads");
 });
+
+TEST(Tune, AMeasurementMovesWhatItSaysThroughTheMemoryThatItMayUse) {
+  const testing::TemporaryFolder folder;
+  const SpaceOptions options{.paths = {folder.path() / "a", folder.path() / "b"},
+                             .block_bytes = 64 << 10,
+                             .any_file_system = true};
+  for (const int64_t bytes : {1, 100000, 5 << 20}) {
+    const auto speed = measure(options, bytes, 1 << 20);
+    EXPECT_GT(speed.read, 0);
+    EXPECT_GT(speed.write, 0);
+    EXPECT_GT(speed.both, 0);
+  }
+}
 
 }  // namespace
 }  // namespace tessera::offload

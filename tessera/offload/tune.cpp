@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 
 #include "tessera/base/page_buffer.h"
@@ -12,44 +13,86 @@ namespace {
 
 constexpr int kBuffers = 3;  // as a run has one that is read, one at work, one that is written
 
-/// GB/s of `bytes` that `start(offset, buffer)` moves buffer by buffer.
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+/// Memory through which a space's bytes go.
+PageBuffer buffers_for(int64_t block_bytes, int64_t bytes, int64_t memory_bytes) {
+  constexpr int64_t kBufferBytes = int64_t{64} << 20;  // beyond that nothing is gained
+  const int64_t each = std::min({kBufferBytes, memory_bytes / kBuffers, bytes});
+  PageBuffer memory(kBuffers * std::max(block_bytes, each / block_bytes * block_bytes));
+  std::memset(memory.bytes().data(), 1, memory.bytes().size());
+  return memory;
+}
+
+/// GB/s of bytes [begin, end) that `start(offset, buffer)` moves buffer by buffer.
 template <typename Start>
-double speed(Space& space, const PageBuffer& memory, const Start& start) {
-  const int64_t bytes = space.bytes(), each = std::ssize(memory.bytes()) / kBuffers;
+double speed(Space& space, const PageBuffer& memory, int64_t begin, int64_t end,
+             const Start& start) {
+  const int64_t each = std::ssize(memory.bytes()) / kBuffers;
   Space::Ticket tickets[kBuffers];
-  const auto begin = std::chrono::steady_clock::now();
-  for (int64_t offset = 0, i = 0; offset < bytes; offset += each, ++i) {
+  const auto clock = std::chrono::steady_clock::now();
+  for (int64_t offset = begin, i = 0; offset < end; offset += each, ++i) {
     auto& ticket = tickets[i % kBuffers];
     space.wait(ticket);
     const auto room = memory.bytes().subspan(static_cast<size_t>(i % kBuffers * each),
-                                             static_cast<size_t>(std::min(each, bytes - offset)));
+                                             static_cast<size_t>(std::min(each, end - offset)));
     ticket = start(offset, room);
   }
   for (const auto& ticket : tickets) space.wait(ticket);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  return static_cast<double>(bytes) / 1e9 / seconds.count();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - clock;
+  return static_cast<double>(end - begin) / 1e9 / seconds.count();
 }
 
 }  // namespace
 
+Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes) {
+  const int64_t block = options.block_bytes, half = round_up(bytes, block);
+  Space space(2 * half, options);
+  // Of the half, so that what is read and what is written at once is not the same.
+  const auto memory = buffers_for(block, half, memory_bytes / 2);
+  const auto other = buffers_for(block, half, memory_bytes / 2);
+  const auto write = [&](int64_t offset, std::span<std::byte> data) {
+    return space.write(offset, data);
+  };
+  const auto read = [&](int64_t offset, std::span<std::byte> data) {
+    return space.read(offset, data);
+  };
+  Speed result;
+  result.write = speed(space, memory, 0, half, write);
+  result.read = speed(space, memory, 0, half, read);
+  std::vector<Space::Ticket> writes;
+  const int64_t each = std::ssize(other.bytes()) / kBuffers;
+  result.both = speed(space, memory, 0, half, [&](int64_t offset, std::span<std::byte> data) {
+    const auto index = offset / each;
+    if (index >= kBuffers) space.wait(writes[static_cast<size_t>(index - kBuffers)]);
+    writes.push_back(space.write(
+        half + offset,
+        other.bytes().subspan(static_cast<size_t>(index % kBuffers * each), data.size())));
+    auto ticket = space.read(offset, data);
+    if (offset + std::ssize(data) == half) {
+      for (const auto& last : writes) space.wait(last);
+    }
+    return ticket;
+  });
+  return result;
+}
+
 TuneResult tune(const TuneOptions& options) {
-  constexpr int64_t kBufferBytes = int64_t{64} << 20;
   TuneResult result;
-  const PageBuffer memory(kBuffers * kBufferBytes);
-  std::memset(memory.bytes().data(), 1, memory.bytes().size());
   double least = 0;
   for (const int64_t block : options.block_bytes) {
     for (const int depth : options.queue_depths) {
-      const int64_t bytes = (options.bytes + block - 1) / block * block;
+      const int64_t bytes = round_up(options.bytes, block);
+      const auto memory = buffers_for(block, bytes, /*memory_bytes=*/INT64_MAX);
       Space space(bytes, {.paths = {options.folder},
                           .block_bytes = block,
                           .queue_depth = depth,
                           .any_file_system = options.any_file_system});
       TuneRow row{.block_bytes = block, .queue_depth = depth};
-      row.write_gb = speed(space, memory, [&](int64_t offset, std::span<std::byte> data) {
+      row.write_gb = speed(space, memory, 0, bytes, [&](int64_t offset, std::span<std::byte> data) {
         return space.write(offset, data);
       });
-      row.read_gb = speed(space, memory, [&](int64_t offset, std::span<std::byte> data) {
+      row.read_gb = speed(space, memory, 0, bytes, [&](int64_t offset, std::span<std::byte> data) {
         return space.read(offset, data);
       });
       const double seconds = 1 / row.read_gb + 1 / row.write_gb;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/offload/space.h"
+
 namespace tessera::offload {
 
 struct TuneOptions {
@@ -28,6 +30,16 @@ struct TuneResult {
   std::string way;  ///< "io_uring, direct"
   std::vector<std::string> notes;
 };
+
+/// GB/s.
+struct Speed {
+  double read = 0, write = 0;
+  double both = 0;  ///< each way, while as much is read as written
+};
+
+/// Of folders as a run has them: writes and reads twice `bytes` once, through at most `memory_bytes`.
+/// Throws as Space does.
+Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes);
 
 /// Reads and writes as a run does, with checksums. Throws as Space does.
 TuneResult tune(const TuneOptions& options);

@@ -17,7 +17,8 @@ using torch::Tensor;
 void check(const Slice& slice, const OptimizerOptions& options) {
   const auto& parameter = slice.parameter;
   TORCH_INTERNAL_ASSERT(parameter.sizes() == slice.gradient.sizes());
-  TORCH_INTERNAL_ASSERT(!slice.on_drives || parameter.is_cpu());
+  TORCH_INTERNAL_ASSERT(!slice.on_drives || parameter.is_cpu() || parameter.is_meta());
+  TORCH_INTERNAL_ASSERT(!parameter.is_meta() || slice.treatment != Treatment::matrices);
   TORCH_INTERNAL_ASSERT(!slice.copy.defined() || slice.copy.sizes() == parameter.sizes());
   TORCH_INTERNAL_ASSERT(
       slice.treatment != Treatment::blocks ||
@@ -59,6 +60,11 @@ Tensor readable_gradient(const Slice& slice) {
   return kernels::from_fp8(slice.gradient, torch::kFloat32, slice.gradient_factor.item<float>());
 }
 
+/// Is the parameter kept among the states?
+bool is_among_states(const Slice& slice) {
+  return slice.parameter.is_meta() && slice.copy.defined();
+}
+
 Slice part_of(const Slice& whole, int64_t begin, int64_t count) {
   auto part = whole;
   part.parameter = whole.parameter.narrow(0, begin, count);
@@ -94,27 +100,41 @@ Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
   for (const auto& slice : slices_) check(slice, options_);
   std::vector<StoredStates::Slice> stored(slices_.size());
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (!is_stored(i)) continue;
-    stored[i] = {.numbers = slices_[i].parameter.numel(),
-                 .kinds = state_kinds(slices_[i].treatment)};
+    stored[i] = {.numbers = slices_[i].parameter.numel(), .kinds = stored_kinds(i)};
   }
-  if (std::ranges::any_of(stored, [](const auto& slice) { return slice.numbers > 0; }))
+  if (std::ranges::any_of(stored, [](const auto& slice) { return !slice.kinds.empty(); }))
     stored_ = std::make_unique<StoredStates>(std::move(stored), options_.storage);
 }
 
-bool Optimizer::is_stored(size_t slice) const {
+std::vector<StateKind> Optimizer::stored_kinds(size_t slice) const {
   const auto& own = slices_[slice];
-  return own.on_drives && !state_kinds(own.treatment).empty();
+  if (!own.on_drives) return {};
+  auto kinds = state_kinds(own.treatment);
+  if (is_among_states(own)) kinds.push_back({"parameter", own.parameter.scalar_type()});
+  return kinds;
+}
+
+offload::StoredBytes Optimizer::stored_parameter(size_t slice) {
+  TORCH_INTERNAL_ASSERT(is_among_states(slices_[slice]));
+  return stored_->bytes(slice, stored_kinds(slice).size() - 1);
 }
 
 /// The slice whole; where its states are on drives, as much of it as is in memory at a time; where
 /// its numbers are brought to float32 and back, pieces, so that they need not be there twice.
 void Optimizer::for_each_part(size_t slice, const UsePart& use) {
   constexpr int64_t kPiece = 1 << 18;  // numbers: whole blocks
-  const auto& own = slices_[slice];
+  auto own = slices_[slice];
+  const bool has_parameter = is_among_states(own);
+  if (own.bring) (has_parameter ? own.copy : own.parameter) = own.bring();
   if (is_stored(slice)) {
-    return stored_->update(slice, [&](int64_t begin, int64_t n, const std::vector<Tensor>& states) {
-      use(part_of(own, begin, n), states);
+    return stored_->update(slice, [&](int64_t begin, int64_t n, const std::vector<Tensor>& stored) {
+      auto part = part_of(own, begin, n);
+      auto states = stored;
+      if (has_parameter) {
+        part.parameter = states.back();
+        states.pop_back();
+      }
+      use(part, states);
     });
   }
   const auto& kept = state(slice);
@@ -151,8 +171,13 @@ void Optimizer::update(size_t slice, double learning_rate, double gradient_scale
       read.parameter = part.parameter.to(torch::kFloat32);
     }
     read.gradient = readable_gradient(part);
+    // What the kernels round is bfloat16, and of the parameter as it is kept.
+    const bool copies = part.copy.defined() && (part.copy.scalar_type() != torch::kBFloat16 ||
+                                                part.parameter.scalar_type() == torch::kHalf);
+    if (copies) read.copy = Tensor();
     algorithm.update({read, states, options_, learning_rate * part.rate, gradient_scale, step_});
     if (!read.parameter.is_same(part.parameter)) Tensor(part.parameter).copy_(read.parameter);
+    if (copies) Tensor(part.copy).copy_(part.parameter);
   });
 }
 
@@ -206,7 +231,7 @@ const std::vector<Tensor>& Optimizer::state(size_t index) {
 std::vector<std::pair<StateKind, Tensor>> Optimizer::states(size_t slice) {
   const auto kinds = state_kinds(slices_[slice].treatment);
   std::vector<std::pair<StateKind, Tensor>> named;
-  if (is_stored(slice)) {
+  if (slices_[slice].on_drives) {
     const auto numbers = slices_[slice].parameter.numel();
     for (const auto& kind : kinds) {
       named.emplace_back(

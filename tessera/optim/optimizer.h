@@ -35,7 +35,7 @@ struct OptimizerOptions {
   bool stochastic_rounding = false;
   uint64_t seed = 0;  ///< of the rounding
   /// Of slices whose states are kept on drives.
-  StorageOptions storage;
+  offload::StorageOptions storage;
 };
 
 /// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of
@@ -59,6 +59,11 @@ struct Slice {
   /// float32 [1]: what a float8 gradient is multiplied by. Valid for life.
   torch::Tensor gradient_factor;
   bool on_drives = false;  ///< its states are (stored_states.h); the parameter is on the host
+  /// Of a parameter that is on drives, too, and on the meta device therefore: gives its numbers [n], on
+  /// the host, to be changed by an update, until the next call for another slice. Where `copy` is defined,
+  /// the parameter is among the states instead (Optimizer::stored_parameter), and if the copy is on the
+  /// meta device, this gives room for its numbers. Not with muon's matrices.
+  std::function<torch::Tensor()> bring;
 };
 
 /// Keeps the state of every slice from the first step, or the first look at it.
@@ -89,6 +94,8 @@ class Optimizer {
   offload::StoredBytes stored_state(size_t slice, size_t kind) {
     return stored_->bytes(slice, kind);
   }
+  /// The numbers of a parameter among the states. Whoever writes them writes the copy, too.
+  offload::StoredBytes stored_parameter(size_t slice);
   /// What of all slices is on drives; null: nothing.
   const StoredStates* stored() const { return stored_.get(); }
 
@@ -102,7 +109,8 @@ class Optimizer {
  private:
   using UsePart = std::function<void(const Slice& part, const std::vector<torch::Tensor>& states)>;
   void for_each_part(size_t slice, const UsePart& use);
-  bool is_stored(size_t slice) const;
+  std::vector<StateKind> stored_kinds(size_t slice) const;
+  bool is_stored(size_t slice) const { return !stored_kinds(slice).empty(); }
   const std::vector<torch::Tensor>& state(size_t index);
   void step_muon(double learning_rate, double gradient_scale);
 

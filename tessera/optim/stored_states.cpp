@@ -31,11 +31,10 @@ int64_t part_bytes(const std::vector<StateKind>& kinds, int64_t numbers) {
 
 }  // namespace
 
-StoredStates::StoredStates(std::vector<Slice> slices, const StorageOptions& options)
+StoredStates::StoredStates(std::vector<Slice> slices, const offload::StorageOptions& options)
     : slices_(std::move(slices)), layouts_(slices_.size()), next_slice_(slices_.size()) {
-  const int64_t block = options.space.block_bytes;
-  buffer_bytes_ = options.host_memory / options.buffers / kPageBytes * kPageBytes;
-  lay_out(buffer_bytes_, block);
+  lay_out(options.host_memory / options.buffers / kPageBytes * kPageBytes,
+          options.space.block_bytes);
   int64_t end = 0, largest = 0;
   std::optional<size_t> first, previous;
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -49,13 +48,9 @@ StoredStates::StoredStates(std::vector<Slice> slices, const StorageOptions& opti
     previous = i;
   }
   if (previous) next_slice_[*previous] = *first;
-  buffer_bytes_ = largest;  // no more than there is to keep
-  memory_ = PageBuffer(buffer_bytes_ * options.buffers);
-  buffers_.resize(static_cast<size_t>(options.buffers));
-  space_ = std::make_unique<Space>(end, options.space);
+  // No more memory than there is to keep.
+  buffers_ = std::make_unique<offload::Buffers>(end, options.space, options.buffers, largest);
 }
-
-StoredStates::~StoredStates() = default;
 
 void StoredStates::lay_out(int64_t buffer_bytes, int64_t block_bytes) {
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -91,16 +86,10 @@ int64_t StoredStates::numbers_of(const Part& part) const {
                   slices_[part.slice].numbers - part.part * layout.part_numbers);
 }
 
-int64_t StoredStates::place_of(const Part& part) const {
+offload::Stretch StoredStates::stretch_of(const Part& part) const {
   const auto& layout = layouts_[part.slice];
-  return layout.begin + part.part * layout.part_stride;
-}
-
-std::span<std::byte> StoredStates::room_of(const Buffer& buffer, const Part& part) const {
-  const auto index = static_cast<size_t>(&buffer - buffers_.data());
-  const auto bytes = part_bytes(slices_[part.slice].kinds, numbers_of(part));
-  return memory_.bytes().subspan(index * static_cast<size_t>(buffer_bytes_),
-                                 static_cast<size_t>(bytes));
+  return {.begin = layout.begin + part.part * layout.part_stride,
+          .bytes = part_bytes(slices_[part.slice].kinds, numbers_of(part))};
 }
 
 StoredStates::Part StoredStates::after(const Part& part) const {
@@ -108,56 +97,22 @@ StoredStates::Part StoredStates::after(const Part& part) const {
   return {next_slice_[part.slice], 0};
 }
 
-StoredStates::Buffer* StoredStates::find(const Part& part) {
-  const auto found = std::ranges::find(buffers_, std::optional(part), &Buffer::holds);
-  return found == buffers_.end() ? nullptr : &*found;
+std::vector<offload::Stretch> StoredStates::coming_after(const Part& part) const {
+  std::vector<offload::Stretch> coming;
+  auto next = after(part);
+  for (size_t i = 0; i < buffers_->most_ahead() && next != part; ++i, next = after(next))
+    coming.push_back(stretch_of(next));
+  return coming;
 }
 
-void StoredStates::start_read(Buffer& buffer, const Part& part) {
-  space_->wait(buffer.transfer);  // a write of what it held
-  buffer.holds = part;
-  buffer.last_use = ++clock_;
-  buffer.transfer = space_->read(place_of(part), room_of(buffer, part));
-}
-
-/// The part in memory, wherever it is now.
-StoredStates::Buffer& StoredStates::bring(const Part& part) {
-  auto* buffer = find(part);
-  if (buffer == nullptr) {
-    buffer = &*std::ranges::min_element(buffers_, {}, &Buffer::last_use);
-    start_read(*buffer, part);
-  }
-  space_->wait(buffer->transfer);
-  buffer->transfer.reset();
-  buffer->last_use = ++clock_;
-  return *buffer;
-}
-
-/// Starts reading what comes after `from`, into buffers that nobody needs: one stays for the part
-/// at work, one for what is written.
-void StoredStates::read_ahead(Part from) {
-  auto coming = from;
-  for (size_t i = 0; i + 2 < buffers_.size(); ++i) {
-    coming = after(coming);
-    if (coming == from) return;
-    if (auto* there = find(coming)) {
-      there->last_use = ++clock_;
-      continue;
-    }
-    auto& oldest = *std::ranges::min_element(buffers_, {}, &Buffer::last_use);
-    if (!space_->is_done(oldest.transfer)) return;
-    start_read(oldest, coming);
-  }
-}
-
-std::vector<torch::Tensor> StoredStates::states_in(const Buffer& buffer, const Part& part) const {
+std::vector<torch::Tensor> StoredStates::states_in(std::span<std::byte> memory,
+                                                   const Part& part) const {
   const auto& kinds = slices_[part.slice].kinds;
   const auto numbers = numbers_of(part);
-  auto* data = room_of(buffer, part).data();
   std::vector<torch::Tensor> states;
   for (size_t i = 0; i < kinds.size(); ++i) {
-    states.push_back(torch::from_blob(data + begin_of(kinds, i, numbers), {kinds[i].count(numbers)},
-                                      torch::dtype(kinds[i].dtype)));
+    states.push_back(torch::from_blob(memory.data() + begin_of(kinds, i, numbers),
+                                      {kinds[i].count(numbers)}, torch::dtype(kinds[i].dtype)));
   }
   return states;
 }
@@ -167,47 +122,39 @@ void StoredStates::update(size_t slice, const Update& update) {
   last_slice_ = slice;
   for (int64_t i = 0; i < layouts_[slice].num_parts; ++i) {
     const Part part{slice, i};
-    auto& buffer = bring(part);
-    read_ahead(part);
-    update(i * layouts_[slice].part_numbers, numbers_of(part), states_in(buffer, part));
-    buffer.transfer = space_->write(place_of(part), room_of(buffer, part));
-  }
-}
-
-/// Nothing is under way, and what is on the drive is the newest.
-void StoredStates::settle() {
-  for (auto& buffer : buffers_) {
-    space_->wait(buffer.transfer);
-    buffer.transfer.reset();
+    const auto memory = buffers_->bring(stretch_of(part));
+    buffers_->read_ahead(coming_after(part));
+    update(i * layouts_[slice].part_numbers, numbers_of(part), states_in(memory, part));
+    buffers_->write(stretch_of(part));
   }
 }
 
 offload::StoredBytes StoredStates::bytes(size_t slice, size_t kind) {
   return {.read =
               [this, slice, kind](int64_t begin, std::span<std::byte> to) {
-                settle();
-                for_each_stretch(slice, kind, begin, std::ssize(to),
-                                 [&](const Stretch& stretch, int64_t done) {
-                                   read(stretch, to.subspan(static_cast<size_t>(done),
-                                                            static_cast<size_t>(stretch.bytes)));
-                                 });
+                buffers_->settle();
+                for_each_piece(
+                    slice, kind, begin, std::ssize(to), [&](const Piece& piece, int64_t done) {
+                      read(piece,
+                           to.subspan(static_cast<size_t>(done), static_cast<size_t>(piece.bytes)));
+                    });
               },
           .write =
               [this, slice, kind](int64_t begin, std::span<const std::byte> from) {
-                settle();
-                for (auto& buffer : buffers_) buffer.holds.reset();  // it is older from now on
-                for_each_stretch(slice, kind, begin, std::ssize(from),
-                                 [&](const Stretch& stretch, int64_t done) {
-                                   write(stretch, from.subspan(static_cast<size_t>(done),
-                                                               static_cast<size_t>(stretch.bytes)));
-                                 });
+                buffers_->settle();
+                buffers_->forget();  // it is older from now on
+                for_each_piece(slice, kind, begin, std::ssize(from),
+                               [&](const Piece& piece, int64_t done) {
+                                 write(piece, from.subspan(static_cast<size_t>(done),
+                                                           static_cast<size_t>(piece.bytes)));
+                               });
               }};
 }
 
 /// Those of `bytes` bytes from `begin` of a slice's state, small enough for a copy of their blocks.
-void StoredStates::for_each_stretch(
+void StoredStates::for_each_piece(
     size_t slice, size_t kind, int64_t begin, int64_t bytes,
-    const std::function<void(const Stretch&, int64_t done)>& use) const {
+    const std::function<void(const Piece&, int64_t done)>& use) const {
   constexpr int64_t kMostBytes = int64_t{8} << 20;
   const auto& layout = layouts_[slice];
   const auto& kinds = slices_[slice].kinds;
@@ -217,8 +164,7 @@ void StoredStates::for_each_stretch(
     const Part part{slice, at / of_a_part};
     const auto numbers = numbers_of(part);
     const int64_t length = std::min({bytes - done, (part.part + 1) * of_a_part - at, kMostBytes});
-    use({.part_begin = place_of(part),
-         .part_bytes = part_bytes(kinds, numbers),
+    use({.part = stretch_of(part),
          .offset = begin_of(kinds, kind, numbers) + at % of_a_part,
          .bytes = length},
         done);
@@ -235,30 +181,28 @@ struct Blocks {
   std::span<std::byte> bytes;
 };
 
-Blocks blocks_around(Space& space, int64_t part_begin, int64_t part_bytes, int64_t offset,
-                     int64_t bytes) {
+Blocks blocks_around(Space& space, const offload::Stretch& part, int64_t offset, int64_t bytes) {
   const int64_t block = space.options().block_bytes;
   const int64_t begin = offset / block * block;
-  const int64_t end = std::min(part_bytes, round_up(offset + bytes, block));
+  const int64_t end = std::min(part.bytes, round_up(offset + bytes, block));
   Blocks found{.memory = PageBuffer(end - begin), .begin = begin, .bytes = {}};
   found.bytes = found.memory.bytes().first(static_cast<size_t>(end - begin));
-  space.wait(space.read(part_begin + begin, found.bytes));
+  space.wait(space.read(part.begin + begin, found.bytes));
   return found;
 }
 
 }  // namespace
 
-void StoredStates::read(const Stretch& stretch, std::span<std::byte> to) {
-  const auto blocks =
-      blocks_around(*space_, stretch.part_begin, stretch.part_bytes, stretch.offset, stretch.bytes);
-  std::memcpy(to.data(), blocks.bytes.data() + stretch.offset - blocks.begin, to.size());
+void StoredStates::read(const Piece& piece, std::span<std::byte> to) {
+  const auto blocks = blocks_around(buffers_->space(), piece.part, piece.offset, piece.bytes);
+  std::memcpy(to.data(), blocks.bytes.data() + piece.offset - blocks.begin, to.size());
 }
 
-void StoredStates::write(const Stretch& stretch, std::span<const std::byte> from) {
-  const auto blocks =
-      blocks_around(*space_, stretch.part_begin, stretch.part_bytes, stretch.offset, stretch.bytes);
-  std::memcpy(blocks.bytes.data() + stretch.offset - blocks.begin, from.data(), from.size());
-  space_->wait(space_->write(stretch.part_begin + blocks.begin, blocks.bytes));
+void StoredStates::write(const Piece& piece, std::span<const std::byte> from) {
+  const auto blocks = blocks_around(buffers_->space(), piece.part, piece.offset, piece.bytes);
+  std::memcpy(blocks.bytes.data() + piece.offset - blocks.begin, from.data(), from.size());
+  auto& space = buffers_->space();
+  space.wait(space.write(piece.part.begin + blocks.begin, blocks.bytes));
 }
 
 }  // namespace tessera::optim

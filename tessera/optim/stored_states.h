@@ -7,21 +7,15 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "tessera/base/page_buffer.h"
-#include "tessera/offload/space.h"
+#include "tessera/offload/buffers.h"
 #include "tessera/offload/stored_bytes.h"
 #include "tessera/optim/state_kind.h"
 
 namespace tessera::optim {
-
-struct StorageOptions {
-  offload::SpaceOptions space;
-  int64_t buffers = 4;                       ///< parts in memory at a time, at least 2
-  int64_t host_memory = int64_t{256} << 20;  ///< bytes of all of them
-};
 
 /// The states of slices in an offload::Space, in parts that fit a buffer. While one part is updated,
 /// the next ones are read and those before are written, which goes on until the next step: the
@@ -35,8 +29,7 @@ class StoredStates {
   };
 
   /// UserError: host_memory that holds no part; and as offload::Space.
-  StoredStates(std::vector<Slice> slices, const StorageOptions& options);
-  ~StoredStates();
+  StoredStates(std::vector<Slice> slices, const offload::StorageOptions& options);
 
   /// Calls update(begin, states) for numbers [begin, begin + n) of the slice, part by part: `states`
   /// are those of the kinds, [kind.count(n)], to be changed in place. SystemError: the drive.
@@ -47,9 +40,9 @@ class StoredStates {
   /// The slice's state of kinds[kind], [kind.count(numbers)]. Not while update() runs.
   offload::StoredBytes bytes(size_t slice, size_t kind);
 
-  int64_t memory_bytes() const { return std::ssize(memory_.bytes()); }
+  int64_t memory_bytes() const { return buffers_->memory_bytes(); }
   int64_t stored_bytes() const;  ///< moved in a step, each way
-  const offload::Space& space() const { return *space_; }
+  const offload::Space& space() const { return buffers_->space(); }
 
  private:
   /// Where a slice's parts are.
@@ -64,42 +57,28 @@ class StoredStates {
     int64_t part = 0;
     bool operator==(const Part&) const = default;
   };
-  struct Buffer {
-    std::optional<Part> holds;
-    offload::Space::Ticket transfer;  // that reads or writes it
-    int64_t last_use = 0;
-  };
-  /// A stretch of one part's bytes.
-  struct Stretch {
-    int64_t part_begin = 0, part_bytes = 0;  // in the space
-    int64_t offset = 0, bytes = 0;           // of the part
+  /// Some of a part's bytes.
+  struct Piece {
+    offload::Stretch part;
+    int64_t offset = 0, bytes = 0;  // of the part
   };
 
   void lay_out(int64_t buffer_bytes, int64_t block_bytes);
   int64_t numbers_of(const Part& part) const;
-  int64_t place_of(const Part& part) const;
-  std::span<std::byte> room_of(const Buffer& buffer, const Part& part) const;
+  offload::Stretch stretch_of(const Part& part) const;
+  std::vector<offload::Stretch> coming_after(const Part& part) const;
   Part after(const Part& part) const;
-  Buffer* find(const Part& part);
-  Buffer& bring(const Part& part);
-  void read_ahead(Part from);
-  void start_read(Buffer& buffer, const Part& part);
-  std::vector<torch::Tensor> states_in(const Buffer& buffer, const Part& part) const;
-  void settle();
-  void for_each_stretch(size_t slice, size_t kind, int64_t begin, int64_t bytes,
-                        const std::function<void(const Stretch&, int64_t done)>& use) const;
-  void read(const Stretch& stretch, std::span<std::byte> to);
-  void write(const Stretch& stretch, std::span<const std::byte> from);
+  std::vector<torch::Tensor> states_in(std::span<std::byte> memory, const Part& part) const;
+  void for_each_piece(size_t slice, size_t kind, int64_t begin, int64_t bytes,
+                      const std::function<void(const Piece&, int64_t done)>& use) const;
+  void read(const Piece& piece, std::span<std::byte> to);
+  void write(const Piece& piece, std::span<const std::byte> from);
 
   std::vector<Slice> slices_;
   std::vector<Layout> layouts_;
   std::vector<size_t> next_slice_;  // that is updated after each
   std::optional<size_t> last_slice_;
-  int64_t clock_ = 0;
-  int64_t buffer_bytes_ = 0;
-  PageBuffer memory_;
-  std::vector<Buffer> buffers_;
-  std::unique_ptr<offload::Space> space_;  // last: its thread uses the memory
+  std::unique_ptr<offload::Buffers> buffers_;
 };
 
 }  // namespace tessera::optim

@@ -30,7 +30,7 @@ std::vector<Case> cases() {
 
 class StoredStatesTest : public ::testing::TestWithParam<Case> {
  protected:
-  StorageOptions storage(int64_t buffers = 4) const {
+  offload::StorageOptions storage(int64_t buffers = 4) const {
     return {.space = {.paths = {folder_.path() / "a", folder_.path() / "b"},
                       .block_bytes = 16 << 10,
                       .queue_depth = 4,
@@ -154,8 +154,8 @@ INSTANTIATE_TEST_SUITE_P(All, StoredStatesTest, ::testing::ValuesIn(cases()),
 
 TEST(StoredStates, BuffersThatHoldNothingAreNamed) {
   const testing::TemporaryFolder folder;
-  StorageOptions options{.space = {.paths = {folder.path()}, .any_file_system = true},
-                         .host_memory = 64 << 10};
+  offload::StorageOptions options{.space = {.paths = {folder.path()}, .any_file_system = true},
+                                  .host_memory = 64 << 10};
   try {
     const StoredStates states({{.numbers = 1 << 20, .kinds = {{"exp_avg"}, {"exp_avg_sq"}}}},
                               options);

@@ -16,7 +16,11 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
                   .slice_bytes = options.slice_bytes,
                   .gradient_bytes = options.gradient_bytes};
   const bool fp8_weights = options.fp8_weights && options.trained;
-  const bool keeps_all = alone || options.placement != parallel::Placement::full_shard;
+  using parallel::OnDrives;
+  const auto on_drives =
+      options.device_is_host ? options.on_drives : std::min(options.on_drives, OnDrives::states);
+  const bool stored = on_drives == OnDrives::parameters;
+  const bool keeps_all = !stored && (alone || options.placement != parallel::Placement::full_shard);
   plan.keeps_whole = keeps_all && !fp8_weights;
   plan.keeps_codes = keeps_all && fp8_weights;
   plan.gathered_bytes = fp8_weights ? 1 : options.whole_bytes;
@@ -25,13 +29,17 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
       plan.fp8_gradients ? 1 : std::max(options.slice_bytes, options.gradient_bytes);
   plan.keeps_gradient = !options.in_backward && !plan.fp8_gradients &&
                         (alone || !parallel::frees_gradients(options.placement));
-  plan.keeps_copy = options.offloaded && options.offloads_by_copy && !plan.keeps_whole;
+  plan.master_on_drives =
+      on_drives >= OnDrives::masters && options.trained && !options.slice_has_type_of_whole;
+  plan.keeps_copy = !plan.keeps_whole && !stored &&
+                    (plan.master_on_drives || (options.offloaded && options.offloads_by_copy));
   plan.slice_in_whole = plan.keeps_whole && options.slice_has_type_of_whole && !options.offloaded;
   plan.gradient_slice_in_gradient = (plan.keeps_gradient || options.in_backward) &&
                                     options.gradient_has_type_of_sum && !options.offloaded &&
                                     !plan.fp8_gradients;
-  plan.slice = options.offloaded && !options.device_is_host ? Tier::host : Tier::device;
-  plan.states = options.states_on_drives ? Tier::drive : plan.slice;
+  plan.gradient = options.offloaded && !options.device_is_host ? Tier::host : Tier::device;
+  plan.slice = stored ? Tier::drive : plan.gradient;
+  plan.states = on_drives >= OnDrives::states ? Tier::drive : plan.gradient;
   return plan;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/choices.h"
+#include "tessera/base/offload.h"
 
 namespace tessera::plan {
 
@@ -20,11 +21,13 @@ struct BufferOptions {
   bool trained = true;
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
-  bool states_on_drives = false;  ///< of the optimizer
-  bool device_is_host = true;     ///< as on a CPU, where offloading moves nothing
-  bool in_backward = false;       ///< updated once reduced: no gradient stays
-  bool fp8_weights = false;       ///< whole parameters are kept and gathered in 8 bits
-  bool fp8_gradients = false;     ///< reduced gradients are kept in 8 bits
+  parallel::OnDrives on_drives =
+      parallel::OnDrives::nothing;  ///< where the device is the host: its
+                                    ///< optimizer's states at most elsewhere
+  bool device_is_host = true;       ///< as on a CPU, where offloading moves nothing
+  bool in_backward = false;         ///< updated once reduced: no gradient stays
+  bool fp8_weights = false;         ///< whole parameters are kept and gathered in 8 bits
+  bool fp8_gradients = false;       ///< reduced gradients are kept in 8 bits
   /// Bytes of an element: computed in, updated in, reduced in.
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool slice_has_type_of_whole = true;
@@ -51,8 +54,10 @@ struct BufferPlan {
   bool keeps_copy = false;     ///< of the slice, on the device in the type of the whole parameters
   bool slice_in_whole = true;  ///< the slice is part of the whole parameters
   bool gradient_slice_in_gradient = true;  ///< likewise
-  Tier slice = Tier::device;               ///< and its gradient
+  Tier slice = Tier::device;               ///< as gathers take it
+  Tier gradient = Tier::device;            ///< of the slice
   Tier states = Tier::device;              ///< of the optimizer
+  bool master_on_drives = false;           ///< what it updates lies there, and gathers take a copy
 };
 
 /// The plan of a buffer of `elements`. ZeRO's and FSDP's placements (Rajbhandari et al., SC 2020,

@@ -14,7 +14,9 @@ RunPlan make_plan(const config::RunConfig& config, const models::ModelShape& sha
   RunPlan plan{.shape = shape,
                .mesh = mesh,
                .pipeline = pipeline_plan(config, shape, mesh, options.measured)};
-  for (auto& part : rank_parts(config, shape, mesh, plan.pipeline)) {
+  auto parts = rank_parts(config, shape, mesh, plan.pipeline);
+  plan.fp8 = fp8_layers(config, shape.num_layers, parts.front());
+  for (auto& part : parts) {
     auto units = plan_units(config, shape, part, options.device_is_host);
     plan.ranks.push_back({.part = std::move(part), .units = std::move(units)});
   }

@@ -8,6 +8,7 @@
 
 #include "tessera/config/run_config.h"
 #include "tessera/models/shape.h"
+#include "tessera/plan/fp8_layers.h"
 #include "tessera/plan/pipeline.h"
 #include "tessera/plan/rank_part.h"
 #include "tessera/plan/units.h"
@@ -25,6 +26,7 @@ struct RunPlan {
   mesh::MeshShape mesh;
   PipelinePlan pipeline;
   std::vector<RankPlan> ranks;  ///< by place in the pipeline
+  std::vector<Fp8Layer> fp8;    ///< of the whole model
 };
 
 struct PlanOptions {

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/config/precision.h"
+#include "tessera/config/needs.h"
 #include "tessera/models/spec.h"
+#include "tessera/plan/fp8_layers.h"
 
 namespace tessera::plan {
 namespace {
@@ -106,25 +108,17 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
 struct Block {
   const std::vector<models::ParameterSpec>&whole, &parts;
   std::string path;
-  bool at_end;  // the first or the last
+  const std::set<std::string>& in_fp8;  ///< names of weights
 };
 
-/// The `amount` of a block with what of it is gathered in 8 bits: the weights of its linear layers but
-/// those of precision.fp8_keep.
+/// The `amount` of a block with what of it is gathered in 8 bits.
 Amount in_fp8(const RankPart& part, const RunConfig& config, const Block& block, Kind kind,
               Amount amount) {
-  if (!config.precision.has_fp8_weights()) return amount;
+  if (block.in_fp8.empty()) return amount;
   std::vector<models::ParameterSpec> whole, parts;
   for (size_t i = 0; i < block.parts.size(); ++i) {
     const auto& spec = block.parts[i];
-    constexpr std::string_view kSuffix = ".weight";
-    const bool is_router = spec.name.ends_with(".gate.weight");
-    if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || is_router) continue;
-    const auto path = block.path + spec.name.substr(0, spec.name.size() - kSuffix.size());
-    const auto keeps = [&](const auto& entry) {
-      return config::keeps_layer(entry, path, block.at_end);
-    };
-    if (std::ranges::any_of(config.precision.fp8_keep, keeps)) continue;
+    if (!block.in_fp8.contains(block.path + spec.name)) continue;
     whole.push_back(block.whole[i]);
     parts.push_back(spec);
   }
@@ -198,7 +192,8 @@ int64_t bytes_of_codes(const config::ModelSection& model, const models::ModelSha
 
 /// Adds the units of a stage's blocks.
 void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
-                const RunConfig& config, size_t stage, std::vector<Sized>& units) {
+                const RunConfig& config, size_t stage, const std::set<std::string>& names_in_fp8,
+                std::vector<Sized>& units) {
   const bool quantised = config.model.weights != WeightFormat::as_stored;
   const auto& layers = part.stages[stage].layers;
   const auto& spec = models::spec_of(whole_shape.family);
@@ -217,7 +212,7 @@ void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
       const Block block{.whole = whole.block,
                         .parts = parts.block,
                         .path = fmt::format("{}{}.", parts.block_prefix, i),
-                        .at_end = i == 0 || i + 1 == whole_shape.num_layers};
+                        .in_fp8 = names_in_fp8};
       units.push_back(
           {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
            in_fp8(part, config, block, Kind::rest, rest),
@@ -253,6 +248,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
   } else if (shape.tie_embeddings) {
     head.elements += table;
   }
+  const auto names = weights_in_fp8(config, whole_shape.num_layers, part);
   std::vector<Sized> units;
   for (size_t stage = 0; stage < part.stages.size(); ++stage) {
     const auto& layers = part.stages[stage].layers;
@@ -265,7 +261,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
                         .table = elsewhere},
                        embedding});
     }
-    add_blocks(part, whole_shape, config, stage, units);
+    add_blocks(part, whole_shape, config, stage, names, units);
     if (part.stages[stage].predicts && !tied_here) {
       units.push_back({{.name = "head",
                         .stage = stage,
@@ -303,7 +299,7 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   BufferOptions options{.placement = section.placement,
-                        .offloads_by_copy = !section.offload_params,
+                        .offloads_by_copy = section.offload_params == parallel::OffloadParams::none,
                         .in_backward = config.optimizer.in_backward,
                         .fp8_gradients = precision.has_fp8_gradients(),
                         .slice_has_type_of_whole = true};
@@ -328,9 +324,9 @@ BufferOptions of_experts(BufferOptions options, const mesh::MeshShape& mesh) {
 
 /// Where slices and their gradients are on the host. What is on drives is updated there.
 bool offloads_slices(const config::ParallelSection& section, bool device_is_host) {
-  using parallel::OffloadOptimizer;
+  using parallel::OffloadOptimizer, parallel::OffloadParams;
   const auto optimizer = section.offload_optimizer;
-  return section.offload_params || optimizer == OffloadOptimizer::host ||
+  return section.offload_params == OffloadParams::host || optimizer == OffloadOptimizer::host ||
          (optimizer == OffloadOptimizer::nvme && !device_is_host);
 }
 
@@ -364,11 +360,10 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
   }
   const auto offloaded = offloaded_units(elements, section.offload_fraction);
-  const bool on_drives = section.offload_optimizer == parallel::OffloadOptimizer::nvme;
   std::vector<UnitPlan> result;
   for (size_t i = 0; i < units.size(); ++i) {
     options.offloaded = offloaded[i] && offloads_slices(section, device_is_host);
-    options.states_on_drives = offloaded[i] && on_drives;
+    options.on_drives = offloaded[i] ? config::on_drives(config) : parallel::OnDrives::nothing;
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);

@@ -6,6 +6,7 @@
 #include "tessera/base/widths.h"
 #include "tessera/models/spec.h"
 #include "tessera/predict/activations.h"
+#include "tessera/predict/states.h"
 
 namespace tessera::predict {
 namespace {
@@ -33,35 +34,6 @@ bool has_backward(const plan::RankPart& part, const plan::UnitPlan& unit) {
     if (part.blocks[static_cast<size_t>(i)].has_graph) return true;
   }
   return false;
-}
-
-/// How often a unit of this stage is gathered in a step, as the engine frees it: when another stage
-/// or micro-batch comes, or where it is not resharded after forward, when no backward is to come.
-/// `unit`: which of the rank's units; the last one stays if its backward is next, one in and before
-/// which nothing is trained has no backward.
-double num_gathers(const RunConfig& config, const plan::RankPart& part,
-                   const std::vector<plan::UnitPlan>& units, size_t unit) {
-  const size_t stage = units[unit].stage;
-  const bool last = unit + 1 == units.size(), goes_back = has_backward(part, units[unit]);
-  const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
-  int64_t gathers = 0, open = 0;
-  const schedule::Action* before = nullptr;
-  for (const auto& action : part.actions) {
-    const auto* previous = std::exchange(before, &action);
-    if (static_cast<size_t>(action.stage) != stage) continue;
-    if (action.kind == Kind::backward_weight) continue;
-    if (action.kind == Kind::forward) {
-      if (reshards || open == 0) ++gathers;
-      ++open;
-      continue;
-    }
-    --open;
-    const bool is_next = previous != nullptr && previous->kind == Kind::forward &&
-                         previous->stage == action.stage &&
-                         previous->micro_batch == action.micro_batch;
-    if (reshards && goes_back && !(last && is_next)) ++gathers;
-  }
-  return real(gathers);
 }
 
 /// The ranks that share a buffer.
@@ -225,6 +197,32 @@ Traffic of_pipeline(const RunConfig& config, const plan::RankPart& part,
 }
 
 }  // namespace
+
+double num_gathers(const RunConfig& config, const plan::RankPart& part,
+                   const std::vector<plan::UnitPlan>& units, size_t unit) {
+  const size_t stage = units[unit].stage;
+  const bool last = unit + 1 == units.size(),
+             goes_back = has_backward(part, units[unit]) && backward_reads(units[unit]);
+  const bool reshards = parallel::reshards(config.parallel.reshard_after_forward);
+  int64_t gathers = 0, open = 0;
+  const schedule::Action* before = nullptr;
+  for (const auto& action : part.actions) {
+    const auto* previous = std::exchange(before, &action);
+    if (static_cast<size_t>(action.stage) != stage) continue;
+    if (action.kind == Kind::backward_weight) continue;
+    if (action.kind == Kind::forward) {
+      if (reshards || open == 0) ++gathers;
+      ++open;
+      continue;
+    }
+    --open;
+    const bool is_next = previous != nullptr && previous->kind == Kind::forward &&
+                         previous->stage == action.stage &&
+                         previous->micro_batch == action.micro_batch;
+    if (reshards && goes_back && !(last && is_next)) ++gathers;
+  }
+  return real(gathers);
+}
 
 Traffic operator-(const Traffic& after, const Traffic& before) {
   return {.all_reduce = after.all_reduce - before.all_reduce,

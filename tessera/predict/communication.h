@@ -43,6 +43,13 @@ struct Communication {
 };
 Communication operator-(const Communication& after, const Communication& before);
 
+/// How often a unit is gathered in a step, as the engine frees it: when another stage or micro-batch
+/// comes, or where it is not resharded after forward, when no backward is to come. `unit`: which of the
+/// rank's units; the last one stays if its backward is next, one in and before which nothing is trained has
+/// no backward.
+double num_gathers(const config::RunConfig& config, const plan::RankPart& part,
+                   const std::vector<plan::UnitPlan>& units, size_t unit);
+
 /// docs/estimates.md has the formulas.
 Communication communication(const config::RunConfig& config, const plan::RankPlan& rank);
 

@@ -23,6 +23,7 @@ struct Job {
     return communication(config, plan::make_plan(config, shape).ranks[place]);
   }
   double parameters() const { return static_cast<double>(models::num_parameters(shape)); }
+  double table() const { return static_cast<double>(shape.vocab_size * shape.dim); }
   double head() const { return static_cast<double>((shape.vocab_size + 1) * shape.dim); }
 };
 
@@ -33,7 +34,8 @@ void expect_traffic(const Traffic& found, const Traffic& expected) {
   EXPECT_DOUBLE_EQ(found.sent, expected.sent);
 }
 
-// docs/data_parallel.md: 2 P, 2 P, (1 + M) P and 3 M P elements but for the last unit, which stays.
+// docs/data_parallel.md: 2 P, 2 P, (1 + M) P and 3 M P elements but for the last unit, which stays, and
+// the table, which its backward does not read.
 TEST(Communication, OfDataRanks) {
   Job job(4, 1, 1);
   const double p = 4 * job.parameters();
@@ -46,8 +48,8 @@ TEST(Communication, OfDataRanks) {
   job.config.parallel.placement = parallel::Placement::shard_gradients;
   expect_traffic(job.at(0).dp(), {.all_gather = p, .reduce_scatter = 2 * p});
   job.config.parallel.placement = parallel::Placement::full_shard;
-  expect_traffic(job.at(0).dp(),
-                 {.all_gather = 2 * (2 * p - 4 * job.head()), .reduce_scatter = 2 * p});
+  expect_traffic(job.at(0).dp(), {.all_gather = 2 * (2 * p - 4 * job.head() - 4 * job.table()),
+                                  .reduce_scatter = 2 * p});
   job.config.parallel.reshard_after_forward = false;
   job.config.precision.compute = FloatType::bf16;  // gathered in 16 bits, reduced in float32
   expect_traffic(job.at(0).dp(), {.all_gather = 2 * p / 2, .reduce_scatter = 2 * p});
@@ -123,11 +125,12 @@ TEST(Communication, OfAPipelineOfSlices) {
   job.config.parallel.placement = parallel::Placement::full_shard;
   job.config.parallel.stage_layers = {8, 0};
   const double last = 4 * job.head();
-  // Four micro-batches. The head's backward is next to its forward, other units are gathered for
-  // both; gradients are reduced once.
+  // Four micro-batches. The head's backward is next to its forward, blocks are gathered for both, the
+  // table for its forward; gradients are reduced once.
   expect_traffic(job.at(1).dp(), {.all_gather = 4 * last, .reduce_scatter = last});
   const double first = 4 * job.parameters() - last;
-  expect_traffic(job.at(0).dp(), {.all_gather = 4 * 2 * first, .reduce_scatter = first});
+  expect_traffic(job.at(0).dp(),
+                 {.all_gather = 4 * (2 * first - 4 * job.table()), .reduce_scatter = first});
   job.config.parallel.pipeline_schedule = "GPipe";
   expect_traffic(job.at(1).dp(), {.all_gather = 4 * 2 * last, .reduce_scatter = last});
   job.config.parallel.reshard_after_forward = false;  // whole from the first to the last

@@ -20,6 +20,7 @@ RankNeeds needs_of(const RunConfig& config, const plan::RankPlan& rank, const De
   return {.part = rank.part,
           .memory = step_memory(config, rank, device),
           .communication = communication(config, rank),
+          .drives = drive_traffic(config, rank),
           .in_flight = in_flight(config, rank.part)};
 }
 
@@ -62,8 +63,8 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
   }
   groups.push_back(beyond("memory.checkpointing", config.memory.checkpointing,
                           {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}));
-  const bool offloads =
-      parallel.offload_params || parallel.offload_optimizer != parallel::OffloadOptimizer::none;
+  const bool offloads = parallel.offload_params != parallel::OffloadParams::none ||
+                        parallel.offload_optimizer != parallel::OffloadOptimizer::none;
   if (!device.is_host && !offloads) groups.push_back({{"parallel.offload_optimizer", "true"}});
   std::vector<Setting> smaller;
   const int64_t rows = std::max<int64_t>(1, config.train.global_batch / mesh.data_ranks());

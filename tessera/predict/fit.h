@@ -10,6 +10,7 @@
 #include "tessera/plan/rank_part.h"
 #include "tessera/predict/activations.h"
 #include "tessera/predict/communication.h"
+#include "tessera/predict/drives.h"
 #include "tessera/predict/step_memory.h"
 
 namespace tessera::predict {
@@ -27,6 +28,7 @@ struct RankNeeds {
   plan::RankPart part;
   StepMemory memory;
   Communication communication;
+  DriveTraffic drives;
   InFlight in_flight;
 };
 

@@ -58,7 +58,7 @@ TEST(Fit, OffloadIsForDevicesAlone) {
 TEST(Fit, SmallerMicroBatchesDivideTheBatch) {
   auto run = llama_run(8);
   run.parallel.placement = parallel::Placement::full_shard;
-  run.parallel.offload_params = true;
+  run.parallel.offload_params = parallel::OffloadParams::host;
   run.memory.checkpointing = memory::CheckpointMode::full;
   run.train.micro_batch = 12;
   run.train.global_batch = 96;

@@ -67,7 +67,7 @@ std::string pipeline_text(const RankEstimate& estimate) {
   if (first.mesh.pp == 1) return "";
   std::vector<std::vector<std::string>> rows;
   for (size_t place = 0; place < estimate.pipeline.size(); ++place) {
-    const auto& [part, memory, communication, in_flight] = estimate.pipeline[place];
+    const auto& [part, memory, communication, drives, in_flight] = estimate.pipeline[place];
     rows.push_back({fmt::format("{}", place), layers_text(part),
                     fmt::format("{:.6g}", in_flight.micro_batches), bytes_text(in_flight.bytes),
                     bytes_text(memory.peak().total()), bytes_text(memory.device_bytes())});
@@ -106,6 +106,19 @@ std::string communication_text(const RankEstimate& estimate) {
   return report::box_table(
       "Its communication in a step, bytes of whole tensors",
       {"axis", "ranks", "all-reduced", "all-gathered", "reduce-scattered", "sent"}, rows);
+}
+
+std::string drives_text(const RankEstimate& estimate) {
+  std::string text;
+  for (const auto& line : drive_lines(estimate.rank().drives)) text += line + "\n";
+  return text;
+}
+
+nlohmann::ordered_json drives_json(const DriveTraffic& traffic) {
+  const auto whole = [](double bytes) { return static_cast<int64_t>(bytes); };
+  return {{"stored_bytes", whole(traffic.stored)},
+          {"read_bytes", whole(traffic.read())},
+          {"written_bytes", whole(traffic.written)}};
 }
 
 nlohmann::ordered_json communication_json(const RankNeeds& rank) {
@@ -179,7 +192,7 @@ std::string rank_text(const RankEstimate& estimate, const std::string& limit_nam
              "{} of the allocator's\n",
              memory.peak().phase, bytes_text(memory.peak().total()),
              bytes_text(memory.communication), bytes_text(memory.slack)) +
-         communication_text(estimate) + verdict(estimate, limit_name);
+         communication_text(estimate) + drives_text(estimate) + verdict(estimate, limit_name);
 }
 
 nlohmann::ordered_json rank_json(const RankEstimate& estimate) {
@@ -206,6 +219,7 @@ nlohmann::ordered_json rank_json(const RankEstimate& estimate) {
             {"limit_bytes", whole(estimate.limit)},
             {"fits", estimate.fits()}};
   json["communication"] = communication_json(estimate.rank());
+  if (estimate.rank().drives.stored > 0) json["drives"] = drives_json(estimate.rank().drives);
   if (estimate.pipeline.size() > 1) json["pipeline"] = pipeline_json(estimate);
   if (estimate.fits()) return json;
   json["one_change"] = estimate.remedy ? change_json(*estimate.remedy) : Json();

@@ -60,6 +60,20 @@ double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ra
   return peak;
 }
 
+/// `share`: elements of the slice, as gathers take it.
+void add_stored_slice(const plan::BufferPlan& plan, double share, UnitBytes& unit) {
+  const double bytes = share * static_cast<double>(plan.whole_bytes);
+  unit.on_drives += bytes;
+  unit.slices_on_drives += bytes;
+  if (!plan.trained) return;
+  if (plan.master_on_drives) {
+    unit.copied_to_drives += bytes;
+  } else {
+    unit.updated_on_drives += bytes;
+    unit.brought_from_drives += bytes;
+  }
+}
+
 }  // namespace
 
 double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks) {
@@ -67,15 +81,19 @@ double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks) {
   return unit.passing_gradients + (updating_ranks > 0 ? unit.gradient_slice : 0);
 }
 
+bool backward_reads(const plan::UnitPlan& unit) {
+  const bool is_table = !unit.predicts && unit.layers.begin == unit.layers.end;
+  return !is_table || !std::ranges::all_of(unit.buffers, &plan::BufferPlan::trained);
+}
+
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   UnitBytes result;
   for (const auto& plan : unit.buffers) {
     const auto elements = static_cast<double>(plan.elements);
     const double share = elements / static_cast<double>(plan.num_slices);
-    const double here =
-        plan.slice == plan::Tier::device ? share : 0;  // of the slices, on the device
     const auto slice_bytes = static_cast<double>(plan.slice_bytes);
-    double parameters = here * slice_bytes;
+    const bool slice_here = plan.slice == plan::Tier::device && !plan.master_on_drives;
+    double parameters = slice_here ? share * slice_bytes : 0;
     double whole = elements * static_cast<double>(plan.whole_bytes);
     if (plan.slice_in_whole) whole -= parameters;
     if (plan.keeps_copy) parameters += share * static_cast<double>(plan.whole_bytes);
@@ -87,11 +105,18 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     } else if (!plan.keeps_whole) {
       result.arriving += sent;
     }
+    if (plan.slice == plan::Tier::drive) add_stored_slice(plan, share, result);
+    if (plan.master_on_drives) {
+      result.on_drives += share * slice_bytes;
+      result.updated_on_drives += share * slice_bytes;
+    }
     if (!plan.trained) continue;
     (plan.keeps_gradient ? result.kept_gradients : result.passing_gradients) +=
         elements * static_cast<double>(plan.gradient_bytes);
     if (!plan.gradient_slice_in_gradient) {
-      result.gradient_slice += here * static_cast<double>(plan.gradient_slice_bytes);
+      result.gradient_slice += plan.gradient == plan::Tier::device
+                                   ? share * static_cast<double>(plan.gradient_slice_bytes)
+                                   : 0;
       result.slice_comes_last = plan.fp8_gradients;
     }
     const auto states = [&](int64_t count, optim::Treatment treatment) {
@@ -105,8 +130,11 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
                                  states(plan.in_blocks, optim::Treatment::blocks) +
                                  states(alone, optim::Treatment::elements));
     if (plan.states == plan::Tier::device) result.optimizer += of_optimizer;
-    if (plan.states == plan::Tier::drive) result.on_drives += of_optimizer;
-    if (plan.slice == plan::Tier::device) result.updated_here = true;
+    if (plan.states == plan::Tier::drive) {
+      result.on_drives += of_optimizer;
+      result.updated_on_drives += of_optimizer;
+    }
+    if (plan.gradient == plan::Tier::device) result.updated_here = true;
   }
   return result;
 }

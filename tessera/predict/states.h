@@ -18,10 +18,18 @@ struct UnitBytes {
   double gradient_slice = 0;      ///< where it is not part of the gradient
   bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
   double optimizer = 0;
-  double on_drives = 0;       ///< of the optimizer, beside that
-  bool updated_here = false;  ///< by the device itself, through whose memory that comes
+  double on_drives = 0;            ///< beside all of these
+  double slices_on_drives = 0;     ///< of that, what each gather reads
+  double updated_on_drives = 0;    ///< what the update reads and writes
+  double brought_from_drives = 0;  ///< of both, what it takes as gathers do
+  double copied_to_drives = 0;     ///< of the slices, what it writes alone
+  bool updated_here = false;       ///< by the device itself, through whose memory that comes
 };
 UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config);
+
+/// Does its backward read its parameters? The gradient of a table needs the ids alone, but for an adapter
+/// beside it.
+bool backward_reads(const plan::UnitPlan& unit);
 
 /// Bytes of the buffers through which the device brings what is on drives: no more than that is.
 double buffers_for_drives(const std::vector<UnitBytes>& units, const config::RunConfig& config);
@@ -33,7 +41,7 @@ double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks);
 /// Bytes on this rank, each at the most.
 struct StateBytes {
   double parameters = 0, gathered = 0, gradients = 0, optimizer = 0;
-  double on_drives = 0;  ///< of the optimizer, all the time
+  double on_drives = 0;  ///< beside all of these, all the time
 };
 StateBytes peak_of_states(const std::vector<UnitBytes>& units, const config::RunConfig& config,
                           const mesh::MeshShape& mesh);

@@ -230,9 +230,9 @@ class Step {
     for (size_t unit = units_.size(); unit-- > 0;) {
       const auto& plan = units_[unit];
       if (plan.stage != stage) continue;
-      gathered_.need(unit);
+      if (backward_reads(plan)) gathered_.need(unit);
       if (config_.parallel.backward_prefetch == parallel::BackwardPrefetch::pre &&
-          is_of(stage, unit - 1)) {
+          is_of(stage, unit - 1) && backward_reads(units_[unit - 1])) {
         gathered_.prefetch(unit - 1);
       }
       double gradients = slices + reduced;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/report/layer_map.h"
 #include "tessera/report/sink.h"
 
 namespace tessera::report {
@@ -25,16 +26,11 @@ class ExpertTotals {
   void add(const StepRecord& record);  ///< one without experts adds nothing
 
   std::vector<ExpertSummary> last() const;  ///< by layer; empty: the model has no experts
-  bool empty() const { return steps_.empty(); }
-
-  const std::vector<int64_t>& steps() const { return steps_; }
-  const std::vector<int64_t>& layers() const { return layers_; }
-  /// MaxVio of layers()[i] in each step.
-  const std::vector<double>& violations(size_t i) const { return violations_[i]; }
+  bool empty() const { return map_.empty(); }
+  const LayerMap& violations() const { return map_; }  ///< MaxVio
 
  private:
-  std::vector<int64_t> steps_, layers_;
-  std::vector<std::vector<double>> violations_;
+  LayerMap map_;
   std::deque<std::vector<ExpertLoad>> last_;
 };
 
@@ -43,9 +39,7 @@ struct ExpertLoadOptions {
   std::string subtitle;
 };
 
-/// A standalone SVG of 900 x 480: a row for each layer, steps to the right, darker where the fullest
-/// expert is further above the mean (MaxVio, the mean of neighbouring steps where there are many). Some 4000
-/// cells at the most.
+/// The layer map (layer_map.h) of MaxVio: darker where the fullest expert is further above the mean.
 std::string expert_load_svg(const ExpertTotals& totals, const ExpertLoadOptions& options = {});
 
 }  // namespace tessera::report

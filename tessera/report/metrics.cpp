@@ -1,5 +1,6 @@
 #include "tessera/report/metrics.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;  // keeps the order of keys; writes NaN and infinities as null
 
 constexpr const char* kExpertTokens = "moe/tokens";
+constexpr const char* kFp8 = "fp8";
 
 Json step_json(const StepRecord& record) {
   return {{"step", record.step},
@@ -53,6 +55,39 @@ std::vector<ExpertLoad> experts_of(const Json& json) {
   return loads;
 }
 
+/// Four digits: a line is of every layer.
+double shortened(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+
+Json roundings_json(const std::vector<Fp8Rounding>& layers) {
+  auto json = Json::object();
+  for (const auto& [layer, path, operands] : layers) {
+    auto& own = json[path] = {{"layer", layer}};
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const auto& [amax, scale, underflow, overflow] = operands[i];
+      own[std::string(Fp8Rounding::kOperands[i])] = {shortened(amax), shortened(scale),
+                                                     shortened(underflow), shortened(overflow)};
+    }
+  }
+  return json;
+}
+
+std::vector<Fp8Rounding> roundings_of(const Json& json) {
+  std::vector<Fp8Rounding> layers;
+  if (!json.contains(kFp8)) return layers;
+  for (const auto& [path, values] : json.at(kFp8).items()) {
+    auto& layer = layers.emplace_back();
+    layer.layer = values.at("layer").get<int64_t>(), layer.path = path;
+    for (size_t i = 0; i < layer.operands.size(); ++i) {
+      const auto& own = values.at(std::string(Fp8Rounding::kOperands[i]));
+      const auto at = [&own](size_t j) {
+        return own.at(j).is_null() ? NAN : own.at(j).get<double>();
+      };
+      layer.operands[i] = {at(0), at(1), at(2), at(3)};
+    }
+  }
+  return layers;
+}
+
 StepRecord step_of(const Json& json) {
   return {.step = json.at("step").get<int64_t>(),
           .loss = number(json, "loss"),
@@ -64,7 +99,8 @@ StepRecord step_of(const Json& json) {
           .communication_wait_seconds = number(json, "communication_wait_seconds"),
           .tokens_seen = json.at("tokens_seen").get<int64_t>(),
           .memory_bytes = json.at("memory_bytes").get<int64_t>(),
-          .experts = experts_of(json)};
+          .experts = experts_of(json),
+          .fp8 = roundings_of(json)};
 }
 
 /// Calls use(line, json) for each whole line.
@@ -124,6 +160,7 @@ void MetricsLog::step(const StepRecord& record) {
   for (const auto& load : record.experts) {
     line[kExpertTokens][std::to_string(load.layer)] = load.tokens;
   }
+  if (!record.fp8.empty()) line[kFp8] = roundings_json(record.fp8);
   write_line(line.dump());
   if (record.validation_loss) {
     validation(record.step, *record.validation_loss, record.validation_figures);

@@ -25,7 +25,9 @@ using StepValue = std::pair<int64_t, double>;
 ///   {"step":1,"validation_loss":7.58}
 ///
 /// Further figures (sink.h) stand behind, by their tags: "rewards/margins":0.12, and of a mixture of experts
-/// the choices that fell on each, by layer: "moe/tokens":{"0":[12,9,15,12]}.
+/// the choices that fell on each, by layer: "moe/tokens":{"0":[12,9,15,12]}. Of layers that multiply in 8 bits,
+/// where it was counted, by operand: largest number, scale, shares of under- and overflow, with four digits:
+/// "fp8":{"model.layers.0.mlp.up_proj":{"layer":0,"input":[3.1,144.5,0.002,0],"weight":[..],"gradient":[..]}}.
 class MetricsLog : public Sink {
  public:
   /// Makes the folder. Throws SystemError if the file cannot be written, UserError if a file to

@@ -138,6 +138,10 @@ std::string terminal_line(const StepRecord& record, int64_t total_steps, double 
   return line;
 }
 
+bool line_is_due(int64_t step, int64_t every, int64_t total_steps) {
+  return step == 1 || step % std::max<int64_t>(every, 1) == 0 || step == total_steps;
+}
+
 Progress::Progress(const ProgressOptions& options) : options_(options) {
   const bool capable = is_capable_terminal(options_.fd);
   if (options_.mode == ProgressMode::automatic) {
@@ -167,8 +171,7 @@ void Progress::step(const StepRecord& record) {
     line_ = terminal_line(record, options_.total_steps, eta, style);
     write_all(options_.fd, std::string(kStartOfLine) + line_);
   } else if (options_.mode == ProgressMode::plain) {
-    const bool due = record.step % std::max<int64_t>(options_.every, 1) == 0;
-    if (first || due || record.step == options_.total_steps) {
+    if (first || line_is_due(record.step, options_.every, options_.total_steps)) {
       write_all(options_.fd, plain_line(record, options_.total_steps, eta) + "\n");
     }
   }

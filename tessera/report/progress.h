@@ -10,6 +10,9 @@
 
 namespace tessera::report {
 
+/// Is a step's line due: that of the first, each `every`-th and the last?
+bool line_is_due(int64_t step, int64_t every, int64_t total_steps);
+
 struct ProgressOptions {
   ProgressMode mode = ProgressMode::automatic;
   int64_t total_steps = 0;

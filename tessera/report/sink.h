@@ -1,6 +1,7 @@
 // What is measured, and the places where it goes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -35,6 +36,20 @@ struct ExpertLoad {
   double max_violation() const;
 };
 
+/// What rounding to 8 bits did to the numbers of a layer's products.
+struct Fp8Rounding {
+  static constexpr std::array<std::string_view, 3> kOperands{"input", "weight", "gradient"};
+  struct Operand {
+    double amax = 0, scale = 0;          ///< the largest magnitude, and what that was multiplied by
+    double underflow = 0, overflow = 0;  ///< shares that became zero, and the type's largest
+    double lost() const { return underflow + overflow; }
+  };
+
+  int64_t layer = 0;  ///< block of the model
+  std::string path;   ///< "model.layers.0.mlp.up_proj"
+  std::array<Operand, 3> operands;
+};
+
 /// One optimizer step as the whole run saw it (losses and token counts over all ranks, times and
 /// memory of the writer).
 struct StepRecord {
@@ -51,6 +66,7 @@ struct StepRecord {
   std::optional<double> validation_loss;
   std::vector<Figure> figures = {}, validation_figures = {};
   std::vector<ExpertLoad> experts = {};  ///< of layers that are mixtures
+  std::vector<Fp8Rounding> fp8 = {};  ///< of layers that multiply in 8 bits, where it was counted
 };
 
 struct Scalar {

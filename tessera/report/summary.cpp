@@ -10,6 +10,7 @@
 
 #include "tessera/base/text.h"
 #include "tessera/base/units.h"
+#include "tessera/report/fp8_rounding.h"
 #include "tessera/report/number.h"
 
 namespace tessera::report {
@@ -132,6 +133,32 @@ nlohmann::ordered_json experts_json(const std::vector<ExpertSummary>& experts) {
   return layers;
 }
 
+/// "underflow 0.4 % at most (gradient of model.layers.1.mlp.down_proj), overflow 0 %".
+std::string fp8_line(const std::vector<Fp8Rounding>& layers) {
+  const auto part = [&](const char* name, double Fp8Rounding::Operand::*share) {
+    const auto worst = worst_of(layers, share);
+    auto text = fmt::format("{} {:.2g} %", name, 100 * worst.share);
+    if (worst.share > 0) text += fmt::format(" at most ({} of {})", worst.operand, worst.path);
+    return text;
+  };
+  return part("underflow", &Fp8Rounding::Operand::underflow) + ", " +
+         part("overflow", &Fp8Rounding::Operand::overflow);
+}
+
+nlohmann::ordered_json fp8_layers_json(const std::vector<Fp8Rounding>& layers) {
+  auto json = nlohmann::ordered_json::object();
+  for (const auto& layer : layers) {
+    for (size_t i = 0; i < layer.operands.size(); ++i) {
+      const auto& own = layer.operands[i];
+      json[layer.path][std::string(Fp8Rounding::kOperands[i])] = {{"amax", own.amax},
+                                                                  {"scale", own.scale},
+                                                                  {"underflow", own.underflow},
+                                                                  {"overflow", own.overflow}};
+    }
+  }
+  return json;
+}
+
 std::string mfu_line(const RunSummary& summary) {
   if (summary.mfu < 0 || summary.matmul_peak_flops <= 0) return "unknown";
   const bool tera = summary.matmul_peak_flops >= 1e12;
@@ -187,6 +214,7 @@ std::string format_summary(const RunSummary& summary) {
     lines.emplace_back("  by unit", waits);
   }
   if (!summary.experts.empty()) lines.emplace_back("experts", experts_line(summary));
+  if (!summary.fp8.empty()) lines.emplace_back("8 bits", fp8_line(summary.fp8));
   if (summary.skipped_steps > 0) {
     lines.emplace_back("skipped", fmt::format("{} steps with NaN or infinity",
                                               with_commas(summary.skipped_steps)));
@@ -260,6 +288,7 @@ std::string to_json(const RunSummary& summary) {
       {"sample", summary.sample ? Json(*summary.sample) : Json()},
       {"answers", answers},
       {"experts", experts_json(summary.experts)},
+      {"fp8", fp8_layers_json(summary.fp8)},
       {"forced_balance", summary.forced_balance}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -61,6 +61,7 @@ struct RunSummary {
   std::optional<std::string> sample;       ///< generated text; any bytes
   std::vector<HeldOutAnswer> answers;      ///< to what was held out
   std::vector<ExpertSummary> experts;      ///< of layers that are mixtures, over the last steps
+  std::vector<Fp8Rounding> fp8;            ///< of layers in 8 bits, over the last steps
   bool forced_balance = false;             ///< experts took turns, routers were not asked
 };
 

@@ -89,6 +89,11 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   }
   auto options = train::data_parallel_options(config_);
   options.sync_module_states = true;  // as DDP, FSDP and DeepSpeed do
+  TORCH_CHECK_VALUE(options.offload.on_drives != parallel::OnDrives::parameters,
+                    "prepare: expected parameters in memory; set offload_params to true, or use "
+                    "`tessera train`, which keeps them on drives");
+  options.offload.on_drives =
+      parallel::OnDrives::nothing;  // what is on drives is no LibTorch optimizer's
   if (options_.comm_hook != CommHook::none) {
     TORCH_CHECK_VALUE(!parallel::is_sharded(config_.parallel.placement),
                       "comm_hook: expected gradients that DDP averages, got ", distributed_type());

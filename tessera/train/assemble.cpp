@@ -178,9 +178,10 @@ parallel::Replication replication_of(const std::string& name,
 parallel::DataParallel make_data_parallel(
     models::LanguageModel& model, const config::RunConfig& config, const mesh::DeviceMesh& mesh,
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
-    const StageReplication& stage_replication, const std::vector<std::string>& in_fp8,
-    const models::FirstValues& fill) {
+    const StageReplication& stage_replication, const std::vector<Fp8Layer>& in_fp8) {
   auto options = data_parallel_options(config);
+  options.offload.storage = storage_options(config, mesh.all_of_training().rank());
+  options.offload.storage.host_memory /= 2;  // the other half is for the optimizer's states
   if (mesh.shape().ep > 1) {
     const auto shared = parallel::share_experts(model, mesh);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
@@ -203,11 +204,9 @@ parallel::DataParallel make_data_parallel(
   };
   options.gradient_divide_factor = 1;  // the loss is divided by the valid tokens of all ranks
   const auto* inner = std::get_if<int>(&options.unit.reshard_after_forward);
-  auto result = parallel::parallelise(
+  return parallel::parallelise(
       model, make_units(model, config.parallel, mesh.shape().pp > 1, tensor_parts),
       parallel::DataAxes::of(mesh, inner == nullptr ? 0 : *inner), options);
-  if (!config.parallel.sync_module_states) result.fill(fill_parts(fill, tensor_parts));
-  return result;
 }
 
 optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
@@ -232,6 +231,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
   if (section.type == optim::OptimizerType::muon) {
     options.orthogonalise = Orthogonaliser(parallel, tensor_parts, mesh.axis("tp"), options);
   }
+  if (const auto* stored = parallel.stored()) options.storage.host_memory -= stored->memory_bytes();
   std::vector<optim::Slice> slices;
   for (const auto& slice : parallel.slices()) {
     slices.push_back({.parameter = slice.parameter,
@@ -240,19 +240,12 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .treatment = slice.treatment,
                       .rate = slice.apart ? config.adapter.lr_ratio : 1,
                       .first_position = slice.begin,
+                      .copy = slice.copy,
                       .gradient_factor = slice.gradient_factor,
-                      .on_drives = slice.on_drives});
+                      .on_drives = slice.on_drives,
+                      .bring = slice.bring});
   }
   return {std::move(slices), std::move(options)};
-}
-
-optim::LearningRateOptions learning_rate_options(const config::RunConfig& config) {
-  return {.type = config.schedule.type,
-          .learning_rate = config.optimizer.learning_rate,
-          .min_ratio = config.schedule.min_ratio,
-          .warmup_steps = config.schedule.warmup_steps,
-          .decay_steps = config.schedule.decay_steps,
-          .total_steps = 0};  // set_length
 }
 
 /// The job's model. UserError: it is too small for the job's sequences or ranks.
@@ -315,9 +308,13 @@ Loaders open_loaders(const config::RunConfig& config, const models::ModelShape& 
   return loaders;
 }
 
-/// DoRA multiplies what a product gives, the last of a block, too, so a gradient reads its value.
-BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpec& adapter) {
-  return adapter.type == models::AdapterType::dora ? BlockEnd::any : block_end(shape);
+/// First values go to where slices are: to those on drives once the optimizer has room for them. Rank 0 has
+/// sent them already if it does.
+void fill_slices(parallel::DataParallel& parallel, optim::Optimizer& optimizer,
+                 const config::RunConfig& config, const parallel::FlatBuffer::Fill& fill) {
+  if (config.parallel.sync_module_states) return;
+  parallel.keep_masters([&](size_t slice) { return optimizer.stored_parameter(slice); });
+  parallel.fill(fill);
 }
 
 }  // namespace
@@ -354,15 +351,16 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
-  const auto in_fp8 = fp8_layers(*model, config.precision);
-  auto fp8 = multiply_in_fp8(*model, in_fp8, config.precision);
+  auto fp8 = layers_in_fp8(plan.fp8);
+  multiply_in_fp8(*model, fp8, config.precision);
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
-  auto parallel = make_data_parallel(*model, config, mesh, parameters, tensor_parts,
-                                     stage_replication, in_fp8, fill);
-  const auto fp8_histories = keep_fp8_of(*model, fp8);
+  auto parallel =
+      make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fp8);
+  note_fp8_here(*model, fp8);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh);
+  fill_slices(parallel, optimizer, config, fill_parts(fill, tensor_parts));
   parallel::Pipeline pipeline(schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,
@@ -385,7 +383,6 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .fp8 = std::move(fp8),
-          .fp8_histories = fp8_histories,
           .adapter = adapter.spec,
           .initial = adapter.initial,
           .optimizer = std::move(optimizer),

@@ -71,10 +71,9 @@ struct Run {
   parallel::DataParallel parallel;
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
   plan::RunPlan plan;
-  std::vector<Fp8Layer> fp8;               ///< of precision.matmul, those of this rank's stages
-  std::vector<std::string> fp8_histories;  ///< paths of all layers that a checkpoint has one of
-  std::unique_ptr<Balance> balance;        ///< null: the model has no routers
-  models::AdapterSpec adapter;             ///< the job's, or that of adapter.path
+  std::vector<Fp8Layer> fp8;         ///< in 8 bits, of the whole model
+  std::unique_ptr<Balance> balance;  ///< null: the model has no routers
+  models::AdapterSpec adapter;       ///< the job's, or that of adapter.path
   std::shared_ptr<const checkpoint::AdapterPart>
       initial;  ///< PiSSA's; null: the base is as it is stored
   optim::Optimizer optimizer;

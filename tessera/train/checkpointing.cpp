@@ -17,6 +17,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/run_on_all.h"
+#include "tessera/config/precision.h"
 #include "tessera/hub/file_names.h"
 #include "tessera/models/hf_config.h"
 
@@ -37,6 +38,7 @@ json state_of(const Run& run, const Counts& counts) {
              {"num_steps", run.num_steps},
              {"seeds", {{"model", run.config.model.seed}, {"data", run.config.data.seed}}},
              {"validation_fraction", run.config.data.validation_fraction},
+             {"precision", config::to_json(config::precision_row(run.config.precision))},
              {"optimizer",
               {{"type", text_of(run.config.optimizer.type)}, {"step", run.optimizer.num_steps()}}}};
   if (counts.best.loss || counts.best.since > 0) state["best_validation"] = to_json(counts.best);
@@ -172,9 +174,9 @@ checkpoint::Expected expected_tensors(Run& run) {
       all.emplace_back(state_name(kind.name, name), state_shape(shape, kind.block));
     }
   }
-  for (const auto& path : run.fp8_histories) {
-    all.emplace_back(fp8_state_name(path),
-                     std::vector<int64_t>{3, 1 + run.config.precision.fp8_amax_history});
+  for (const auto& layer : run.fp8) {
+    if (!layer.history) continue;
+    all.emplace_back(fp8_state_name(layer.path), layer.history->state().sizes().vec());
   }
   if (run.balance && run.balance->has_biases()) {
     for (const auto& layer : run.balance->all()) {
@@ -214,7 +216,7 @@ std::vector<checkpoint::HeldExtent> held_parts(const parallel::DataParallel& par
       list.back().replica = part.replica;
       list.back().replica_group = part.replica_group;
     };
-    add(parameters, parameter, extent.values, /*block=*/1, {});
+    add(parameters, parameter, extent.values, /*block=*/1, part.stored);
     for (const auto& [state, values, block, stored] : states(i, part)) {
       add(kept, state_name(state, parameter), values, block, stored);
     }
@@ -245,7 +247,7 @@ std::vector<checkpoint::HeldExtent> held_state(Run& run) {
   }
   std::erase_if(held, [&](const auto& part) { return frozen.contains(part.extent.name); });
   for (const auto& layer : run.fp8) {
-    if (!layer.history) continue;
+    if (!layer.history || !layer.is_here) continue;
     held.push_back(held_by_stage(run, fp8_state_name(layer.path), layer.history->state(), "fp8"));
   }
   if (run.balance && run.balance->has_biases()) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 
+#include "tessera/config/needs.h"
 #include "tessera/memory/activation_checkpointing.h"
 #include "tessera/models/spec.h"
 
@@ -30,6 +31,10 @@ BlockEnd block_end(const models::ModelShape& shape) {
   return any ? BlockEnd::any : BlockEnd::residual_sum;
 }
 
+BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpec& adapter) {
+  return adapter.type == models::AdapterType::dora ? BlockEnd::any : block_end(shape);
+}
+
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
                             const config::MemorySection& section) {
   const auto mode = section.checkpointing;
@@ -45,9 +50,9 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
   const auto& section = config.parallel;
   const auto& precision = config.precision;
   parallel::DataParallelOptions options{
-      .offload = {.offload_params = section.offload_params,
+      .offload = {.offload_params = section.offload_params == parallel::OffloadParams::host,
                   .offload_optimizer = section.offload_optimizer == OffloadOptimizer::host,
-                  .states_on_drives = section.offload_optimizer == OffloadOptimizer::nvme,
+                  .on_drives = config::on_drives(config),
                   .fraction = section.offload_fraction},
       .backward_prefetch = section.backward_prefetch,
       .forward_prefetch = section.forward_prefetch,
@@ -84,17 +89,26 @@ parallel::UnitRuleKind unit_rule_kind(parallel::Units units) {
   __builtin_unreachable();
 }
 
-optim::StorageOptions storage_options(const config::RunConfig& config, int rank) {
+optim::LearningRateOptions learning_rate_options(const config::RunConfig& config) {
+  return {.type = config.schedule.type,
+          .learning_rate = config.optimizer.learning_rate,
+          .min_ratio = config.schedule.min_ratio,
+          .warmup_steps = config.schedule.warmup_steps,
+          .decay_steps = config.schedule.decay_steps,
+          .total_steps = 0};  // set_length
+}
+
+offload::StorageOptions storage_options(const config::RunConfig& config, int rank) {
   constexpr int64_t kKib = 1 << 10, kMib = 1 << 20;
   const auto& section = config.offload;
-  optim::StorageOptions options{.space = {.paths = {section.paths.begin(), section.paths.end()},
-                                          .block_bytes = section.block_size * kKib,
-                                          .queue_depth = static_cast<int>(section.queue_depth),
-                                          .any_file_system = section.any_file_system,
-                                          .timeout_seconds = section.timeout_seconds,
-                                          .rank = rank},
-                                .buffers = section.buffers,
-                                .host_memory = section.host_memory * kMib};
+  offload::StorageOptions options{.space = {.paths = {section.paths.begin(), section.paths.end()},
+                                            .block_bytes = section.block_size * kKib,
+                                            .queue_depth = static_cast<int>(section.queue_depth),
+                                            .any_file_system = section.any_file_system,
+                                            .timeout_seconds = section.timeout_seconds,
+                                            .rank = rank},
+                                  .buffers = section.buffers,
+                                  .host_memory = section.host_memory * kMib};
   auto& paths = options.space.paths;
   if (paths.empty()) paths = {std::filesystem::path(config.train.run_dir) / "offload"};
   return options;

@@ -8,7 +8,8 @@
 #include "tessera/config/run_config.h"
 #include "tessera/models/shape.h"
 #include "tessera/nn/hooked.h"
-#include "tessera/optim/stored_states.h"
+#include "tessera/offload/buffers.h"
+#include "tessera/optim/learning_rate.h"
 #include "tessera/parallel/data/options.h"
 #include "tessera/parallel/data/units.h"
 
@@ -22,6 +23,9 @@ torch::Dtype state_dtype(optim::StateType type);
 /// any way.
 enum class BlockEnd { residual_sum, any };
 BlockEnd block_end(const models::ModelShape& shape);
+/// The same with an adapter: DoRA multiplies what a product gives, the last of a block, too, so a gradient
+/// reads its value.
+BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpec& adapter);
 
 /// Checkpoints `blocks` as memory.checkpointing says.
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
@@ -34,7 +38,10 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
 /// How a job's units are made of modules.
 parallel::UnitRuleKind unit_rule_kind(parallel::Units units);
 
+/// The schedule's, but for total_steps (set_length).
+optim::LearningRateOptions learning_rate_options(const config::RunConfig& config);
+
 /// Where the optimizer keeps states of parallel.offload_optimizer nvme.
-optim::StorageOptions storage_options(const config::RunConfig& config, int rank);
+offload::StorageOptions storage_options(const config::RunConfig& config, int rank);
 
 }  // namespace tessera::train

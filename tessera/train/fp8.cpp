@@ -1,23 +1,23 @@
 #include "tessera/train/fp8.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/config/precision.h"
 #include "tessera/nn/linear.h"
+#include "tessera/report/progress.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr const char* kOperands[] = {"input", "weight", "output's gradient"};
-
-bool is_inside(const std::string& path, const std::string& module) {
-  return path.starts_with(module + ".");
-}
+constexpr std::array<const char*, kernels::kFp8Operands> kOperands{"input", "weight",
+                                                                   "output's gradient"};
 
 void check_size(const std::string& path, const torch::Tensor& weight,
                 const config::PrecisionSection& section) {
@@ -31,105 +31,162 @@ void check_size(const std::string& path, const torch::Tensor& weight,
 }
 
 /// Are these layers' scales usable after the step?
-void check_scales(const Fp8Layer& layer, const torch::Tensor& amax, int64_t step) {
-  for (int operand = 0; operand < 3; ++operand) {
-    const float largest = amax[operand].item<float>();
+void check_scales(const Fp8Layer& layer, const kernels::Fp8Amax& amax, int64_t step) {
+  for (size_t operand = 0; operand < amax.size(); ++operand) {
     const float scale = layer.history->scale(static_cast<kernels::Fp8Operand>(operand));
-    if (std::isfinite(largest) && scale > 0) continue;
+    if (std::isfinite(amax[operand]) && std::isnormal(scale)) continue;
     user_error(
         "step {}: {}: the largest number of its {} is {}, so that fp8_delayed has no scale for it; "
         "set optimizer.learning_rate lower, precision.fp8_margin to 0, or name the layer in "
         "precision.fp8_keep",
-        step + 1, layer.path, kOperands[operand], largest);
+        step + 1, layer.path, kOperands[operand], amax[operand]);
   }
+}
+
+/// What was seen becomes the next step's scales. One message for all layers.
+void finish_histories(Run& run, int64_t step) {
+  std::vector<torch::Tensor> parts;
+  for (const auto& layer : run.fp8) {
+    if (layer.is_here) parts.push_back(torch::tensor(torch::ArrayRef<float>(layer.watch->amax)));
+  }
+  if (parts.empty()) return;
+  const auto amax = torch::stack(parts).to(run.device);
+  run.tensor_axis.all_reduce(amax, comm::ReduceOp::max).wait();
+  run.data_axis.all_reduce(amax, comm::ReduceOp::max).wait();
+  const auto largest = amax.cpu();
+  const auto* next = largest.const_data_ptr<float>();
+  for (const auto& layer : run.fp8) {
+    if (!layer.is_here) continue;
+    kernels::Fp8Amax seen;
+    std::copy_n(next, seen.size(), seen.begin());
+    next += seen.size();
+    layer.history->finish_step(step, seen);
+    check_scales(layer, seen, step);
+  }
+}
+
+/// What of this rank had no scale: weights as they are kept, then inputs and weights of products in the order
+/// of the forward, then gradients in that of the backward.
+std::string own_without_scale(const Run& run) {
+  const auto weights = run.parallel.parameters_without_scale();
+  if (!weights.empty()) return fmt::format("{} holds NaN or infinity", weights.front());
+  const auto text = [](const Fp8Layer& layer, kernels::Fp8Operand operand) -> std::string {
+    const auto index = static_cast<size_t>(operand);
+    if (!layer.is_here || layer.watch == nullptr || std::isfinite(layer.watch->amax[index]))
+      return "";
+    return fmt::format("the {} of {} holds infinity", kOperands[index], layer.path);
+  };
+  for (const auto& layer : run.fp8) {
+    for (const auto operand : {kernels::Fp8Operand::weight, kernels::Fp8Operand::input}) {
+      if (auto found = text(layer, operand); !found.empty()) return found;
+    }
+  }
+  for (size_t i = run.fp8.size(); i-- > 0;) {
+    if (auto found = text(run.fp8[i], kernels::Fp8Operand::gradient); !found.empty()) return found;
+  }
+  return "";
+}
+
+/// The same of the first rank that has any.
+std::string without_scale(const Run& run) {
+  for (auto& text : run.world.all_gather_bytes(own_without_scale(run))) {
+    if (!text.empty()) return text;
+  }
+  return "";
+}
+
+/// Of all layers, over the ranks that have them.
+std::vector<report::Fp8Rounding> roundings_of_all(const Run& run) {
+  const auto num_layers = static_cast<int64_t>(run.fp8.size());
+  const auto largest =
+      torch::full({num_layers, kernels::kFp8Operands, 2}, -INFINITY, torch::kFloat64);
+  const auto counts = torch::zeros({num_layers, kernels::kFp8Operands, 3}, torch::kFloat64);
+  auto largest_of = largest.accessor<double, 3>();
+  auto count_of = counts.accessor<double, 3>();
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const auto& layer = run.fp8[static_cast<size_t>(i)];
+    for (int64_t j = 0; layer.is_here && j < kernels::kFp8Operands; ++j) {
+      const auto& losses = layer.watch->losses[static_cast<size_t>(j)];
+      largest_of[i][j][0] = layer.watch->amax[static_cast<size_t>(j)];
+      largest_of[i][j][1] = -losses.least_scale;
+      count_of[i][j][0] = static_cast<double>(losses.numbers);
+      count_of[i][j][1] = static_cast<double>(losses.underflows);
+      count_of[i][j][2] = static_cast<double>(losses.overflows);
+    }
+  }
+  run.world.all_reduce(largest, comm::ReduceOp::max).wait();
+  run.world.all_reduce(counts, comm::ReduceOp::sum).wait();
+  std::vector<report::Fp8Rounding> all;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const auto& layer = run.fp8[static_cast<size_t>(i)];
+    auto& added = all.emplace_back(report::Fp8Rounding{.layer = layer.block, .path = layer.path});
+    for (int64_t j = 0; j < kernels::kFp8Operands; ++j) {
+      const double numbers = count_of[i][j][0];
+      if (numbers == 0) continue;  // an expert without tokens
+      added.operands[static_cast<size_t>(j)] = {.amax = largest_of[i][j][0],
+                                                .scale = -largest_of[i][j][1],
+                                                .underflow = count_of[i][j][1] / numbers,
+                                                .overflow = count_of[i][j][2] / numbers};
+    }
+  }
+  return all;
+}
+
+bool multiplies_in_fp8(const Run& run) {
+  return run.config.precision.matmul != Matmul::as_compute && !run.fp8.empty();
 }
 
 }  // namespace
 
-std::vector<std::string> fp8_layers(const models::LanguageModel& model,
-                                    const config::PrecisionSection& section) {
-  std::vector<std::string> found;
-  if (section.matmul == Matmul::as_compute && !section.has_fp8_weights()) return found;
-  const auto blocks = model.layout().layers;
-  std::vector<bool> used(section.fp8_keep.size());
-  for (const auto& item : model.named_modules()) {
-    const auto& path = item.key();
-    const auto block = std::ranges::find_if(
-        blocks, [&](const auto& candidate) { return is_inside(path, candidate); });
-    if (item.value()->as<nn::LinearImpl>() == nullptr || block == blocks.end()) continue;
-    const bool at_end = block == blocks.begin() || block + 1 == blocks.end();
-    bool kept = false;
-    for (size_t i = 0; i < used.size(); ++i) {
-      if (config::keeps_layer(section.fp8_keep[i], path, at_end)) kept = used[i] = true;
-    }
-    if (!kept) found.push_back(path);
+std::vector<Fp8Layer> layers_in_fp8(const std::vector<plan::Fp8Layer>& planned) {
+  std::vector<Fp8Layer> layers;
+  for (const auto& layer : planned) {
+    if (!layer.kept) layers.push_back({.path = layer.path, .block = layer.block});
   }
-  for (size_t i = 0; i < used.size(); ++i) {
-    if (used[i]) continue;
-    user_error(
-        "precision.fp8_keep: '{}' matches no linear layer of a block; expected first_last, or such "
-        "as *.down_proj",
-        section.fp8_keep[i]);
-  }
-  return found;
+  return layers;
 }
 
-std::function<bool(const std::string&)> are_weights_of(const std::vector<std::string>& layers) {
+std::function<bool(const std::string&)> are_weights_of(const std::vector<Fp8Layer>& layers) {
   std::set<std::string> names;
-  for (const auto& layer : layers) names.insert(layer + ".weight");
+  for (const auto& layer : layers) names.insert(layer.path + ".weight");
   return [names = std::move(names)](const std::string& name) { return names.contains(name); };
 }
 
-std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
-                                      const std::vector<std::string>& layers,
-                                      const config::PrecisionSection& section) {
-  std::vector<Fp8Layer> found;
-  if (section.matmul == Matmul::as_compute) return found;
+void multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
+                     const config::PrecisionSection& section) {
+  if (section.matmul == Matmul::as_compute) return;
   const auto recipe = section.fp8_recipe();
   const auto modules = model.named_modules();
-  for (const auto& path : layers) {
-    auto* layer = modules[path]->as<nn::LinearImpl>();
-    check_size(path, layer->weight, section);
-    auto& added = found.emplace_back(Fp8Layer{.path = path, .history = nullptr});
+  for (auto& layer : layers) {
+    auto* module = modules[layer.path]->as<nn::LinearImpl>();
+    TORCH_INTERNAL_ASSERT(module != nullptr, layer.path);
+    check_size(layer.path, module->weight, section);
+    layer.watch = std::make_shared<kernels::Fp8Watch>();
     if (section.matmul == Matmul::fp8_delayed) {
-      added.history = std::make_shared<kernels::Fp8History>(recipe);
+      layer.history = std::make_shared<kernels::Fp8History>(recipe);
     }
-    layer->products = kernels::fp8_products(recipe, added.history);
+    module->products = kernels::fp8_products(recipe, layer.watch, layer.history);
   }
-  return found;
 }
 
-std::vector<std::string> keep_fp8_of(const models::LanguageModel& model,
-                                     std::vector<Fp8Layer>& layers) {
-  std::vector<std::string> paths;
-  for (const auto& layer : layers) {
-    if (layer.history) paths.push_back(layer.path);
-  }
+void note_fp8_here(const models::LanguageModel& model, std::vector<Fp8Layer>& layers) {
   const auto parameters = model.named_parameters();
-  std::erase_if(layers,
-                [&](const auto& layer) { return !parameters.contains(layer.path + ".weight"); });
-  return paths;
+  for (auto& layer : layers) layer.is_here = parameters.contains(layer.path + ".weight");
 }
 
-void finish_fp8_step(Run& run, int64_t step, bool skipped) {
-  if (run.fp8.empty() || run.fp8.front().history == nullptr) return;
-  if (skipped) {
-    for (auto& layer : run.fp8) layer.history->drop_step();
-    return;
-  }
-  std::vector<torch::Tensor> parts;
-  for (const auto& layer : run.fp8) parts.push_back(layer.history->amax());
-  const auto amax = torch::stack(parts).to(run.device);  // one message for all layers
-  run.tensor_axis.all_reduce(amax, comm::ReduceOp::max).wait();
-  run.data_axis.all_reduce(amax, comm::ReduceOp::max).wait();
-  const auto largest = amax.cpu();
-  for (size_t i = 0; i < run.fp8.size(); ++i) {
-    const auto& layer = run.fp8[i];
-    const auto seen = largest[static_cast<int64_t>(i)];
-    layer.history->amax().copy_(seen);
-    layer.history->finish_step(step);
-    check_scales(layer, seen, step);
-  }
+void begin_fp8_step(Run& run, int64_t step) {
+  if (!multiplies_in_fp8(run)) return;
+  const bool counts = report::line_is_due(step + 1, run.config.logging.every, run.num_steps);
+  for (auto& layer : run.fp8) *layer.watch = {.counts = counts};
+}
+
+Fp8Step finish_fp8_step(Run& run, int64_t step, bool skipped) {
+  if (run.fp8.empty()) return {};
+  if (skipped) return {.layers = {}, .without_scale = without_scale(run)};
+  if (!multiplies_in_fp8(run)) return {};
+  if (run.config.precision.matmul == Matmul::fp8_delayed) finish_histories(run, step);
+  if (!run.fp8.front().watch->counts) return {};
+  return {.layers = roundings_of_all(run), .without_scale = ""};
 }
 
 }  // namespace tessera::train

@@ -9,6 +9,8 @@
 #include "tessera/config/run_config.h"
 #include "tessera/kernels/fp8_linear.h"
 #include "tessera/models/language_model.h"
+#include "tessera/plan/fp8_layers.h"
+#include "tessera/report/sink.h"
 
 namespace tessera::train {
 
@@ -17,30 +19,38 @@ struct Run;
 /// A linear layer that multiplies as precision.matmul says.
 struct Fp8Layer {
   std::string path;                ///< "model.layers.0.mlp.up_proj"
+  int64_t block = 0;               ///< of the model
+  bool is_here = true;             ///< in a stage of this rank
+  kernels::Fp8WatchPtr watch;      ///< null if precision.matmul is as_compute
   kernels::Fp8HistoryPtr history;  ///< of fp8_delayed; null else
 };
 
-/// The linear layers of blocks but those of fp8_keep, by path. None if the run has no numbers of 8 bits in
-/// them. UserError: a pattern of fp8_keep matches no layer.
-std::vector<std::string> fp8_layers(const models::LanguageModel& model,
-                                    const config::PrecisionSection& section);
+/// Those that are not kept in `compute`.
+std::vector<Fp8Layer> layers_in_fp8(const std::vector<plan::Fp8Layer>& planned);
 
 /// Tells the names of these layers' weights.
-std::function<bool(const std::string& name)> are_weights_of(const std::vector<std::string>& layers);
+std::function<bool(const std::string& name)> are_weights_of(const std::vector<Fp8Layer>& layers);
 
 /// Lets `layers` multiply so. To be called once the model is divided over tp, and before it is over pp.
 /// UserError: a part that a rank has of a weight is no multiple of 16 (mxfp8: 32).
-std::vector<Fp8Layer> multiply_in_fp8(models::LanguageModel& model,
-                                      const std::vector<std::string>& layers,
-                                      const config::PrecisionSection& section);
+void multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
+                     const config::PrecisionSection& section);
 
-/// Leaves those whose weights the model still has; gives the paths of all that carry scales.
-std::vector<std::string> keep_fp8_of(const models::LanguageModel& model,
-                                     std::vector<Fp8Layer>& layers);
+/// Notes which layers' weights the model still has. To be called once pp has divided it.
+void note_fp8_here(const models::LanguageModel& model, std::vector<Fp8Layer>& layers);
 
-/// What a step has seen, over the ranks that share each layer, becomes the next one's scales; of a
-/// skipped step nothing does. Collective over dp and tp with fp8_delayed. UserError: numbers
-/// that leave no scale.
-void finish_fp8_step(Run& run, int64_t step, bool skipped);
+/// Layers forget what they saw, and count what they lose in a step whose line is due.
+void begin_fp8_step(Run& run, int64_t step);
+
+struct Fp8Step {
+  std::vector<report::Fp8Rounding> layers;  ///< of all ranks, where it was counted
+  /// Of a skipped step what had no scale: "the input of model.layers.1.mlp.up_proj holds infinity"; empty:
+  /// nothing in 8 bits.
+  std::string without_scale;
+};
+
+/// What a step has seen, over the ranks that share each layer, becomes the next one's scales
+/// (fp8_delayed); of a skipped step nothing does. Collective. UserError: numbers that leave no scale.
+Fp8Step finish_fp8_step(Run& run, int64_t step, bool skipped);
 
 }  // namespace tessera::train

@@ -30,6 +30,7 @@
 #include "tessera/train/held_out.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_and_traffic.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/reference.h"
 #include "tessera/train/step.h"
 #include "tessera/train/watch.h"
@@ -66,9 +67,12 @@ std::string trained_text(const Run& run) {
       models::num_parameters(shape) + models::num_of_adapter(adapter, shape));
 }
 
-/// What the matrix products of a run are compared with.
-torch::TensorOptions peak_options(const Run& run) {
-  return torch::device(run.device).dtype(torch_dtype(run.config.precision.compute));
+/// Collective.
+std::vector<std::string> before_first_step(const Run& run) {
+  auto lines = preflight(run);
+  for (auto& line : lines) line = "offload: " + line;
+  if (run.adapter.type != models::AdapterType::none) lines.push_back(trained_text(run));
+  return lines;
 }
 
 std::vector<report::UnitWait> unit_waits(const Run& run) {
@@ -117,15 +121,18 @@ std::function<void(const std::string&)> told_before_start(const Run& run) {
 
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
+  const auto& cause = result.without_scale;
   if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == train::Nonfinite::stop) {
     user_error(
-        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}); lower "
-        "optimizer.learning_rate, or set train.nonfinite to skip",
-        step, result.nonfinite_unit, result.loss, result.grad_norm);
+        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}){}; lower "
+        "optimizer.learning_rate, or set train.nonfinite to skip{}",
+        step, result.nonfinite_unit, result.loss, result.grad_norm,
+        cause.empty() ? "" : fmt::format(": {}, which has no scale in 8 bits", cause),
+        cause.empty() ? "" : ", or name the layer in precision.fp8_keep");
   }
   if (result.skipped) {
-    say({fmt::format("step {} skipped: NaN or infinity, first in unit {}", step,
-                     result.nonfinite_unit)});
+    say({fmt::format("step {} skipped: NaN or infinity, first in unit {}{}", step,
+                     result.nonfinite_unit, cause.empty() ? "" : ": " + cause)});
   }
   if (!result.parameters_without_gradient.empty()) {
     say({fmt::format("no gradient in the first step: {}",
@@ -216,7 +223,8 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
           .tokens_seen = counts.tokens_seen,
           .memory_bytes = report::process_memory().current_bytes,
           .figures = result.figures,
-          .experts = result.experts};
+          .experts = result.experts,
+          .fp8 = result.fp8};
 }
 
 /// What is known at the end of a run. Collective.
@@ -253,7 +261,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     for (const auto& line : lines) watch->message(line);
   };
   say(resumed.notes);
-  if (run.adapter.type != models::AdapterType::none) say({trained_text(run)});
+  say(before_first_step(run));
   auto beacon = launch::StepBeacon::from_environment();
   connect(run, checkpointing, beacon);
   auto summary = new_summary(run, environment.world_size);
@@ -271,7 +279,7 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     if (result.requests.lost_data) end_without_data(run, checkpointing, counts, say);
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
-      summary.matmul_peak_flops = matmul_peak(peak_options(run)) * environment.world_size;
+      summary.matmul_peak_flops = matmul_peak(run) * environment.world_size;
     }
     tell_of(run, result, step, say);
     summary.skipped_steps += result.skipped ? 1 : 0;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/train/engine_options.h"
 
 namespace tessera::train {
 
@@ -25,6 +26,10 @@ double matmul_peak(const torch::TensorOptions& options) {
   }
   const auto n = static_cast<double>(size);
   return 2 * n * n * n / best_seconds;
+}
+
+double matmul_peak(const Run& run) {
+  return matmul_peak(torch::device(run.device).dtype(torch_dtype(run.config.precision.compute)));
 }
 
 }  // namespace tessera::train

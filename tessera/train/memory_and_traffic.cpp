@@ -6,7 +6,6 @@
 
 #include "tessera/predict/activations.h"
 #include "tessera/predict/communication.h"
-#include "tessera/predict/states.h"
 #include "tessera/predict/step_memory.h"
 
 namespace tessera::train {
@@ -24,11 +23,21 @@ std::vector<predict::UnitBytes> bytes_by_unit(const Run& run) {
 
 }  // namespace
 
+predict::StateBytes predicted_states(const Run& run) {
+  return predict::peak_of_states(bytes_by_unit(run), run.config, run.plan.mesh);
+}
+
 std::vector<report::PredictedBytes> memory_account(const Run& run) {
-  const auto predicted = predict::peak_of_states(bytes_by_unit(run), run.config, run.plan.mesh);
+  const auto predicted = predicted_states(run);
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
+  int64_t on_drives = 0, for_drives = 0;  // the latter: memory through which slices come
+  if (const auto* states = run.optimizer.stored()) on_drives += states->stored_bytes();
+  if (const auto* slices = run.parallel.stored()) {
+    on_drives += slices->stored_bytes();
+    for_drives += slices->memory_bytes();
+  }
   const auto& own = run.rank_plan();
   const auto part = [](const char* name, double bytes, int64_t found) {
     return report::PredictedBytes{name, static_cast<int64_t>(bytes), found};
@@ -37,14 +46,13 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
       part("parameters", predicted.parameters, measured.parameters),
       part("gathered", predicted.gathered, measured.peak_gathered),
       part("gradients", predicted.gradients, measured.peak_gradients),
-      part("optimizer", predicted.optimizer, run.optimizer.state_bytes()),
+      part("optimizer", predicted.optimizer, run.optimizer.state_bytes() + for_drives),
       part("activations",
            run.autocast ? -1
                         : static_cast<double>(predict::kept_activation_bytes(run.config, own.part)),
            run.peak_activations),
       part("communication", -1, buffers)};
-  if (const auto* stored = run.optimizer.stored())
-    parts.push_back(part("on drives", predicted.on_drives, stored->stored_bytes()));
+  if (on_drives > 0) parts.push_back(part("on drives", predicted.on_drives, on_drives));
   if (run.peak_tensors > 0) {
     const auto at_once = step_memory(run.config, own, predict::this_cpu()).peak().total();
     parts.push_back(part("at once", at_once, run.peak_tensors));

@@ -4,10 +4,14 @@
 
 #include <vector>
 
+#include "tessera/predict/states.h"
 #include "tessera/report/summary.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
+
+/// What this rank's plan says of parameters, gradients and states, each at the most.
+predict::StateBytes predicted_states(const Run& run);
 
 /// This rank's memory by purpose, each at the most during the steps so far; "at once": all tensors
 /// together, on a CPU. Buffers of communication are not predicted (-1).

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/optim/norm.h"
+#include "tessera/report/fp8_rounding.h"
 #include "tessera/train/forward_backward.h"
 #include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/preference.h"
@@ -81,6 +82,12 @@ void add_balance(BalanceResult balance, StepResult& result) {
   result.experts = std::move(balance.layers);
 }
 
+void add_fp8(Fp8Step fp8, StepResult& result) {
+  std::ranges::move(report::fp8_figures(fp8.layers), std::back_inserter(result.figures));
+  result.fp8 = std::move(fp8.layers);
+  result.without_scale = std::move(fp8.without_scale);
+}
+
 /// The step's update is made by its backward.
 void update_in_backward(Run& run, int64_t step) {
   run.optimizer.begin_step();
@@ -113,6 +120,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
   kernels::reset_peak();
   const auto before = traffic_so_far(run);
+  begin_fp8_step(run, step);
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
   if (run.config.optimizer.in_backward) update_in_backward(run, step);
@@ -155,7 +163,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     const double scale = optim::clip_factor(result.grad_norm, run.config.optimizer.max_grad_norm);
     run.optimizer.step(result.learning_rate, scale / loss_scale);
   }
-  finish_fp8_step(run, step, result.skipped);
+  add_fp8(finish_fp8_step(run, step, result.skipped), result);
   run.parallel.finish_step();
   run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
   if (!result.skipped) run.traffic = traffic_so_far(run) - before;

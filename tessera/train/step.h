@@ -16,13 +16,15 @@ struct StepResult {
   /// Of pairs (train/preference.h) and of experts (train/balance.h), whose losses `loss` does not hold.
   std::vector<report::Figure> figures;
   std::vector<report::ExpertLoad> experts;
-  double grad_norm = 0;  ///< of the whole model, before clipping
+  std::vector<report::Fp8Rounding> fp8;  ///< in steps whose line is due (logging.every)
+  double grad_norm = 0;                  ///< of the whole model, before clipping
   double learning_rate = 0;
   int64_t num_tokens = 0;  ///< valid ones, over all ranks
   /// Loss or gradients held NaN or infinity, or data was lost: no update. The unit where it began, if one was found.
   bool skipped = false;
   std::string nonfinite_unit;
-  StepRequests requests;  ///< of all ranks together
+  std::string without_scale;  ///< Fp8Step
+  StepRequests requests;      ///< of all ranks together
   /// Found in the first step, with train.report_unused_parameters.
   std::vector<std::string> parameters_without_gradient;
 };

@@ -32,22 +32,6 @@ std::vector<std::string> data_lines(const Run& run) {
   return lines;
 }
 
-/// What this rank keeps on drives, and how it comes.
-std::vector<std::string> drive_lines(const Run& run) {
-  const auto* stored = run.optimizer.stored();
-  if (stored == nullptr) return {};
-  const auto& space = stored->space();
-  auto lines = space.notes();
-  std::vector<std::string> paths;
-  for (const auto& path : space.options().paths) paths.push_back(path.string());
-  const auto bytes = format_bytes(stored->stored_bytes());
-  lines.push_back(fmt::format(
-      "rank 0 keeps {} of the optimizer in {} ({}), reads and writes {} each step through {} of "
-      "memory; checkpoints are written while training waits",
-      bytes, fmt::join(paths, ", "), space.way(), bytes, format_bytes(stored->memory_bytes())));
-  return lines;
-}
-
 report::HyperParameters hyper_parameters(const Run& run, int world_size) {
   const auto& config = run.config;
   return {{"model/preset", config.model.preset},
@@ -76,7 +60,7 @@ Watch::Watch(const Run& run, int world_size, int64_t steps_done)
   introduce(world_size);
   if (steps_done > 0) {
     const auto history = report::read_metrics(folder_);
-    for (const auto& record : history.steps) totals_.add(record), experts_.add(record);
+    for (const auto& record : history.steps) add(record);
     validation_ = history.validation;
   }
   if (logging.tensorboard) sinks_.push_back(report::make_sink("tensorboard", options));
@@ -94,10 +78,13 @@ Watch::~Watch() {
   }
 }
 
+void Watch::add(const report::StepRecord& record) {
+  totals_.add(record), experts_.add(record), fp8_.add(record);
+}
+
 void Watch::step(const report::StepRecord& record) {
   for (auto& sink : sinks_) sink->step(record);
-  totals_.add(record);
-  experts_.add(record);
+  add(record);
   if (record.validation_loss) validation_.emplace_back(record.step, *record.validation_loss);
 }
 
@@ -105,6 +92,7 @@ void Watch::finish(report::RunSummary summary) {
   for (auto& sink : std::exchange(sinks_, {})) sink->finish(/*success=*/true);
   totals_.fill(summary);
   summary.experts = experts_.last();
+  summary.fp8 = fp8_.last();
   summary.forced_balance = run_.config.moe.force_balance;
   if (run_.config.logging.svg) {
     const auto subtitle = fmt::format(
@@ -122,6 +110,14 @@ void Watch::finish(report::RunSummary summary) {
                      experts_, {.title = "Load of the experts of " + folder_.filename().string(),
                                 .subtitle = subtitle}));
     }
+    if (!fp8_.empty()) {
+      write_file(folder_ / "fp8.svg",
+                 report::layer_map_svg(fp8_.lost(), {.title = "Numbers lost to 8 bits in " +
+                                                              folder_.filename().string(),
+                                                     .subtitle = subtitle,
+                                                     .measure = "% of the worst operand",
+                                                     .least_darkest = 0.1}));
+    }
   }
   write_file(folder_ / "summary.json", report::to_json(summary));
   fmt::print("{}", report::format_summary(summary));
@@ -135,17 +131,16 @@ void Watch::introduce(int world_size) {
                   world_size, world_size == 1 ? "" : "s", config.train.global_batch,
                   config.data.seq_len, folder_.string()));
   for (const auto& line : data_lines(run_)) message("data: " + line);
-  const auto row = config::precision_row(config.precision);
-  message(fmt::format(
-      "precision: GEMM {}, communication {}, weight {}, master weight {}, weight gradient {}, "
-      "optimizer states {}",
-      row.gemm, row.communication, row.weight, row.master_weight, row.gradient, row.states));
+  message("precision: " + config::row_text(config::precision_row(config.precision)));
+  if (config::keeps_losers(config.precision)) {
+    message("precision.fp8_keep auto, by what products in 8 bits gain on a device that has them:");
+    for (const auto& line : plan::fp8_table(run_.plan.fp8)) message("  " + line);
+  }
   if (config.moe.force_balance) {
     message(
         "moe.force_balance: EXPERTS TAKE TURNS, routers are not asked: for timing alone, the model "
         "that comes of it is of no use");
   }
-  for (const auto& line : drive_lines(run_)) message("offload: " + line);
   if (config.precision.parameters != FloatType::bf16) return;
   message(fmt::format(
       "pure bf16: weights have no fp32 copy, {}",

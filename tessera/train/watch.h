@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/report/expert_load.h"
+#include "tessera/report/fp8_rounding.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
 #include "tessera/report/sink.h"
@@ -35,6 +36,7 @@ class Watch {
 
  private:
   void introduce(int world_size);
+  void add(const report::StepRecord& record);
 
   const Run& run_;
   std::filesystem::path folder_;
@@ -42,6 +44,7 @@ class Watch {
   report::Progress* progress_ = nullptr;  ///< one of them, which says other things, too
   report::StepTotals totals_;
   report::ExpertTotals experts_;
+  report::Fp8Totals fp8_;
   std::vector<report::StepValue> validation_;
 };
 

@@ -65,7 +65,8 @@ train::Run run_of(const Layout& layout, bool tied, const mesh::DeviceMesh& mesh)
                   .pipeline_schedule = layout.schedule,
                   .units = *value_named<parallel::Units>(layout.units),
                   .min_num_params = layout.units == "size" ? 9000 : 1'000'000,
-                  .offload_params = layout.offload};
+                  .offload_params = layout.offload ? parallel::OffloadParams::host
+                                                   : parallel::OffloadParams::none};
   return train::assemble(job, mesh);
 }
 

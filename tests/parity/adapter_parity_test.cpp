@@ -394,11 +394,11 @@ TEST(Adapter, LittleMemoryChangesNoNumber) {
         changed.parallel.offload_optimizer = parallel::OffloadOptimizer::host;
         EXPECT_EQ(losses(changed), plain) << "offload_optimizer";
         changed = job;
-        changed.parallel.offload_params = true;
+        changed.parallel.offload_params = parallel::OffloadParams::host;
         EXPECT_EQ(losses(changed), plain) << "offload_params";
         changed.optimizer.in_backward = true;
         EXPECT_EQ(losses(changed), plain) << "offload_params, in_backward";
-        changed.parallel.offload_params = false;
+        changed.parallel.offload_params = parallel::OffloadParams::none;
         EXPECT_EQ(losses(changed), plain) << "in_backward";
         changed = job;
         changed.optimizer.type = optim::OptimizerType::adamw;

@@ -132,8 +132,75 @@ TEST(Fp8, MistakesAreNamed) {
   nothing.precision.fp8_keep = {"*.typo"};
   EXPECT_THAT(refusal(nothing), ::testing::HasSubstr("'*.typo' matches no linear layer"));
   auto run = train::assemble(fp8_job(Matmul::fp8_delayed), mesh::DeviceMesh());
-  run.fp8.front().history->see(kernels::Fp8Operand::gradient, INFINITY);
+  run.fp8.front().watch->amax[2] = INFINITY;
   EXPECT_THROW(train::finish_fp8_step(run, 0, /*skipped=*/false), UserError);
+  auto margin = fp8_job(Matmul::fp8_delayed);
+  margin.precision.fp8_margin = 32;
+  auto small = train::assemble(margin, mesh::DeviceMesh());
+  small.fp8.front().watch->amax = {1, 1, 1e36F};  // 57344 / 1e36 / 2^32 is no normal number
+  EXPECT_THROW(train::finish_fp8_step(small, 0, /*skipped=*/false), UserError);
+}
+
+/// Makes a number of a weight infinite where this rank has it.
+void spoil(train::Run& run, const std::string& weight) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& part : run.parallel.parts()) {
+    if (part.extent.name == weight) part.extent.values[0] = INFINITY;
+  }
+  run.parallel.values_changed();
+}
+
+/// No recipe takes a number without a scale for another one: the step does not count, and says which
+/// operand of which layer it was, on every rank.
+TEST(Fp8, NumbersWithoutAScaleAreNamed) {
+  const std::string layer = "model.layers.1.mlp.up_proj";
+  for (const mesh::MeshShape& shape :
+       {mesh::MeshShape{}, {.dp_replicate = 2}, {.tp = 2}, {.pp = 2}}) {
+    on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto matmul : kRecipes) {
+        auto run = train::assemble(over(fp8_job(matmul), shape), mesh);
+        spoil(run, layer + ".weight");
+        const auto result = train::train_step(run, 0);
+        EXPECT_TRUE(result.skipped) << text_of(matmul);
+        EXPECT_EQ(result.without_scale, "the weight of " + layer + " holds infinity")
+            << text_of(matmul);
+      }
+    });
+  }
+}
+
+/// What each layer's rounding lost, on any ranks, in the steps whose line is due.
+TEST(Fp8, LossesOfEachLayerAreSeen) {
+  for (const auto matmul : {Matmul::fp8_tensor, Matmul::fp8_delayed, Matmul::fp8_block}) {
+    auto job = fp8_job(matmul);
+    job.logging.every = 3;
+    job.train.steps = 100;
+    for (const mesh::MeshShape& shape :
+         {mesh::MeshShape{}, {.dp_shard = 2}, {.tp = 2}, {.pp = 2}}) {
+      on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+        auto run = train::assemble(over(job, shape), mesh);
+        const auto first = train::train_step(run, 0).fp8;
+        EXPECT_TRUE(train::train_step(run, 1).fp8.empty());
+        EXPECT_EQ(train::train_step(run, 2).fp8.size(), first.size());
+        ASSERT_EQ(first.size(), run.model->layout().layers.size() * 7);
+        for (size_t i = 0; i < first.size(); ++i) {
+          EXPECT_EQ(first[i].path, run.fp8[i].path);
+          EXPECT_EQ(first[i].layer, static_cast<int64_t>(i / 7));
+          for (size_t j = 0; j < first[i].operands.size(); ++j) {
+            const auto& own = first[i].operands[j];
+            EXPECT_GT(own.amax, 0) << first[i].path << " " << j;
+            EXPECT_GT(own.scale, 0);
+            EXPECT_GE(own.underflow, 0);
+            EXPECT_LE(own.lost(), 1);
+            if (matmul == Matmul::fp8_delayed) continue;  // the first scale is 1
+            EXPECT_LT(own.underflow, 0.1);
+            EXPECT_EQ(own.overflow, 0);
+            EXPECT_GT(own.scale * own.amax, 224);  // the least scale is that of the largest number
+          }
+        }
+      });
+    }
+  }
 }
 
 TEST(Fp8, FirstAndLastBlockMayBeKept) {

@@ -1,8 +1,13 @@
-// States on drives: every step is that of the run with all in memory, to the bit, in every placement.
+// States and parameters on drives: every step is that of the run with all in memory, to the bit, in every
+// placement.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tessera/base/error.h"
+#include "tessera/predict/drives.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/resume.h"
 #include "tests/parity/fixture.h"
@@ -12,7 +17,7 @@
 namespace tessera::parity {
 namespace {
 
-using parallel::OffloadOptimizer;
+using parallel::OffloadOptimizer, parallel::OffloadParams;
 
 struct Layout {
   const char* placement;
@@ -23,8 +28,11 @@ const std::vector<Layout> kLayouts = {{"replicate", {}},
                                       {"replicate", {.dp_replicate = 2}},
                                       {"shard_optimizer", {.dp_shard = 3}},
                                       {"shard_gradients", {.dp_shard = 2}},
+                                      {"full_shard", {}},
                                       {"full_shard", {.dp_shard = 2}},
-                                      {"full_shard", {.dp_shard = 3}}};
+                                      {"full_shard", {.dp_shard = 3}},
+                                      {"full_shard", {.dp_replicate = 2, .dp_shard = 2}}};
+constexpr size_t kFirstFullShard = 4;
 
 config::RunConfig job_of(const Layout& layout, const std::string& preset = "micro") {
   auto job = recorded_job(/*seq_len=*/64, /*global_batch=*/12);
@@ -46,6 +54,26 @@ config::RunConfig on_drives(config::RunConfig job, const SharedFolder& folder) {
   return job;
 }
 
+/// Its parameters, too.
+config::RunConfig all_on_drives(config::RunConfig job, const SharedFolder& folder,
+                                int64_t host_memory = 2) {
+  job = on_drives(std::move(job), folder);
+  job.parallel.offload_params = OffloadParams::nvme;
+  job.offload.host_memory = host_memory;
+  return job;
+}
+
+/// What is updated in another type than gathers take is in no memory; Muon's is.
+void expect_masters_are_away(const train::Run& run) {
+  const auto& config = run.config;
+  const bool all = config.parallel.offload_params == OffloadParams::nvme;
+  const bool masters = config.precision.computes_in_half() && !config.precision.autocast &&
+                       config.precision.parameters == FloatType::fp32 &&
+                       config.optimizer.type != optim::OptimizerType::muon;
+  for (const auto& slice : run.parallel.slices())
+    EXPECT_EQ(slice.parameter.is_meta(), all || masters);
+}
+
 std::vector<double> losses_of(const config::RunConfig& job, const mesh::DeviceMesh& mesh,
                               int64_t steps) {
   config::check(job, {});
@@ -55,7 +83,14 @@ std::vector<double> losses_of(const config::RunConfig& job, const mesh::DeviceMe
     const auto* stored = run.optimizer.stored();
     EXPECT_TRUE(stored != nullptr &&
                 stored->space().counters().written_bytes >= (steps - 1) * stored->stored_bytes());
-    EXPECT_LE(run.optimizer.state_bytes(), 1 << 20);
+    EXPECT_LE(run.optimizer.state_bytes(), job.offload.host_memory << 20);
+    expect_masters_are_away(run);
+  }
+  if (job.parallel.offload_params == OffloadParams::nvme) {
+    const auto* stored = run.parallel.stored();
+    EXPECT_TRUE(stored != nullptr && stored->space().counters().written_bytes > 0);
+    EXPECT_LE(run.optimizer.state_bytes() + stored->memory_bytes(), job.offload.host_memory << 20);
+    EXPECT_EQ(run.parallel.memory().parameters, 0);
   }
   return losses;
 }
@@ -94,21 +129,84 @@ TEST_P(OffloadParityTest, StatesOnDrivesChangeNoBit) {
   });
 }
 
+class ParametersOnDrivesTest : public OffloadParityTest {};
+
+TEST_P(ParametersOnDrivesTest, ChangeNoBit) {
+  const SharedFolder folder;
+  on_mesh({.shape = layout().shape}, [&](const mesh::DeviceMesh& mesh) {
+    const auto expect_same = [&](const char* what, auto change) {
+      SCOPED_TRACE(what);
+      auto job = job_of(layout());
+      change(job);
+      EXPECT_EQ(losses_of(all_on_drives(job, folder), mesh, 4), losses_of(job, mesh, 4));
+    };
+    using memory::CheckpointMode;
+    for (const auto mode :
+         {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}) {
+      expect_same("fp32", [&](auto& job) { job.memory.checkpointing = mode; });
+      expect_same("bf16", [&](auto& job) {
+        job.precision.compute = FloatType::bf16;
+        job.memory.checkpointing = mode;
+      });
+    }
+    expect_same("fp16", [](auto& job) { job.precision.compute = FloatType::fp16; });
+    expect_same("autocast", [](auto& job) {
+      job.precision.compute = FloatType::bf16;
+      job.precision.autocast = true;
+    });
+    expect_same("all in bf16", [](auto& job) {
+      job.precision = {.compute = FloatType::bf16,
+                       .parameters = FloatType::bf16,
+                       .optimizer_states = optim::StateType::bf16,
+                       .stochastic_rounding = true};
+    });
+    expect_same("8 bits, bf16", [](auto& job) {
+      job.optimizer.type = optim::OptimizerType::adamw8bit;
+      job.precision.compute = FloatType::bf16;
+    });
+    expect_same("in the backward", [](auto& job) {
+      job.optimizer.in_backward = true;
+      job.optimizer.max_grad_norm = 0;
+    });
+    expect_same("in the backward, bf16", [](auto& job) {
+      job.optimizer.in_backward = true;
+      job.optimizer.max_grad_norm = 0;
+      job.precision.compute = FloatType::bf16;
+    });
+    expect_same("micro-batches", [](auto& job) { job.train.micro_batch = 1; });
+    expect_same("whole after the forward",
+                [](auto& job) { job.parallel.reshard_after_forward = false; });
+    expect_same("nothing ahead", [](auto& job) {
+      job.parallel.forward_prefetch = false;
+      job.parallel.backward_prefetch = parallel::BackwardPrefetch::none;
+    });
+    expect_same("adapter", [](auto& job) {
+      job.adapter.type = models::AdapterType::lora;
+      job.precision.compute = FloatType::bf16;
+    });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ParametersOnDrivesTest,
+                         ::testing::Range<size_t>(kFirstFullShard, kLayouts.size()));
+
 TEST_P(OffloadParityTest, RunsGoOnWithAndWithoutDrives) {
   const SharedFolder folder;
   on_mesh({.shape = layout().shape}, [&](const mesh::DeviceMesh& mesh) {
     for (const auto type : {optim::OptimizerType::adamw, optim::OptimizerType::adamw8bit}) {
       auto job = job_of(layout());
       job.optimizer.type = type;
+      job.precision.compute = FloatType::bf16;
       job.checkpoint.every = 2;
       job.checkpoint.overwrite = true;
       job.checkpoint.dir = folder.path() / std::string(text_of(type)) / "checkpoints";
       job.train.steps = 4;
-      const auto stored = on_drives(job, folder);
+      const bool all = job.parallel.placement == parallel::Placement::full_shard;
+      const auto stored = all ? all_on_drives(job, folder) : on_drives(job, folder);
       auto run = train::assemble(stored, mesh);
       train::Checkpointing checkpointing(run, {});
       const auto losses = train_from(run, {}, 4, &checkpointing);
-      for (auto again : {stored, job}) {
+      for (auto again : {stored, on_drives(job, folder), job}) {
         again.checkpoint.resume = job.checkpoint.dir + "/step_00000002";
         auto other = train::assemble(again, mesh);
         const auto counts = train::resume(other).counts;
@@ -136,6 +234,62 @@ TEST(Offload, StatesOfSeveralTimesTheBuffersAreReadEachStep) {
   });
 }
 
+TEST(Offload, ParametersOfSeveralTimesTheBuffersAreReadForEachPass) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of({"full_shard", {.dp_shard = 2}}, "tiny");
+    job.model.num_layers = 8;
+    const auto stored = all_on_drives(job, folder, /*host_memory=*/10);
+    EXPECT_EQ(losses_of(stored, mesh, 3), losses_of(job, mesh, 3));
+    auto run = train::assemble(stored, mesh);
+    const auto& regions = *run.parallel.stored();
+    EXPECT_GT(regions.stored_bytes(), 2 * regions.memory_bytes());
+    const auto moved = [&] {
+      const auto slices = regions.space().counters(),
+                 states = run.optimizer.stored()->space().counters();
+      return std::pair(slices.read_bytes + states.read_bytes,
+                       slices.written_bytes + states.written_bytes);
+    };
+    train_from(run, {}, 2);  // states are not read before they were written
+    const auto before = moved();
+    train_from(run, {.step = 2}, 4);
+    const auto after = moved();
+    const auto expected = predict::drive_traffic(stored, run.rank_plan());
+    const auto expect_near = [](int64_t found, double of_a_step) {
+      EXPECT_NEAR(static_cast<double>(found), 2 * of_a_step, 0.1 * 2 * of_a_step);
+    };
+    expect_near(after.first - before.first, expected.read());
+    expect_near(after.second - before.second, expected.written);
+  });
+}
+
+class OtherAxesTest : public ::testing::TestWithParam<mesh::MeshShape> {};
+
+TEST_P(OtherAxesTest, ChangeNoBitEither) {
+  const SharedFolder folder;
+  const auto& shape = GetParam();
+  on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = over(recorded_job(/*seq_len=*/8, /*global_batch=*/16), shape);
+    job.model.path = "tests/fixtures/experts_micro";
+    job.parallel.ep = shape.ep;
+    job.precision.compute = FloatType::bf16;
+    if (shape.pp > 1) job.train.micro_batch = 2;
+    EXPECT_EQ(losses_of(all_on_drives(job, folder), mesh, 3), losses_of(job, mesh, 3));
+    EXPECT_EQ(losses_of(on_drives(job, folder), mesh, 3), losses_of(job, mesh, 3));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, OtherAxesTest,
+                         ::testing::Values(mesh::MeshShape{.dp_shard = 2, .ep = 2},
+                                           mesh::MeshShape{.dp_shard = 4, .ep = 2},
+                                           mesh::MeshShape{.dp_shard = 2, .tp = 2},
+                                           mesh::MeshShape{.pp = 2, .dp_shard = 2}),
+                         [](const auto& shape) {
+                           return fmt::format("ep{}_tp{}_pp{}_of_{}", shape.param.ep,
+                                              shape.param.tp, shape.param.pp,
+                                              shape.param.num_ranks());
+                         });
+
 TEST(Offload, WhatCannotBeIsRefusedInALine) {
   const auto refusal = [](auto change) -> std::string {
     auto job = job_of(kLayouts[0]);
@@ -150,7 +304,26 @@ TEST(Offload, WhatCannotBeIsRefusedInALine) {
   };
   using ::testing::HasSubstr;
   EXPECT_EQ(refusal([](auto&) {}), "");
-  EXPECT_EQ(refusal([](auto& job) { job.parallel.offload_params = true; }), "");
+  EXPECT_EQ(refusal([](auto& job) { job.parallel.offload_params = OffloadParams::host; }), "");
+  const auto with_parameters = [&](auto change) {
+    return refusal([&](auto& job) {
+      job.parallel.offload_params = OffloadParams::nvme;
+      job.parallel.placement = parallel::Placement::full_shard;
+      change(job);
+    });
+  };
+  EXPECT_EQ(with_parameters([](auto&) {}), "");
+  EXPECT_THAT(
+      with_parameters(
+          [](auto& job) { job.parallel.placement = parallel::Placement::shard_gradients; }),
+      HasSubstr("parallel.offload_params: nvme: expected parallel.placement full_shard; set "
+                "it, or parallel.offload_params to false"));
+  EXPECT_THAT(
+      with_parameters([](auto& job) { job.parallel.offload_optimizer = OffloadOptimizer::none; }),
+      HasSubstr("nvme: expected parallel.offload_optimizer nvme"));
+  EXPECT_THAT(
+      with_parameters([](auto& job) { job.optimizer.type = optim::OptimizerType::muon; }),
+      HasSubstr("nvme: expected an optimizer.type other than muon, whose matrices are whole"));
   EXPECT_THAT(refusal([](auto& job) { job.offload.block_size = 6; }),
               HasSubstr("offload.block_size: expected a multiple of 4 KiB, got 6"));
   EXPECT_THAT(refusal([](auto& job) { job.optimizer.type = optim::OptimizerType::sgd; }),

@@ -174,7 +174,8 @@ TEST(PlacementOptions, ChangeNoNumber) {
       c.parallel.forward_prefetch = false;
     });
     expect_same("one unit at a time", [](auto& c) { c.parallel.max_gathered_units = 1; });
-    expect_same("offload", [](auto& c) { c.parallel.offload_params = true; });
+    expect_same("offload",
+                [](auto& c) { c.parallel.offload_params = parallel::OffloadParams::host; });
     expect_same("offload of the optimizer, of half the units", [](auto& c) {
       c.parallel.offload_optimizer = parallel::OffloadOptimizer::host;
       c.parallel.offload_fraction = 0.5;

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/config/precision.h"
@@ -81,6 +82,32 @@ TEST_P(Presets, LossesAreNearThoseOfFloat32OnAnyRanks) {
             [&](const mesh::DeviceMesh& mesh) { expect_near(mesh, Placement::replicate, ranks); });
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
       for (const auto placement : kSharded) expect_near(mesh, placement, ranks);
+    });
+  }
+}
+
+/// Matrices and blocks divided, alone and with copies or shares of them.
+TEST_P(Presets, LossesAreThoseOfOneRankUnderTensorAndPipelineParallelism) {
+  const auto wide = [](Placement placement) {
+    auto job = job_of(GetParam(), placement, 1);
+    job.model.dim = 512, job.model.ffn_dim = 1024;  // parts of rows are whole blocks of 256 numbers
+    return job;
+  };
+  const auto one = losses_of(wide(Placement::replicate), {});
+  const std::vector<std::pair<mesh::MeshShape, Placement>> layouts{
+      {{.tp = 2}, Placement::replicate},
+      {{.pp = 2}, Placement::replicate},
+      {{.dp_replicate = 2, .tp = 2}, Placement::replicate},
+      {{.dp_shard = 2, .tp = 2}, Placement::full_shard},
+      {{.pp = 2, .dp_shard = 2}, Placement::shard_optimizer},
+      {{.pp = 2, .tp = 2}, Placement::replicate}};
+  for (const auto& [shape, placement] : layouts) {
+    on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
+      const auto found = losses_of(over(wide(placement), shape, placement), mesh);
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_NEAR(found[i] / one[i], 1, 5e-3)
+            << "tp " << shape.tp << " pp " << shape.pp << " " << text_of(placement) << " " << i;
+      }
     });
   }
 }
@@ -244,10 +271,28 @@ std::string refusal(const config::RunConfig& job) {
   return "";
 }
 
+/// Codes have no infinity: a weight that has one is named, not taken for another number.
+TEST(Fp8Storage, InfiniteWeightsAreNamed) {
+  const std::string weight = "model.layers.1.mlp.up_proj.weight";
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : kSharded) {
+      auto run = train::assemble(job_of(PrecisionPreset::msamp_o3, placement, 2), mesh);
+      for (const auto& part : run.parallel.parts()) {
+        const torch::NoGradGuard no_grad;
+        if (part.extent.name == weight && part.extent.begin == 0) part.extent.values[0] = INFINITY;
+      }
+      run.parallel.values_changed();
+      const auto result = train::train_step(run, 0);
+      EXPECT_TRUE(result.skipped) << text_of(placement);
+      EXPECT_EQ(result.without_scale, weight + " holds NaN or infinity") << text_of(placement);
+    }
+  });
+}
+
 TEST(Fp8Storage, MistakesAreNamed) {
   auto job = job_of(PrecisionPreset::msamp_o3, Placement::full_shard, 1);
   EXPECT_EQ(refusal(job), "");
-  job.parallel.offload_params = true;
+  job.parallel.offload_params = parallel::OffloadParams::host;
   EXPECT_THAT(refusal(job), ::testing::HasSubstr("precision.weights: fp8 is not kept on the host"));
   job = job_of(PrecisionPreset::msamp_o1, Placement::full_shard, 1);
   job.precision.compute = FloatType::bf16;

@@ -144,7 +144,7 @@ TEST(EstimateMemory, MistakesAreOneLine) {
       {{"tiny", "--device-memory", "-3GB"},
        "--device-memory: expected bytes with a unit, such as 80GB, got '-3GB'"},
       {{"tiny", "--offload", "disk"},
-       "--offload: expected none, optimizer, params, nvme, got 'disk'"},
+       "--offload: expected none, optimizer, params, nvme, all_nvme, got 'disk'"},
       {{"llama-3-8b", "--ranks", "3", "--tp", "3", "--seq-len", "768"},
        "parallel.tp: 32 heads (8 of keys) cannot be divided over 3 ranks; set one of 1, 2, 4, 8"},
       {{"gpt2", "--ranks", "8", "--tp", "8"}, "parallel.tp: 12 heads (12 of keys) cannot be"},

@@ -28,6 +28,11 @@ bool params_on_host(const DeepspeedValues& values) {
           values.text("zero_optimization.offload_param.device", "none") == "cpu");
 }
 
+bool params_on_drives(const DeepspeedValues& values) {
+  return stage_of(values) == 3 &&
+         values.text("zero_optimization.offload_param.device", "none") == "nvme";
+}
+
 bool optimizer_on_host(const DeepspeedValues& values) {
   return stage_of(values) > 0 &&
          (values.flag("zero_optimization.cpu_offload") ||
@@ -302,7 +307,12 @@ Decision mics(const DeepspeedValues& values, const Setting& setting) {
 
 Decision offload_param(const DeepspeedValues& values, const Setting& setting) {
   if (setting.value == "none" || setting.value == "false") return honoured();
-  if (setting.value == "nvme") return refused("parameters on NVMe are not built yet; cpu is");
+  if (params_on_drives(values)) {
+    std::vector<std::pair<std::string, std::string>> keys{{"parallel.offload_params", "nvme"}};
+    if (optimizer_offloaded(values)) return translated(std::move(keys));
+    keys.emplace_back("parallel.offload_optimizer", "nvme");
+    return translated(std::move(keys), "the optimizer's states go with them");
+  }
   if (!params_on_host(values)) return not_applicable(kStage3);
   return translated({{"parallel.offload_params", "true"}},
                     optimizer_offloaded(values) ? "" : "the optimizer goes with them");
@@ -314,6 +324,10 @@ Decision offload_optimizer(const DeepspeedValues& values, const Setting& setting
   if (setting.value == "nvme") {
     return translated({{"parallel.offload_optimizer", "nvme"}}, "the optimizer's states");
   }
+  if (params_on_drives(values)) {
+    return translated({{"parallel.offload_optimizer", "nvme"}},
+                      "beside parameters on drives the states are there, too");
+  }
   if (params_on_host(values)) return honoured("parallel.offload_params takes the optimizer along");
   return translated({{"parallel.offload_optimizer", "true"}});
 }
@@ -322,20 +336,33 @@ Decision offload_ratio(const DeepspeedValues& values, const Setting& setting) {
   if (setting.value == "1") return honoured();
   if (!optimizer_offloaded(values)) return not_applicable("the optimizer is not offloaded");
   if (stage_of(values) != 3) return not_applicable(kStage3);
-  if (params_on_host(values)) {
+  if (params_on_host(values) || params_on_drives(values)) {
     return refused(
         "a share of the optimizer is offloaded with that of its parameters; set it to 1");
   }
   return translated({{"parallel.offload_fraction", setting.value}});
 }
 
+Decision offload_path(const DeepspeedValues& values, const Setting& setting) {
+  const bool param = setting.key.find("offload_param") != std::string::npos;
+  const bool states_on_drives = optimizer_offloaded(values) && !optimizer_on_host(values);
+  if (param ? !params_on_drives(values) : !states_on_drives) {
+    return not_applicable(fmt::format("counts for zero_optimization.{}.device nvme",
+                                      param ? "offload_param" : "offload_optimizer"));
+  }
+  const auto of_states = values.text("zero_optimization.offload_optimizer.nvme_path", "");
+  if (!param || !states_on_drives || of_states.empty())
+    return translated({{"offload.paths", setting.value}});
+  if (of_states == setting.value) return honoured("offload.paths, as of the optimizer's states");
+  return not_applicable("offload.paths is the optimizer's; both go there");
+}
+
 Decision offload_drives(const DeepspeedValues& values, const Setting& setting) {
   constexpr int64_t kKib = 1 << 10;
-  if (!optimizer_offloaded(values) || optimizer_on_host(values))
+  if (!params_on_drives(values) && (!optimizer_offloaded(values) || optimizer_on_host(values)))
     return not_applicable("counts for zero_optimization.offload_optimizer.device nvme");
   if (setting.key.ends_with("queue_depth"))
     return translated({{"offload.queue_depth", setting.value}});
-  if (setting.key.ends_with("nvme_path")) return translated({{"offload.paths", setting.value}});
   const int64_t bytes = values.integer("aio.block_size").value_or(0);
   if (bytes % (4 * kKib) != 0) return refused("expected a multiple of 4096 bytes");
   return translated({{"offload.block_size", std::to_string(bytes / kKib)}}, "KiB");

@@ -47,6 +47,7 @@ Decision unused_parameters(const DeepspeedValues& values, const Setting& setting
 Decision hpz(const DeepspeedValues& values, const Setting& setting);
 Decision mics(const DeepspeedValues& values, const Setting& setting);
 Decision offload_optimizer(const DeepspeedValues& values, const Setting& setting);
+Decision offload_path(const DeepspeedValues& values, const Setting& setting);
 Decision offload_param(const DeepspeedValues& values, const Setting& setting);
 /// Keys of drives: nvme_path, and aio's block_size and queue_depth.
 Decision offload_drives(const DeepspeedValues& values, const Setting& setting);

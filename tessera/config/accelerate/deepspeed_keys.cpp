@@ -329,11 +329,12 @@ Keys zero_keys() {
 }
 
 Keys offload_keys() {
-  const std::string buffers = "units are copied whole, two at a time",
+  const std::string buffers =
+                        "units come whole, two at a time, or as many as offload.host_memory holds",
                     drives =
                         "offload.buffers and offload.host_memory say it; reads and writes "
                         "always go on beside",
-                    nvme = "of parameters on NVMe, which are refused where they are asked for";
+                    folder = "train.run_dir/offload unless Accelerate's file says it";
   const std::vector<std::string> devices{"none", "cpu", "nvme"};
   const auto device = [&](const char* name, DecideDeepspeed decide) {
     return or_auto(one_of(decided(name, text, decide), devices),
@@ -342,14 +343,13 @@ Keys offload_keys() {
   return below(
       "zero_optimization",
       {device("offload_param.device", deepspeed::offload_param),
-       or_auto(ignored("offload_param.nvme_path", text, nvme), nvme),
+       or_auto(decided("offload_param.nvme_path", text, deepspeed::offload_path), folder),
        ignored("offload_param.buffer_count", integer, buffers),
        ignored("offload_param.buffer_size", integer, buffers),
-       ignored("offload_param.max_in_cpu", integer, nvme),
+       ignored("offload_param.max_in_cpu", integer, "offload.host_memory says it"),
        ignored("offload_param.pin_memory", boolean, "a choice of memory for faster copies"),
        device("offload_optimizer.device", deepspeed::offload_optimizer),
-       or_auto(decided("offload_optimizer.nvme_path", text, deepspeed::offload_drives),
-               "train.run_dir/offload unless Accelerate's file says it"),
+       or_auto(decided("offload_optimizer.nvme_path", text, deepspeed::offload_path), folder),
        ignored("offload_optimizer.buffer_count", integer, drives),
        ignored("offload_optimizer.pin_memory", boolean, "a choice of memory for faster copies"),
        ignored("offload_optimizer.pipeline_read", boolean, drives),

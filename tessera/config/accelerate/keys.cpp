@@ -191,9 +191,39 @@ std::vector<Key> parallelism_keys() {
       .build();
 }
 
+/// Megatron's own arguments, which Accelerate hands on from a script (other_megatron_args) and has no option
+/// for.
+void add_megatron_fp8(SectionKeys& keys) {
+  const auto own = [&](const char* name, KeyType type, const char* value, const char* meaning,
+                       const Rest& rest = {}) {
+    keys.add(name, type, value, meaning,
+             {.choices = rest.choices, .range = rest.range, .option = "", .variable = ""});
+  };
+  own("fp8_format", text, "", "products in 8 bits: which fp8", {.choices = {"e4m3", "hybrid"}});
+  own("fp8_recipe", text, "delayed", "what shares a scale",
+      {.choices = {"tensorwise", "delayed", "mxfp8", "blockwise", "custom"}});
+  own("fp8_margin", integer, "0", "delayed: powers of two kept free above the largest number",
+      {.range = {.low = 0, .high = 32}});
+  own("fp8_interval", integer, "1", "delayed: steps between new scales", {.range = kAtLeastOne});
+  own("fp8_amax_history_len", integer, "1", "delayed: steps remembered for a scale",
+      {.range = kAtLeastOne});
+  own("fp8_amax_compute_algo", text, "most_recent", "delayed: what a scale is made from",
+      {.choices = {"max", "most_recent"}});
+  own("fp8_wgrad", boolean, "true", "weights' gradients are products in fp8, too");
+  own("fp8_param_gather", boolean, "false", "weights are gathered in fp8");
+  own("first_last_layers_bf16", boolean, "false", "the first and the last block stay in bf16");
+  own("num_layers_at_start_in_bf16", integer, "1", "first_last_layers_bf16: blocks at the start",
+      {.range = kAtLeastZero});
+  own("num_layers_at_end_in_bf16", integer, "1", "first_last_layers_bf16: blocks at the end",
+      {.range = kAtLeastZero});
+  own("fp8_dot_product_attention", boolean, "false", "attention in fp8");
+  own("fp8_multi_head_attention", boolean, "false", "attention and what surrounds it in fp8");
+  own("moe_router_padding_for_fp8", boolean, "false", "rows of experts are padded for fp8");
+}
+
 std::vector<Key> megatron_lm_keys() {
-  return SectionKeys("megatron_lm_config", "megatron_lm_", "MEGATRON_LM_")
-      .add("tp_degree", integer, "1", "ranks that split each product", {.range = kDegree})
+  SectionKeys keys("megatron_lm_config", "megatron_lm_", "MEGATRON_LM_");
+  keys.add("tp_degree", integer, "1", "ranks that split each product", {.range = kDegree})
       .add("pp_degree", integer, "1", "ranks that each hold some of the blocks", {.range = kDegree})
       .add("num_micro_batches", integer, "", "portions of a batch in flight",
            {.range = kAtLeastOne})
@@ -226,8 +256,9 @@ std::vector<Key> megatron_lm_keys() {
       .add("hidden_dropout", number, "", "probability", {.range = {.low = 0, .high = 1}})
       .add("attention_softmax_in_fp32", boolean, "", "softmax in fp32")
       .add("calculate_per_token_loss", boolean, "", "the loss is divided by the number of tokens")
-      .add("use_rotary_position_embeddings", boolean, "", "rotary positions")
-      .build();
+      .add("use_rotary_position_embeddings", boolean, "", "rotary positions");
+  add_megatron_fp8(keys);
+  return keys.build();
 }
 
 std::vector<Key> fp8_keys() {

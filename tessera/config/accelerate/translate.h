@@ -30,6 +30,8 @@ const Rules& deepspeed_rules();    ///< deepspeed_config, of DEEPSPEED
 const Rules& megatron_lm_rules();  ///< megatron_lm_config, of MEGATRON_LM
 
 const Rules& fp8_rules();  ///< fp8_config
+/// Megatron's --fp8-* in megatron_lm_config.
+const Rules& megatron_fp8_rules();
 /// What mixed_precision fp8 asks for. `autocast`: weights are cast where they are used.
 Decision fp8_precision(const RuleInput& input, bool autocast);
 

@@ -15,7 +15,6 @@ Decision zero_stage(const RuleInput& input) {
 
 Decision offload_param_device(const RuleInput& input) {
   const auto& device = input.setting.value;
-  if (device == "nvme") return refused("parameters on NVMe are not built yet; set cpu");
   if (device == "none") return translated({{"parallel.offload_params", "false"}});
   if (input.text(kSection + "zero_stage") != "3") {
     const auto* stage = input.settings.find(kSection + "zero_stage");
@@ -23,7 +22,10 @@ Decision offload_param_device(const RuleInput& input) {
     contradict(input.setting, stage == nullptr ? usual : *stage,
                "parameters are split in stage 3 alone");
   }
-  return translated({{"parallel.offload_params", "true"}}, "the optimizer goes along");
+  if (device == "cpu")
+    return translated({{"parallel.offload_params", "true"}}, "the optimizer goes along");
+  return translated({{"parallel.offload_params", "nvme"}, {"parallel.offload_optimizer", "nvme"}},
+                    "the optimizer's states go along");
 }
 
 Decision offload_optimizer_device(const RuleInput& input) {
@@ -31,6 +33,8 @@ Decision offload_optimizer_device(const RuleInput& input) {
   if (device == "nvme") {
     return translated({{"parallel.offload_optimizer", "nvme"}}, "the optimizer's states");
   }
+  if (input.text(kSection + "offload_param_device") == "nvme")
+    return not_applicable("beside parameters on drives the states are there, too");
   if (input.text(kSection + "offload_param_device") == "cpu") {
     if (device == "cpu") return honoured("part of parallel.offload_params");
     return not_applicable("parallel.offload_params takes the optimizer along");
@@ -41,8 +45,13 @@ Decision offload_optimizer_device(const RuleInput& input) {
 Decision nvme_path(const RuleInput& input) {
   const bool param = input.setting.key.find("param") != std::string::npos;
   const auto device = kSection + (param ? "offload_param_device" : "offload_optimizer_device");
-  if (!param && input.text(device) == "nvme" && !input.setting.value.empty())
-    return translated({{"offload.paths", input.setting.value}});
+  if (input.text(device) == "nvme" && !input.setting.value.empty()) {
+    const auto of_states = input.text(kSection + "offload_optimizer_nvme_path");
+    const bool both =
+        param && !of_states.empty() && input.text(kSection + "offload_optimizer_device") == "nvme";
+    if (!both) return translated({{"offload.paths", input.setting.value}});
+    return not_applicable("offload.paths is the optimizer's; both go there");
+  }
   return not_applicable(fmt::format("counts for {} nvme", device.substr(kSection.size())));
 }
 

@@ -1,4 +1,5 @@
-// Accelerate's mixed_precision fp8 and fp8_config: the recipes of torchao, Transformer Engine and MS-AMP.
+// Accelerate's mixed_precision fp8 and fp8_config, and Megatron's --fp8-*: the recipes of torchao, Transformer
+// Engine and MS-AMP.
 #include <fmt/format.h>
 
 #include <utility>
@@ -10,6 +11,7 @@ namespace tessera::config::accelerate {
 namespace {
 
 const std::string kFp8 = "fp8_config.fp8_";
+const std::string kMegatron = "megatron_lm_config.megatron_lm_";
 
 /// Without one Accelerate takes what is installed, torchao first.
 std::string fp8_backend(const RuleInput& input) {
@@ -115,7 +117,123 @@ Decision pads(const RuleInput& input) {
   });
 }
 
+// --- Megatron.
+
+/// The rule of keys that count for products in 8 bits: that `decide` is asked.
+Decision of_megatron(const RuleInput& input, DecideFp8 decide) {
+  if (!input.given(kMegatron + "fp8_format")) return not_applicable("counts for fp8_format");
+  return decide(input);
+}
+
+bool is_delayed(const RuleInput& input) {
+  return input.text(kMegatron + "fp8_recipe") == "delayed";
+}
+
+Decision megatron_format(const RuleInput& input) {
+  const auto recipe = input.text(kMegatron + "fp8_recipe");
+  const auto& format = input.setting.value;
+  static const std::map<std::string, std::string> matmuls{{"tensorwise", "fp8_tensor"},
+                                                          {"delayed", "fp8_delayed"},
+                                                          {"blockwise", "fp8_block"},
+                                                          {"mxfp8", "mxfp8"}};
+  const auto matmul = matmuls.find(recipe);
+  if (matmul == matmuls.end()) return not_applicable("fp8_recipe custom says how");
+  JobKeys job{{"precision.matmul", matmul->second}};
+  if (recipe == "tensorwise" || recipe == "delayed") {
+    job.emplace_back("precision.fp8_format", format);
+  } else if (format != "e4m3") {
+    return refused(fmt::format("{} scales numbers of E4M3 alone; set e4m3", recipe));
+  }
+  if (recipe == "delayed") {  // whose defaults are others than ours
+    job.emplace_back("precision.fp8_amax_history", input.text(kMegatron + "fp8_amax_history_len"));
+    job.emplace_back("precision.fp8_amax", input.text(kMegatron + "fp8_amax_compute_algo"));
+  }
+  return translated(std::move(job));
+}
+
+Decision megatron_recipe(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.setting.value != "custom") return honoured("see fp8_format");
+    return refused("a recipe in Python is not read; set tensorwise, delayed, blockwise or mxfp8");
+  });
+}
+
+Decision megatron_history(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    return is_delayed(own) ? honoured("see fp8_format") : not_applicable("counts for delayed");
+  });
+}
+
+Decision megatron_delayed(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (!is_delayed(own)) return not_applicable("counts for delayed");
+    const auto key = own.setting.key.substr(kMegatron.size());
+    return translated({{"precision." + key, own.setting.value}});
+  });
+}
+
+Decision megatron_wgrad(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.setting.value == "true") return honoured();
+    return refused("set true, or precision.matmul fp8_row_wgrad16 in the job file");
+  });
+}
+
+Decision megatron_gathers(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.setting.value == "false") return honoured();
+    return translated({{"precision.weights", "fp8"}});
+  });
+}
+
+Decision megatron_ends(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.setting.value == "false") return honoured();
+    return translated({{"precision.fp8_keep", "[first_last]"}});
+  });
+}
+
+Decision megatron_num_ends(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.text(kMegatron + "first_last_layers_bf16") != "true") {
+      return not_applicable("counts for first_last_layers_bf16");
+    }
+    if (own.setting.value == "1") return honoured();
+    return refused(
+        "first_last is one block at each end; set 1, or name blocks in precision.fp8_keep");
+  });
+}
+
+Decision megatron_attention(const RuleInput& input) {
+  return of_megatron(input, [](const RuleInput& own) {
+    if (own.setting.value == "false") return honoured();
+    return refused("attention is never in 8 bits; set false");
+  });
+}
+
+Decision megatron_rows(const RuleInput&) {
+  return not_applicable("rows of experts need no padding");
+}
+
 }  // namespace
+
+const Rules& megatron_fp8_rules() {
+  static const Rules rules{{kMegatron + "fp8_format", megatron_format},
+                           {kMegatron + "fp8_recipe", megatron_recipe},
+                           {kMegatron + "fp8_margin", megatron_delayed},
+                           {kMegatron + "fp8_interval", megatron_delayed},
+                           {kMegatron + "fp8_amax_history_len", megatron_history},
+                           {kMegatron + "fp8_amax_compute_algo", megatron_history},
+                           {kMegatron + "fp8_wgrad", megatron_wgrad},
+                           {kMegatron + "fp8_param_gather", megatron_gathers},
+                           {kMegatron + "first_last_layers_bf16", megatron_ends},
+                           {kMegatron + "num_layers_at_start_in_bf16", megatron_num_ends},
+                           {kMegatron + "num_layers_at_end_in_bf16", megatron_num_ends},
+                           {kMegatron + "fp8_dot_product_attention", megatron_attention},
+                           {kMegatron + "fp8_multi_head_attention", megatron_attention},
+                           {kMegatron + "moe_router_padding_for_fp8", megatron_rows}};
+  return rules;
+}
 
 Decision fp8_precision(const RuleInput& input, bool autocast) {
   const auto kind = fp8_backend(input);

@@ -103,35 +103,39 @@ Decision of_the_model(const RuleInput&) { return not_applicable("the model's own
 }  // namespace
 
 const Rules& megatron_lm_rules() {
-  static const Rules rules{
-      {kPrefix + "tp_degree", tensor_degree},
-      {kPrefix + "pp_degree", pipeline_degree},
-      {kPrefix + "expert_model_parallel_size", expert_degree},
-      {kPrefix + "expert_tensor_parallel_size", expert_tensor_degree},
-      {kPrefix + "context_parallel_size", context_degree},
-      {kPrefix + "num_micro_batches", micro_batches},
-      {kPrefix + "sequence_parallelism", sequence_parallelism},
-      {kPrefix + "recompute_activations", recompute_activations},
-      {kPrefix + "recompute_granularity", recompute_granularity},
-      {kPrefix + "recompute_method", recompute_blocks},
-      {kPrefix + "recompute_num_layers", recompute_blocks},
-      {kPrefix + "use_distributed_optimizer", distributed_optimizer},
-      {kPrefix + "gradient_clipping", max_grad_norm},
-      {kPrefix + "optimizer_cpu_offload", offload_optimizer},
-      {kPrefix + "overlap_cpu_optimizer_d2h_h2d", overlap},
-      {kPrefix + "decoder_last_pipeline_num_layers", last_stage},
-      {kPrefix + "use_custom_fsdp", switched_off},
-      {kPrefix + "no_load_optim", switched_off},
-      {kPrefix + "no_save_optim", switched_off},
-      {kPrefix + "eod_mask_loss", switched_off},
-      {kPrefix + "use_precision_aware_optimizer", switched_off},
-      {kPrefix + "attention_dropout", switched_off},
-      {kPrefix + "hidden_dropout", switched_off},
-      {kPrefix + "attention_softmax_in_fp32", always_so},
-      {kPrefix + "calculate_per_token_loss", always_so},
-      {kPrefix + "attention_backend", of_the_model},
-      {kPrefix + "use_rotary_position_embeddings", of_the_model},
-  };
+  static const Rules rules = [] {
+    Rules own{
+        {kPrefix + "tp_degree", tensor_degree},
+        {kPrefix + "pp_degree", pipeline_degree},
+        {kPrefix + "expert_model_parallel_size", expert_degree},
+        {kPrefix + "expert_tensor_parallel_size", expert_tensor_degree},
+        {kPrefix + "context_parallel_size", context_degree},
+        {kPrefix + "num_micro_batches", micro_batches},
+        {kPrefix + "sequence_parallelism", sequence_parallelism},
+        {kPrefix + "recompute_activations", recompute_activations},
+        {kPrefix + "recompute_granularity", recompute_granularity},
+        {kPrefix + "recompute_method", recompute_blocks},
+        {kPrefix + "recompute_num_layers", recompute_blocks},
+        {kPrefix + "use_distributed_optimizer", distributed_optimizer},
+        {kPrefix + "gradient_clipping", max_grad_norm},
+        {kPrefix + "optimizer_cpu_offload", offload_optimizer},
+        {kPrefix + "overlap_cpu_optimizer_d2h_h2d", overlap},
+        {kPrefix + "decoder_last_pipeline_num_layers", last_stage},
+        {kPrefix + "use_custom_fsdp", switched_off},
+        {kPrefix + "no_load_optim", switched_off},
+        {kPrefix + "no_save_optim", switched_off},
+        {kPrefix + "eod_mask_loss", switched_off},
+        {kPrefix + "use_precision_aware_optimizer", switched_off},
+        {kPrefix + "attention_dropout", switched_off},
+        {kPrefix + "hidden_dropout", switched_off},
+        {kPrefix + "attention_softmax_in_fp32", always_so},
+        {kPrefix + "calculate_per_token_loss", always_so},
+        {kPrefix + "attention_backend", of_the_model},
+        {kPrefix + "use_rotary_position_embeddings", of_the_model},
+    };
+    own.insert(megatron_fp8_rules().begin(), megatron_fp8_rules().end());
+    return own;
+  }();
   return rules;
 }
 

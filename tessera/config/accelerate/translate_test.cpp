@@ -217,6 +217,11 @@ TEST(TranslateTest, ZeroStages) {
                                 {"offload_optimizer_device", "cpu"}})),
               AllOf(Contains("parallel.offload_params=true"),
                     Not(Contains("parallel.offload_optimizer=true"))));
+  EXPECT_THAT(job_of(deepspeed({{"zero_stage", "3"},
+                                {"offload_param_device", "nvme"},
+                                {"offload_param_nvme_path", "/nvme"}})),
+              IsSupersetOf({"parallel.offload_params=nvme", "parallel.offload_optimizer=nvme",
+                            "offload.paths=/nvme"}));
   const auto accumulated =
       translate(translated_settings(deepspeed({{"gradient_accumulation_steps", "4"}})));
   ASSERT_TRUE(accumulated.accumulation);
@@ -248,6 +253,36 @@ TEST(TranslateTest, MegatronLm) {
                      "megatron_lm_config.expert_tensor_parallel_size")
                 .note,
             "experts are divided over the 1 ranks of tp_degree; set 1");
+}
+
+/// Megatron's defaults are other ones than ours: a history of one step, the most recent maximum.
+TEST(TranslateTest, MegatronFp8) {
+  const auto with = [](const Values& own) {
+    Values values{{"distributed_type", "MEGATRON_LM"},
+                  {"num_processes", "2"},
+                  {"mixed_precision", "bf16"},
+                  {"megatron_lm_config.fp8_format", "hybrid"}};
+    for (const auto& [key, value] : own) values.emplace_back("megatron_lm_config." + key, value);
+    return values;
+  };
+  EXPECT_THAT(job_of(with({})),
+              IsSupersetOf({"precision.matmul=fp8_delayed", "precision.fp8_format=hybrid",
+                            "precision.fp8_amax_history=1", "precision.fp8_amax=most_recent"}));
+  EXPECT_THAT(job_of(with({{"fp8_amax_history_len", "1024"},
+                           {"fp8_amax_compute_algo", "max"},
+                           {"fp8_margin", "2"},
+                           {"first_last_layers_bf16", "true"}})),
+              IsSupersetOf({"precision.fp8_amax_history=1024", "precision.fp8_amax=max",
+                            "precision.fp8_margin=2", "precision.fp8_keep=[first_last]"}));
+  EXPECT_THAT(job_of(with({{"fp8_recipe", "tensorwise"}, {"fp8_param_gather", "true"}})),
+              IsSupersetOf({"precision.matmul=fp8_tensor", "precision.weights=fp8"}));
+  EXPECT_EQ(entry_of(with({{"fp8_recipe", "blockwise"}}), "megatron_lm_config.fp8_format").note,
+            "blockwise scales numbers of E4M3 alone; set e4m3");
+  EXPECT_EQ(verdict_of(with({{"fp8_wgrad", "false"}}), "megatron_lm_config.fp8_wgrad"),
+            Verdict::refused);
+  EXPECT_EQ(verdict_of(with({{"fp8_dot_product_attention", "true"}}),
+                       "megatron_lm_config.fp8_dot_product_attention"),
+            Verdict::refused);
 }
 
 TEST(TranslateTest, OtherHardwareIsRefusedUnlessOnTheCpu) {

@@ -91,6 +91,19 @@ void amax_of_columns(const void* data, int64_t count, float* largest) {
       });
 }
 
+template <typename T>
+int64_t num_above(const void* data, int64_t count, float bound) {
+  const T* x = static_cast<const T*>(data);
+  BitsVec found = {};
+  for_each_vector(
+      0, count, [&](int64_t i, auto access) __attribute__((always_inline)) {
+        found -= (BitsVec)(abs(access.load(x + i)) > bound);  // true is -1
+      });
+  int64_t sum = 0;
+  for (int lane = 0; lane < kWidth; ++lane) sum += found[lane];
+  return sum;
+}
+
 // --- Rounding.
 
 template <bool kE5M2, typename X, typename Y>
@@ -177,6 +190,7 @@ void decode(const uint8_t* codes, int64_t count, float factor, bool e5m2, void* 
 extern constexpr Fp8Table fp8_table = {
     {amax<float>, amax<Bf16>},
     {amax_of_columns<float>, amax_of_columns<Bf16>},
+    {num_above<float>, num_above<Bf16>},
     {{round<float, float>, round<float, Bf16>}, {round<Bf16, float>, round<Bf16, Bf16>}},
     {encode<float>, encode<Bf16>},
     {decode<float>, decode<Bf16>},

@@ -34,6 +34,8 @@ struct Fp8Table {
   float (*amax[2])(const void* x, int64_t count);
   /// amax[i] = max(amax[i], |x[i]|).
   void (*amax_of_columns[2])(const void* x, int64_t count, float* amax);
+  /// How many of `count` numbers are further from zero than `bound`; NaN is not.
+  int64_t (*num_above[2])(const void* x, int64_t count, float bound);
   /// By dtype of [x][out].
   void (*round[2][2])(const Fp8RoundArgs& args);
   /// Codes of x * scale, by dtype of x.

@@ -194,8 +194,8 @@ void swiglu_grad(const SwigluGradArgs& args, int64_t begin, int64_t end) {
     const T* grad = static_cast<const T*>(args.grad) + row * args.dim;
     const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride;
     const T* up = static_cast<const T*>(args.up) + row * args.up_stride;
-    T* grad_gate = static_cast<T*>(args.grad_gate) + row * args.dim;
-    T* grad_up = static_cast<T*>(args.grad_up) + row * args.dim;
+    T* grad_gate = static_cast<T*>(args.grad_gate) + row * args.grad_stride;
+    T* grad_up = static_cast<T*>(args.grad_up) + row * args.grad_stride;
     for_each_vector(
         0, args.dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
           const Vec dy = part.load(grad + i);

@@ -64,8 +64,7 @@ template <typename T, int N>
 __global__ void swiglu_grad_kernel(SwigluGradArgs args, int64_t blocks_a_row) {
   const Spot at = spot_of<N>(blocks_a_row);
   if (at.column >= args.dim) return;
-  const int64_t place = at.row * args.dim + at.column;
-  const Floats<N> dy = load<N>(static_cast<const T*>(args.grad) + place);
+  const Floats<N> dy = load<N>(static_cast<const T*>(args.grad) + at.row * args.dim + at.column);
   const Floats<N> g =
       load<N>(static_cast<const T*>(args.gate) + at.row * args.gate_stride + at.column);
   const Floats<N> u = load<N>(static_cast<const T*>(args.up) + at.row * args.up_stride + at.column);
@@ -75,6 +74,7 @@ __global__ void swiglu_grad_kernel(SwigluGradArgs args, int64_t blocks_a_row) {
     of_up[k] = dy[k] * g[k] * s;
     of_gate[k] = dy[k] * u[k] * s * (1.0f + g[k] * (1.0f - s));
   }
+  const int64_t place = at.row * args.grad_stride + at.column;
   store(static_cast<T*>(args.grad_gate) + place, of_gate);
   store(static_cast<T*>(args.grad_up) + place, of_up);
 }
@@ -128,7 +128,8 @@ void rotary(const RotaryArgs& args, Stream stream) {
 
 namespace {
 
-/// Calls launch_one(element, width, blocks a row) for rows of gate and up; the rest lies without gaps.
+/// Calls launch_one(element, width, blocks a row) for rows of gate and up; the rest lies without gaps,
+/// or at twice their distance.
 template <typename Args, typename Launch>
 void over_gated_rows(const Args& args, bool aligned, Launch launch_one) {
   with_type(args.type, [&](auto element) {

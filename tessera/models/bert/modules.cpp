@@ -5,6 +5,7 @@
 
 #include "tessera/kernels/attention.h"
 #include "tessera/kernels/linear.h"
+#include "tessera/nn/linears.h"
 
 namespace tessera::models {
 
@@ -45,10 +46,9 @@ BertLayerImpl::BertLayerImpl(const BertShape& shape, const TensorOptions& option
 }
 
 Tensor BertLayerImpl::attend(const Tensor& x, const Tensor& visible) {
-  const auto heads = [&](nn::Linear& projection) {
-    return projection(x).unflatten(2, {num_heads_, -1});  // [B, T, H, D / H]
-  };
-  const auto q = heads(query_), k = heads(key_), v = heads(value_);
+  auto heads = nn::linears(x, {query_, key_, value_});
+  for (auto& each : heads) each = each.unflatten(2, {num_heads_, -1});  // [B, T, H, D / H]
+  const auto &q = heads[0], &k = heads[1], &v = heads[2];
   if (!visible.defined()) return kernels::attention(q, k, v, {.causal = false}).flatten(2);
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           visible)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -119,6 +120,22 @@ const std::vector<DataParallel::Slice>& DataParallel::slices() const {
   return engine().slices;
 }
 
+void DataParallel::keep_masters(const std::function<offload::StoredBytes(size_t slice)>& bytes) {
+  for (size_t u = 0; u < engine().units.size(); ++u) {
+    auto [slice, end] = engine().slices_of_unit[u];
+    for (auto& buffer : engine().units[u].buffers()) {
+      for (; slice < end && engine().slices[slice].parameter.is_alias_of(buffer.slice()); ++slice) {
+        const auto& parameter = engine().slices[slice].parameter;
+        if (!buffer.plan().master_on_drives) continue;
+        const int64_t begin = parameter.storage_offset();
+        buffer.keep_master(begin, begin + parameter.numel(), bytes(slice));
+      }
+    }
+  }
+}
+
+const offload::StoredRegions* DataParallel::stored() const { return engine().regions.get(); }
+
 std::vector<torch::Tensor> DataParallel::parameters() const {
   engine().take_leaves();
   std::vector<torch::Tensor> tensors;
@@ -141,8 +158,8 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
   const auto& axes = engine().axes;
   std::vector<Part> parts;
   auto leaf = engine().leaves.begin();  // one for each extent, in the same order
-  for (const auto& unit : engine().units) {
-    for (const auto& buffer : unit.buffers()) {
+  for (auto& unit : engine().units) {
+    for (auto& buffer : unit.buffers()) {
       const auto& sharing = axes.of(buffer);
       const auto& replicas = buffer.plan().num_slices > 1 ? sharing.replicate : sharing.all;
       const auto& holders = buffer.options().replication.ranks;
@@ -157,6 +174,7 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
           part.offset = extent.values.storage_offset() -
                         engine().slices[*part.slice].parameter.storage_offset();
         }
+        if (extent.values.is_meta()) part.stored = buffer.stored();
         part.extent = std::move(extent);
       }
     }
@@ -194,6 +212,15 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
     check_same_model(sliced, /*values=*/true, sharing.all, /*slice=*/sharing.gather.rank());
     check_same_model(whole, /*values=*/true, sharing.all);
   }
+}
+
+std::vector<std::string> DataParallel::parameters_without_scale() const {
+  std::vector<std::string> names;
+  for (const auto& unit : engine().units) {
+    for (const auto& buffer : unit.buffers())
+      std::ranges::copy(buffer.without_scale(), std::back_inserter(names));
+  }
+  return names;
 }
 
 std::vector<std::string> DataParallel::parameters_without_gradient() const {

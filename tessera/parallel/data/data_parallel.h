@@ -108,10 +108,19 @@ class DataParallel {
     torch::Tensor gradient_factor;      ///< [1]: what a gradient kept in 8 bits is multiplied by
     bool decayed = true, apart = false;
     bool on_drives = false;  ///< its optimizer states are to be kept there
+    /// Of a parameter on the meta device: as optim::Slice has them.
+    torch::Tensor copy;
+    std::function<torch::Tensor()> bring;
     optim::Treatment treatment = optim::Treatment::elements;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };
   const std::vector<Slice>& slices() const;
+
+  /// Call before fill() where some of slices() have a parameter on the meta device and a copy: bytes(i) are
+  /// those of the parameter of slices()[i], which an optimizer keeps.
+  void keep_masters(const std::function<offload::StoredBytes(size_t slice)>& bytes);
+  /// What of all slices is on drives, as gathers take it; null: nothing.
+  const offload::StoredRegions* stored() const;
 
   /// With DataParallelOptions::update_in_backward: update(i) changes slices()[i], whose gradient is
   /// reduced, for the last time in this step. Called during the backward and finish_backward, for
@@ -145,6 +154,7 @@ class DataParallel {
   /// What this rank holds of a parameter, frozen ones included.
   struct Part {
     FlatBuffer::OwnedExtent extent;
+    offload::StoredBytes stored;    ///< of values on the meta device: their storage
     std::optional<size_t> slice;    ///< of slices(), in which it lies; none: frozen
     int64_t offset = 0;             ///< of its first element in that slice
     int replicas = 1, replica = 0;  ///< ranks that hold the same, and which of them this is
@@ -164,6 +174,10 @@ class DataParallel {
   /// loss on any rank. They are updated with a zero gradient (weight decay applies). After
   /// finish_backward. Collective; one pass over the gradients.
   std::vector<std::string> parameters_without_gradient() const;
+
+  /// Names of parameters that are kept or gathered in 8 bits (DataParallelOptions::fp8_weights) and held
+  /// NaN or infinity on any rank in this step, so that no scale is theirs.
+  std::vector<std::string> parameters_without_scale() const;
 
   /// While on, the first unit whose output holds NaN or infinity is noted (a pass over each).
   void watch_outputs(bool on);

@@ -214,6 +214,47 @@ TEST(FullShard, CollectivesPerStep) {
   });
 }
 
+// A table's gradient needs the ids alone.
+TEST(FullShard, ATableIsNotGatheredForItsBackward) {
+  struct Net : nn::Hookable {
+    Net() : table(11, 6), inner(6, 5, true), outer(5, 2, true) {
+      register_module("table", table), register_module("inner", inner);
+      register_module("outer", outer);
+      torch::manual_seed(3);
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : parameters()) parameter.normal_(0, 0.3);
+    }
+    torch::Tensor loss() {
+      return outer(inner(table(torch::tensor({1, 7, 7, 10}))).tanh()).square().sum();
+    }
+    nn::Embedding table;
+    Linear inner, outer;
+  };
+  Net plain;
+  plain.loss().backward();
+  double squares = 0;
+  for (const auto& parameter : plain.parameters()) {
+    squares += parameter.grad().square().sum().item<double>();
+  }
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    std::vector<UnitModules> units{
+        {"table", {net.table.get()}}, {"inner", {net.inner.get()}}, {"outer", {net.outer.get()}}};
+    auto model = parallelise(net, units, DataAxes::of(mesh), {.unit = {}});
+    model.slices();  // as for an optimizer
+    const auto& axis = mesh.axis("dp_shard");
+    for (int step = 0; step < 2; ++step) {
+      const auto gathers = axis.counters().all_gather.calls;
+      net.loss().backward();
+      model.finish_backward();
+      // Forward: three units; backward: the one that is neither the table nor the last.
+      EXPECT_EQ(axis.counters().all_gather.calls - gathers, 4);
+      EXPECT_NEAR(model.gradient_norm().norm / std::sqrt(squares), 1, 1e-5);
+      model.finish_step();
+    }
+  });
+}
+
 TEST(FullShard, StatesShrinkWithTheRanksAndGatheredMemoryIsBounded) {
   on_mesh({.shape = {.dp_shard = 3}}, [](const mesh::DeviceMesh& mesh) {
     TestNet net(/*options=*/{}, /*with_unused=*/false);

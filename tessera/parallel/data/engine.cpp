@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/layers.h"
 #include "tessera/nn/recomputation.h"
 
 namespace tessera::parallel {
 void DataParallel::Engine::take_leaves() {
-  TORCH_CHECK_VALUE(
-      !options.update_in_backward && !options.fp8_gradients,
-      "expected an optimizer over slices(), as update_in_backward and fp8_gradients have it");
+  TORCH_CHECK_VALUE(!options.update_in_backward && !options.fp8_gradients &&
+                        options.offload.on_drives < OnDrives::masters,
+                    "expected an optimizer over slices(), as update_in_backward, fp8_gradients and "
+                    "slices on drives have it");
   if (std::exchange(leaves_taken, true) || !has_gradients) return;
   // A backward came whose arrivals no rank was asked for: all parameters count as having taken
   // part.
@@ -60,6 +62,14 @@ bool DataParallel::Engine::keeps_whole(size_t index) const {
          !calls[index].backwards.empty();
 }
 
+/// Does a unit's backward read its parameters? The gradient of a table needs the ids alone.
+bool DataParallel::Engine::backward_reads(size_t index) const {
+  return !std::ranges::all_of(modules[index].modules, [](const nn::Hookable* module) {
+    const auto* table = dynamic_cast<const nn::EmbeddingImpl*>(module);
+    return table != nullptr && !table->beside;
+  });
+}
+
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   unit.check_parameters();
@@ -75,6 +85,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
   note_memory(index);
   if (options.forward_prefetch) prefetch(index, 1);
+  read_ahead(index, nn::Recomputation::ran_before() ? -1 : 1);
 }
 
 // Note [Backwards to come]. A unit is reduced once no backward of any call of its modules is to
@@ -116,10 +127,11 @@ void DataParallel::Engine::before_backward(size_t index) {
   check_not_updated(index);
   if (calls[index].launched) reopen(index);
   ++calls[index].in_backward;
-  units[index].finish_gather();
+  if (backward_reads(index)) units[index].finish_gather();
   units[index].begin_gradient();
   note_memory(index);
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
+  read_ahead(index, -1);
 }
 
 void DataParallel::Engine::after_backward(size_t index) {
@@ -145,7 +157,7 @@ void DataParallel::Engine::prefetch(size_t index, int direction) {
   if (next < 0 || next >= static_cast<std::ptrdiff_t>(order.size())) return;
   const size_t other = order[static_cast<size_t>(next)];
   auto& unit = units[other];
-  if (unit.has_whole()) return;
+  if (unit.has_whole() || (direction < 0 && !backward_reads(other))) return;
   // Backward comes only to units with an open call, recomputed forwards too; forward stays within
   // its stage.
   const bool in_backward = direction < 0 || nn::Recomputation::ran_before();
@@ -370,6 +382,7 @@ void DataParallel::Engine::finish_step() {
     units[i].parameters_changed(/*frozen_ones=*/false);
     note_memory(i);
   }
+  finish_regions();
   synchronise(module_buffers, options.buffers, axes.all);
 }
 

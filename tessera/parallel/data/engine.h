@@ -67,8 +67,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   int num_steps = 0;           // finish_step() was called
   bool has_gradients = false;  // since the last of them
   bool order_known = false, requires_sync = true, is_last = true;
-  bool unsharded = false;       // by the user: hooks free nothing
-  bool amax_is_shared = false;  // of parameters in 8 bits, as they are now
+  std::shared_ptr<offload::StoredRegions> regions;  // of slices on drives
+  bool unsharded = false;                           // by the user: hooks free nothing
+  bool amax_is_shared = false;                      // of parameters in 8 bits, as they are now
   double divide_factor = 1;
   struct UnitMemory {
     int64_t gathered = 0, gradients = 0;
@@ -98,6 +99,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void watch_output(size_t unit, const torch::Tensor& output);
   void keep_beyond(size_t unit, torch::Tensor& output) const;
   void list_slices();
+  static void list_stored(const FlatBuffer& buffer, int64_t begin, Slice& slice);
+  void store_regions();
   void list_leaves();
   void take_leaves();
   void give_leaves_gradients();
@@ -105,6 +108,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
 
   void begin_pass(const Pass& next);
   bool keeps_whole(size_t unit) const;
+  bool backward_reads(size_t unit) const;
 
   // Hooks.
   void before_forward(size_t unit, nn::Hookable& module);
@@ -115,6 +119,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   // Parameters.
   void share_amax();
   void prefetch(size_t unit, int direction);
+  void read_from(std::ptrdiff_t position, int direction);
+  void read_ahead(size_t unit, int direction);
+  void finish_regions();
   void note_memory(size_t unit);  // after each change
   void note_all_memory();
   void set_order(std::vector<size_t> next);

@@ -48,23 +48,39 @@ void DataParallel::Engine::list_slices() {
       for (const auto& group : buffer.groups()) {
         const int64_t from = std::max(group.begin, first), to = std::min(group.end, last);
         if (from >= to || !buffer.trained()) continue;
-        slices.push_back({.parameter = buffer.slice().narrow(0, from - first, to - from),
-                          .gradient = buffer.gradient_of_slice().narrow(0, from - first, to - from),
+        const auto part = [&](const torch::Tensor& of) {
+          return of.narrow(0, from - first, to - from);
+        };
+        slices.push_back({.parameter = part(buffer.slice()),
+                          .gradient = part(buffer.gradient_of_slice()),
                           .gradient_factor = buffer.gradient_factor(),
                           .decayed = group.decays,
                           .apart = buffer.options().apart,
                           .on_drives = buffer.plan().states == plan::Tier::drive,
                           .treatment = group.treatment,
                           .begin = begin + from});
+        if (buffer.slice().is_meta()) list_stored(buffer, from - first, slices.back());
       }
       begin += buffer.content_size();
-      memory.parameters += static_cast<int64_t>(buffer.slice().nbytes());
-      if (buffer.plan().keeps_copy) {
-        memory.parameters += static_cast<int64_t>(buffer.gather_source().nbytes());
-      }
+      memory.parameters += buffer.slice_memory();
     }
     slices_of_unit.emplace_back(first_slice, slices.size());
   }
+}
+
+/// Says of a slice at `begin` of its buffer's how what is on drives of it comes.
+void DataParallel::Engine::list_stored(const FlatBuffer& buffer, int64_t begin, Slice& slice) {
+  const int64_t count = slice.parameter.numel();
+  const bool is_copy = buffer.plan().master_on_drives;
+  if (!buffer.region()) {
+    slice.copy = buffer.gather_source().narrow(0, begin, count);
+    return;
+  }
+  const auto dtype = buffer.whole.tensor().scalar_type();
+  if (is_copy) slice.copy = torch::empty({count}, torch::dtype(dtype).device(torch::kMeta));
+  slice.bring = [&buffer, begin, count, is_copy] {
+    return buffer.change_stored(/*all=*/is_copy).narrow(0, begin, count);
+  };
 }
 
 void DataParallel::Engine::list_leaves() {

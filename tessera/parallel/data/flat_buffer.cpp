@@ -42,15 +42,9 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   make_plan(whole_dtype, slice_dtype, first.requires_grad());
   whole = Transient(size_, whole_dtype, options_.device);
   if (plan_.keeps_whole) whole.allocate();
-  slice_ =
-      plan_.slice_in_whole
-          ? own_part(whole)
-          : torch::empty({slice_size()}, torch::dtype(slice_dtype).device(options_.slice_device));
-  slice_.zero_();
+  make_slice(slice_dtype);
   for (auto& entry : entries_) adopt(entry);
-  if (plan_.keeps_copy) {
-    copy_ = torch::empty({slice_size()}, torch::dtype(whole_dtype).device(options_.device));
-  }
+  make_copy();
   note_slice();
   note_versions();
   options_.values = nullptr;
@@ -84,7 +78,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .trained = trained,
                  .offloaded = options_.offloaded,
                  .offloads_by_copy = options_.offloads_by_copy,
-                 .states_on_drives = options_.states_on_drives,
+                 .on_drives = options_.on_drives,
                  .device_is_host = options_.device == options_.slice_device,
                  .in_backward = options_.in_backward,
                  .fp8_weights = options_.fp8_weights,
@@ -128,6 +122,10 @@ std::vector<size_t> FlatBuffer::newly_trained() {
 
 void FlatBuffer::start_training() {
   const auto& name = entries_.front().name;
+  TORCH_CHECK_VALUE(
+      options_.on_drives < OnDrives::masters, name,
+      ": expected it to need a gradient when it was sharded, as slices are on drives; "
+      "freeze it afterwards");
   TORCH_CHECK_VALUE(!options_.compute_dtype || slice_.scalar_type() != *options_.compute_dtype ||
                         slice_.element_size() >= 4,
                     name,
@@ -185,6 +183,10 @@ void FlatBuffer::adopt(FlatEntry& entry) {
   if (!options_.values && parameter.is_meta()) {
     if (!unfilled_) unfilled_ = entry.name;
   } else {
+    TORCH_CHECK_VALUE(
+        !slice_.is_meta(), entry.name,
+        ": expected a parameter on the meta device, to be filled in with fill(), as its "
+        "values are kept on drives");
     const auto values =
         (options_.values ? options_.values(parameter) : parameter).detach().reshape({-1});
     const int64_t begin = std::max(slice_begin(), entry.offset);
@@ -219,7 +221,9 @@ void FlatBuffer::fill(const Fill& set) {
   const torch::NoGradGuard no_grad;
   for (const auto& extent : owned()) {
     const auto& part = extent.values;
-    if (part.is_cpu()) {
+    if (part.is_meta()) {
+      fill_stored(extent, set);
+    } else if (part.is_cpu()) {
       set(extent.name, extent.begin, part);
     } else {
       const auto host = torch::empty(part.sizes(), part.options().device(torch::kCPU));
@@ -231,7 +235,7 @@ void FlatBuffer::fill(const Fill& set) {
 
 void FlatBuffer::note_slice() {
   const torch::NoGradGuard no_grad;
-  if (copy_.defined()) copy_.copy_(slice_, /*non_blocking=*/true);
+  if (copy_.defined() && !slice_.is_meta()) copy_.copy_(slice_, /*non_blocking=*/true);
   slice_version_ = slice_._version();
   sample_.reset();
 }
@@ -257,6 +261,13 @@ void FlatBuffer::slice_changed() {
 
 void FlatBuffer::whole_changed() {
   const torch::NoGradGuard no_grad;
+  if (slice_.is_meta()) {
+    auto changed = stray_parameter();
+    if (!changed) changed = written_parameter();
+    TORCH_CHECK_VALUE(!changed, *changed,
+                      ": was written, but its values are kept on drives; write them with fill()");
+    return slice_changed();
+  }
   for (const auto& entry : entries_) {
     // torch::load puts another tensor in the parameter's place.
     if (entry.parameter.is_alias_of(whole.tensor())) continue;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@
 
 #include "tessera/base/choices.h"
 #include "tessera/base/extent.h"
+#include "tessera/offload/stored_bytes.h"
+#include "tessera/offload/stored_regions.h"
 #include "tessera/parallel/data/transient.h"
 #include "tessera/parallel/replication.h"
 #include "tessera/plan/buffer.h"
@@ -38,15 +41,15 @@ struct FlatOptions {
   std::optional<torch::Dtype> gradient_dtype;  ///< of the whole gradient; none: compute_dtype
   torch::Device device = torch::kCPU;          ///< of the whole buffers
   torch::Device slice_device = torch::kCPU;    ///< of the slice and its gradient
-  bool offloaded = false;         ///< the slice and its gradient live on `slice_device`
-  bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on `device`
-  bool states_on_drives = false;  ///< OffloadPolicy says so
-  Replication replication;        ///< of all its parameters
-  bool apart = false;             ///< DataParallelOptions::apart says so of them
-  bool of_experts = false;        ///< DataParallelOptions::of_experts does
-  bool in_backward = false;       ///< DataParallelOptions::update_in_backward
-  bool fp8_weights = false;       ///< DataParallelOptions::fp8_weights says so of them
-  bool fp8_gradients = false;     ///< DataParallelOptions::fp8_gradients
+  bool offloaded = false;                  ///< the slice and its gradient live on `slice_device`
+  bool offloads_by_copy = false;           ///< but gathers take a copy of the slice on `device`
+  OnDrives on_drives = OnDrives::nothing;  ///< OffloadPolicy says so
+  Replication replication;                 ///< of all its parameters
+  bool apart = false;                      ///< DataParallelOptions::apart says so of them
+  bool of_experts = false;                 ///< DataParallelOptions::of_experts does
+  bool in_backward = false;                ///< DataParallelOptions::update_in_backward
+  bool fp8_weights = false;                ///< DataParallelOptions::fp8_weights says so of them
+  bool fp8_gradients = false;              ///< DataParallelOptions::fp8_gradients
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> decays;
   std::function<optim::Treatment(const std::string& name, const torch::Tensor& parameter)>
       treatment;
@@ -69,6 +72,10 @@ struct FlatOptions {
 /// In 8 bits (FlatOptions::fp8_weights) each parameter of the whole buffer is E4M3 times a power of two,
 /// by the largest number of it on any rank (share_amax); what is gathered, or kept, is `codes`, of which
 /// the whole is made when a unit runs.
+///
+/// On drives (flat_stored.cpp): a slice is a region of StoredRegions, which gathers copy into the whole, or
+/// what optimizers keep beside their states (keep_master), of which gathers take a copy. Either is a tensor
+/// on the meta device here; stored() has its bytes.
 ///
 /// Memory in elements: slice P/N; whole P while it is there; whole gradient P while it is there;
 /// gradient slice P/N while it is there; copy P/N. Where a slice has the dtype and device of a
@@ -102,7 +109,7 @@ class FlatBuffer {
   struct OwnedExtent : Extent {
     std::string name;
     std::vector<int64_t> shape;  ///< of the parameter
-    torch::Tensor values;        ///< [length], of the slice
+    torch::Tensor values;        ///< [length], of the slice: on the meta device, of stored()
     size_t entry = 0;            ///< of entries()
   };
   std::vector<OwnedExtent> owned() const;
@@ -115,9 +122,24 @@ class FlatBuffer {
 
   /// [P/N] this rank's values.
   const torch::Tensor& slice() const { return slice_; }
-  /// [P/N] the same as gathers take them: the slice, or its copy.
-  const torch::Tensor& gather_source() const { return copy_.defined() ? copy_ : slice_; }
-  void slice_changed();  ///< the slice has new values: brings the copy up to date
+  /// [P/N] the same as gathers take them: the slice, or its copy. On drives: until another buffer's is
+  /// asked for.
+  torch::Tensor gather_source() const;
+
+  /// Gives a buffer on drives its region, zero at first.
+  void store_in(std::shared_ptr<offload::StoredRegions> regions, size_t index);
+  /// Its index in the regions; none: its slice is in memory.
+  std::optional<size_t> region() const { return regions_ ? std::optional(region_) : std::nullopt; }
+  /// [P/N] in the dtype of the whole, of a buffer on drives, to be changed, as gather_source(). `all`: all
+  /// of it will be.
+  torch::Tensor change_stored(bool all) const;
+  /// Elements [begin, end) of the slice are kept by an optimizer.
+  void keep_master(int64_t begin, int64_t end, offload::StoredBytes bytes);
+  /// The bytes of slice() where it is on the meta device. What is written is brought to gather_source(),
+  /// too. Valid for life.
+  offload::StoredBytes stored();
+  int64_t slice_memory() const;  ///< bytes of slice and copy
+  void slice_changed();          ///< the slice has new values: brings the copy up to date
   void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
   /// Was the slice changed since slice_changed() was told last? After keep_sample() that is found
   /// by some of its values, too: LibTorch's optimizers write to data(), of which no version tells.
@@ -170,6 +192,7 @@ class FlatBuffer {
   /// [entries()] the largest magnitude of this rank's part of each, on the host.
   torch::Tensor amax() const;
   void share_amax(const torch::Tensor& of_all_ranks);  ///< the same over all ranks
+  std::vector<std::string> without_scale() const;      ///< parameters that hold NaN or infinity
   bool codes_are_current() const { return plan_.keeps_codes && codes_are_current_; }
   void encode_slice();  ///< this rank's part of `codes`, which get memory
   /// All codes are there: makes the whole parameters of them, and frees them unless they are kept.
@@ -208,11 +231,15 @@ class FlatBuffer {
   void lay_out(const std::vector<Named>& parameters);
   void add_to_groups(const Group& next);
   void make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained);
+  void make_slice(torch::Dtype dtype);
+  void make_copy();
   void make_gradient();
   torch::Tensor rounded_slice() const;
   void note_slice();
   torch::Tensor sample_of_slice() const;
   void adopt(FlatEntry& entry);
+  void fill_stored(const OwnedExtent& extent, const Fill& set);
+  void write_stored(int64_t begin, const torch::Tensor& values);
   void point_parameters_to(const c10::Storage& storage);
 
   FlatOptions options_;
@@ -221,6 +248,13 @@ class FlatBuffer {
   int64_t size_ = 0, content_size_ = 0;
   std::vector<Group> groups_;
   torch::Tensor slice_, copy_, arriving_;
+  std::shared_ptr<offload::StoredRegions> regions_;
+  size_t region_ = 0;
+  struct Master {
+    int64_t begin = 0, end = 0;  // elements of the slice
+    offload::StoredBytes bytes;
+  };
+  std::vector<Master> masters_;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;

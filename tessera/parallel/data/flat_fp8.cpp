@@ -37,7 +37,9 @@ void FlatBuffer::keep_gradient(const torch::Tensor& gradient) {
 torch::Tensor FlatBuffer::amax() const {
   auto largest = torch::zeros({static_cast<int64_t>(entries_.size())});
   for (const auto& extent : owned()) {
-    largest[static_cast<int64_t>(extent.entry)] = amax_of(extent.values);
+    // Which of a number and NaN is the larger is not the same everywhere.
+    const float own = amax_of(extent.values);
+    largest[static_cast<int64_t>(extent.entry)] = std::isnan(own) ? INFINITY : own;
   }
   return largest;
 }
@@ -45,8 +47,18 @@ torch::Tensor FlatBuffer::amax() const {
 void FlatBuffer::share_amax(const torch::Tensor& of_all_ranks) {
   scales_.clear();
   for (int64_t i = 0; i < of_all_ranks.numel(); ++i) {
-    scales_.push_back(kernels::fp8_scale(of_all_ranks[i].item<float>(), kType, kRule));
+    const float largest = of_all_ranks[i].item<float>();
+    // Codes have no infinity: NaN makes weights of it that no step takes for numbers.
+    scales_.push_back(std::isfinite(largest) ? kernels::fp8_scale(largest, kType, kRule) : NAN);
   }
+}
+
+std::vector<std::string> FlatBuffer::without_scale() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < scales_.size(); ++i) {
+    if (std::isnan(scales_[i])) names.push_back(entries_[i].name);
+  }
+  return names;
 }
 
 void FlatBuffer::encode_slice() {

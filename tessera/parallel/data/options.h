@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "tessera/base/choices.h"
+#include "tessera/base/offload.h"
+#include "tessera/offload/buffers.h"
 #include "tessera/parallel/replication.h"
 
 namespace tessera::parallel {
@@ -31,10 +33,12 @@ struct OffloadPolicy {
   /// The same, but for full_shard a copy of the slices stays on the device, in the dtype of
   /// computation, so that gathers wait for no transfer (ZeRO-Offload; Ren et al., ATC 2021).
   bool offload_optimizer = false;
-  /// The optimizer's states are kept on drives (DataParallel::Slice::on_drives), whatever else is
-  /// offloaded. Its step is on the host, so on a GPU this is offload_optimizer, too, unless it is
-  /// offload_params.
-  bool states_on_drives = false;
+  /// Whatever else is offloaded: the optimizer's states are kept on drives (DataParallel::Slice::on_drives),
+  /// and what it updates, if that is kept beside whole parameters in another dtype, and slices of
+  /// full_shard. Its step is on the host, so on a GPU this is offload_optimizer, too, unless it is
+  /// offload_params, and only states are on drives. Parameters must be on the meta device (fill()).
+  OnDrives on_drives = OnDrives::nothing;
+  offload::StorageOptions storage;  ///< of slices on drives
   /// The share of the parameters that is offloaded, in whole units: those last in the forward,
   /// whose gradients come first and are on their way while backward goes on.
   double fraction = 1;

@@ -110,9 +110,12 @@ std::vector<UnitOptions> options_by_unit(const std::vector<UnitModules>& units,
 
 /// Each unit's policy: none for the first units, as `fraction` says.
 std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units,
-                                           const OffloadPolicy& policy) {
+                                           const OffloadPolicy& policy, torch::Device device) {
   TORCH_CHECK_VALUE(!(policy.offload_params && policy.offload_optimizer),
                     "offload: expected offload_params or offload_optimizer, got both");
+  TORCH_CHECK_VALUE(policy.on_drives != OnDrives::parameters || device.is_cpu(),
+                    "offload: expected parameters on drives where the CPU computes, got ",
+                    device.str(), "; set it to states");
   TORCH_CHECK_VALUE(policy.fraction >= 0 && policy.fraction <= 1,
                     "offload: expected a fraction from 0 to 1, got ", policy.fraction);
   std::vector<int64_t> elements;
@@ -205,7 +208,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   engine->options = options;
   engine->axes = axes;
   engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
-  const auto offload = offload_by_unit(checked, options.offload);
+  const auto offload = offload_by_unit(checked, options.offload, axes.device);
   for (size_t i = 0; i < units.size(); ++i) {
     auto of_unit = options;
     of_unit.offload = offload[i];
@@ -220,6 +223,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   std::vector<size_t> order(engine->units.size());
   std::iota(order.begin(), order.end(), size_t{0});
   engine->set_order(inside.empty() ? std::move(order) : in_order(model, engine->modules));
+  engine->store_regions();
   engine->list_slices();
   engine->list_leaves();
   for (const auto& item : model.named_buffers()) {

@@ -47,13 +47,13 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                          torch::Device device) {
   const auto& offload = all.offload;
   const bool offloaded = offload.offload_params || offload.offload_optimizer ||
-                         (offload.states_on_drives && !device.is_cpu());
+                         (offload.on_drives != OnDrives::nothing && !device.is_cpu());
   FlatOptions options{.placement = unit.placement,
                       .device = device,
                       .slice_device = offloaded ? torch::kCPU : device,
                       .offloaded = offloaded,
                       .offloads_by_copy = !offload.offload_params,
-                      .states_on_drives = offload.states_on_drives,
+                      .on_drives = offload.on_drives,
                       .in_backward = all.update_in_backward,
                       .fp8_gradients = all.fp8_gradients,
                       .decays = all.decays,
@@ -198,11 +198,13 @@ void Unit::start_gather() {
       const int64_t size = buffer.size() / axis.size();
       own = whole.narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
-    } else if (const auto& source = buffer.gather_source();
-               sliced && own.dtype() == source.dtype() && own.device() == source.device()) {
-      own = source;  // the collective brings it to its place
-    } else if (!buffer.plan().slice_in_whole) {
-      own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
+    } else if (const auto source = buffer.gather_source(); !source.is_alias_of(own)) {
+      const bool stays = !buffer.region();
+      if (sliced && stays && own.dtype() == source.dtype() && own.device() == source.device()) {
+        own = source;  // the collective brings it to its place
+      } else {
+        own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
+      }
     }
     if (sliced) gathers_.push_back(axis.all_gather(whole, own));
   }

@@ -1,0 +1,22 @@
+// What is kept elsewhere than where a rank computes.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "tessera/base/texts.h"
+
+namespace tessera::parallel {
+
+/// Where slices live: on the device, on its host, or on drives (the step is on the host then).
+enum class OffloadParams { none, host, nvme };
+
+/// What of a unit lies on drives, each with what comes before it. States are the optimizer's; masters
+/// are slices in another type than that in which gathers take them.
+enum class OnDrives { nothing, states, masters, parameters };
+
+}  // namespace tessera::parallel
+
+template <>
+inline constexpr auto tessera::kTexts<tessera::parallel::OffloadParams> =
+    std::to_array<std::string_view>({"false", "true", "nvme"});

@@ -1,0 +1,87 @@
+// Products of one input, each as an operator of its own beside all as one (linears.h), on the shapes of
+// `tiny` and `small`: 1024 tokens, weights and their gradients in flat buffers. Forward and backward, by the
+// processor's time of the thread: other programs disturb it little.
+#include <ATen/ATen.h>
+#include <benchmark/benchmark.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <vector>
+
+#include "tessera/kernels/activation.h"
+#include "tessera/kernels/linears.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct Projections {
+  at::Tensor x;
+  std::vector<at::Tensor> weights, gradients;  ///< of the results
+
+  Projections(int64_t in, const std::vector<int64_t>& outs, at::ScalarType dtype) {
+    constexpr int64_t kRows = 1024;
+    const int64_t all = at::tensor(outs).sum().item<int64_t>();
+    const auto flat = at::randn({all, in}).mul_(0.05).to(dtype), sinks = at::zeros({all, in});
+    x = at::randn({kRows, in}).to(dtype).requires_grad_();
+    int64_t first = 0;
+    for (const auto out : outs) {
+      weights.push_back(flat.narrow(0, first, out).detach().requires_grad_());
+      weights.back().mutable_grad() = sinks.narrow(0, first, out);
+      gradients.push_back(at::randn({kRows, out}).to(dtype));
+      first += out;
+    }
+  }
+
+  std::vector<at::Tensor> results(bool together, ResultLayout layout) const {
+    if (together) return linears(x, weights, {}, {.layout = layout});
+    std::vector<at::Tensor> each;
+    for (const auto& weight : weights) each.push_back(kernels::linear(x, weight));
+    return each;
+  }
+
+  void count(benchmark::State& state) const {
+    double numbers = 0;
+    for (const auto& weight : weights) numbers += static_cast<double>(weight.numel());
+    state.counters["GFLOP/s"] = benchmark::Counter(6e-9 * numbers * static_cast<double>(x.size(0)),
+                                                   benchmark::Counter::kIsIterationInvariantRate);
+  }
+};
+
+at::ScalarType dtype_of(const benchmark::State& state) {
+  return state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
+}
+
+void projections(benchmark::State& state, bool together) {
+  const bool small = state.range(1) != 0;
+  const Projections all(
+      small ? 512 : 256,
+      small ? std::vector<int64_t>{512, 512, 512} : std::vector<int64_t>{256, 128, 128},
+      dtype_of(state));
+  for (auto _ : state) {
+    torch::autograd::backward(all.results(together, ResultLayout::apart), all.gradients);
+    all.x.mutable_grad().reset();
+  }
+  all.count(state);
+}
+
+void gated(benchmark::State& state, bool together) {
+  const int64_t in = state.range(1) != 0 ? 512 : 256, out = state.range(1) != 0 ? 1376 : 688;
+  const Projections all(in, {out, out}, dtype_of(state));
+  for (auto _ : state) {
+    const auto results = all.results(together, ResultLayout::side_by_side);
+    torch::autograd::backward({swiglu(results[0], results[1])}, {all.gradients[0]});
+    all.x.mutable_grad().reset();
+  }
+  all.count(state);
+}
+
+void shapes_of_presets(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"bf16", "small"})->Unit(benchmark::kMicrosecond)->ArgsProduct({{0, 1}, {0, 1}});
+}
+
+BENCHMARK_CAPTURE(projections, apart, false)->Apply(shapes_of_presets);
+BENCHMARK_CAPTURE(projections, together, true)->Apply(shapes_of_presets);
+BENCHMARK_CAPTURE(gated, apart, false)->Apply(shapes_of_presets);
+BENCHMARK_CAPTURE(gated, together, true)->Apply(shapes_of_presets);
+
+}  // namespace
+}  // namespace tessera::kernels

@@ -1,0 +1,87 @@
+#include "tessera/offload/buffers.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace tessera::offload {
+
+Buffers::Buffers(int64_t space_bytes, const SpaceOptions& options, int64_t count,
+                 int64_t buffer_bytes)
+    : buffer_bytes_(buffer_bytes),
+      memory_(count * buffer_bytes),
+      buffers_(static_cast<size_t>(count)),
+      space_(space_bytes, options) {}
+
+Buffers::Buffer* Buffers::find(const Stretch& stretch) {
+  const auto found = std::ranges::find(buffers_, std::optional(stretch), &Buffer::holds);
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+Buffers::Buffer& Buffers::oldest() {
+  return *std::ranges::min_element(buffers_, {}, &Buffer::last_use);
+}
+
+std::span<std::byte> Buffers::memory_of(const Buffer& buffer, const Stretch& stretch) const {
+  const auto index = static_cast<size_t>(&buffer - buffers_.data());
+  return memory_.bytes().subspan(index * static_cast<size_t>(buffer_bytes_),
+                                 static_cast<size_t>(stretch.bytes));
+}
+
+/// Makes a buffer the stretch's, whose bytes are still to come.
+void Buffers::give(Buffer& buffer, const Stretch& stretch) {
+  space_.wait(buffer.transfer);  // a write of what it held
+  buffer.transfer.reset();
+  buffer.holds = stretch;
+  buffer.last_use = ++clock_;
+}
+
+std::span<std::byte> Buffers::bring(const Stretch& stretch) {
+  auto* buffer = find(stretch);
+  if (buffer == nullptr) {
+    buffer = &oldest();
+    give(*buffer, stretch);
+    buffer->transfer = space_.read(stretch.begin, memory_of(*buffer, stretch));
+  }
+  space_.wait(buffer->transfer);
+  buffer->transfer.reset();
+  buffer->last_use = ++clock_;
+  return memory_of(*buffer, stretch);
+}
+
+std::span<std::byte> Buffers::room_for(const Stretch& stretch) {
+  if (find(stretch) == nullptr) give(oldest(), stretch);
+  return bring(stretch);
+}
+
+void Buffers::write(const Stretch& stretch) {
+  auto* buffer = find(stretch);
+  if (buffer == nullptr) throw std::logic_error("offload: what is written was brought before");
+  space_.wait(buffer->transfer);
+  buffer->transfer = space_.write(stretch.begin, memory_of(*buffer, stretch));
+}
+
+void Buffers::read_ahead(std::span<const Stretch> coming) {
+  for (const auto& next : coming.first(std::min(coming.size(), most_ahead()))) {
+    if (auto* there = find(next)) {
+      there->last_use = ++clock_;
+      continue;
+    }
+    auto& buffer = oldest();
+    if (!space_.is_done(buffer.transfer)) return;
+    give(buffer, next);
+    buffer.transfer = space_.read(next.begin, memory_of(buffer, next));
+  }
+}
+
+void Buffers::settle() {
+  for (auto& buffer : buffers_) {
+    space_.wait(buffer.transfer);
+    buffer.transfer.reset();
+  }
+}
+
+void Buffers::forget() {
+  for (auto& buffer : buffers_) buffer.holds.reset();
+}
+
+}  // namespace tessera::offload

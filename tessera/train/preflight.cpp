@@ -1,0 +1,82 @@
+#include "tessera/train/preflight.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/units.h"
+#include "tessera/models/adapter.h"
+#include "tessera/offload/tune.h"
+#include "tessera/predict/drives.h"
+#include "tessera/predict/states.h"
+#include "tessera/train/engine_options.h"
+#include "tessera/train/matmul_peak.h"
+#include "tessera/train/memory_and_traffic.h"
+
+namespace tessera::train {
+namespace {
+
+std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
+
+/// Where things are: the space of the states, or of slices without states.
+const offload::Space& space_of(const Run& run) {
+  const auto* states = run.optimizer.stored();
+  return states != nullptr ? states->space() : run.parallel.stored()->space();
+}
+
+std::string place_line(const Run& run, const predict::StateBytes& states) {
+  const auto& space = space_of(run);
+  std::vector<std::string> paths;
+  for (const auto& path : space.options().paths) paths.push_back(path.string());
+  return fmt::format(
+      "of a rank's states {} are on drives ({}; {}); in memory at most: parameters {}, gathered "
+      "{}, "
+      "gradients {}, buffers and the other states {}; checkpoints are written while training waits",
+      bytes_text(states.on_drives), fmt::join(paths, ", "), space.way(),
+      bytes_text(states.parameters), bytes_text(states.gathered), bytes_text(states.gradients),
+      bytes_text(states.optimizer));
+}
+
+/// The slowest rank's.
+predict::DriveSpeed measured_speed(const Run& run, double stored) {
+  constexpr int64_t kMostBytes = int64_t{128} << 20;
+  const auto options = storage_options(run.config, run.world.rank());
+  run.world.barrier();
+  const auto [read, write, both] = offload::measure(
+      options.space, std::clamp(static_cast<int64_t>(stored), int64_t{1}, kMostBytes),
+      options.host_memory / 4);
+  const auto slowest = torch::tensor({read, write, both}, torch::kFloat64);
+  run.world.all_reduce(slowest, comm::ReduceOp::min).wait();
+  const auto* values = slowest.const_data_ptr<double>();
+  return {.read = values[0], .write = values[1], .both = values[2]};
+}
+
+/// A step's computing on this rank, if all of it were products.
+double compute_seconds(const Run& run, int64_t tokens) {
+  run.world.barrier();
+  const auto peak = torch::tensor(matmul_peak(run), torch::kFloat64);
+  run.world.all_reduce(peak).wait();
+  return models::adapter_flops_per_token(run.adapter, run.model->shape(), run.config.data.seq_len) *
+         static_cast<double>(tokens) / peak.item<double>();
+}
+
+}  // namespace
+
+std::vector<std::string> preflight(const Run& run) {
+  if (run.optimizer.stored() == nullptr && run.parallel.stored() == nullptr) return {};
+  const auto traffic = predict::drive_traffic(run.config, run.rank_plan());
+  auto lines = space_of(run).notes();
+  lines.push_back(place_line(run, predicted_states(run)));
+  const auto moved = predict::drive_lines(traffic);
+  lines.insert(lines.end(), moved.begin(), moved.end());
+  const int64_t tokens = run.config.train.global_batch * run.config.data.seq_len;
+  const auto speed = measured_speed(run, traffic.stored);
+  const auto time = predict::step_time(traffic, speed, compute_seconds(run, tokens),
+                                       run.config.optimizer.in_backward);
+  const auto step = predict::step_lines(traffic, speed, time, tokens, run.world.size());
+  lines.insert(lines.end(), step.begin(), step.end());
+  return lines;
+}
+
+}  // namespace tessera::train
