@@ -45,6 +45,10 @@ void SourceView::add_rows(const std::string& name, const TensorSource& source,
     user_error("{}: '{}': expected at least {} rows, got shape [{}]", source.path().string(),
                stored, end, fmt::join(info.shape, ", "));
   }
+  if (rows.all != 0 && rows.all * width != info.num_elements()) {
+    user_error("{}: '{}': expected {} rows in all, got shape [{}]", source.path().string(), stored,
+               rows.all, fmt::join(info.shape, ", "));
+  }
   info.shape = info.shape.size() < 2 ? std::vector{rows.rows} : std::vector{rows.rows, width};
   auto& part = origins_.at(name).stored.front();
   part.begin = rows.first_row * width, part.length = rows.rows * width;

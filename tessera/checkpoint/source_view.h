@@ -31,9 +31,10 @@ class SourceView : public TensorSource {
                    std::optional<DType> dtype = std::nullopt);
 
   /// `name` is `rows` of `stored`'s rows, from `first_row` on. A row is along the last dimension, of
-  /// several others together; of a vector, a number. UserError: fewer are there.
+  /// several others together; of a vector, a number. UserError: there are fewer, or not `all`.
   struct Rows {
     int64_t first_row = 0, rows = 0;
+    int64_t all = 0;  ///< rows of `stored`; 0: whatever it has
   };
   void add_rows(const std::string& name, const TensorSource& source, const std::string& stored,
                 const Rows& rows, std::optional<DType> dtype = std::nullopt);

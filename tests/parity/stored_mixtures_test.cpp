@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/file.h"
 #include "tessera/base/testing.h"
 #include "tessera/checkpoint/formats/convert.h"
 #include "tessera/checkpoint/formats/pretrained.h"
@@ -120,7 +121,17 @@ TEST_P(StoredMixtureTest, AMissingExpertIsNamed) {
   const auto fewer = folder_.path() / "fewer";
   write_fused(from, shape.experts.num - 1, fewer);
   EXPECT_THAT(testing::message_of([&] { loaded(fewer); }),
-              ::testing::HasSubstr("down_proj': expected at least"));
+              ::testing::HasSubstr(" rows in all, got shape ["));
+  const auto more = folder_.path() / "more";
+  write_fused(from, shape.experts.num, more);
+  auto config = models::read_json_object(more / "config.json", "model_type");
+  for (const auto* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
+    if (config.contains(key)) config[key] = shape.experts.num / 2;
+  }
+  if (config.contains("n_group")) config["n_group"] = config["topk_group"] = 1;
+  write_file(more / "config.json", config.dump());
+  EXPECT_THAT(testing::message_of([&] { loaded(more); }),
+              ::testing::HasSubstr(" rows in all, got shape ["));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoredMixtureTest,

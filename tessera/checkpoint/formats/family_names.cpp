@@ -79,6 +79,7 @@ std::vector<FamilyNames::Ours> FamilyNames::of_experts(const std::string& name) 
         row += part.rows;
       }
     }
+    for (auto& part : result) part.all_rows = row;
     return result;
   }
   return {{.name = own}};
@@ -99,6 +100,7 @@ std::vector<FamilyNames::Ours> FamilyNames::ours(const std::string& stored) cons
       result.push_back({.name = prefix + part, .first_row = row, .rows = spec->shape.front()});
       row += spec->shape.front();
     }
+    for (auto& part : result) part.all_rows = row;
     return result;
   }
   return {{.name = name}};

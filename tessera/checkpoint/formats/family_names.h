@@ -23,7 +23,8 @@ class FamilyNames {
   struct Ours {
     std::string name;
     int64_t first_row = 0;
-    int64_t rows = 0;  ///< 0: the whole tensor
+    int64_t rows = 0;      ///< 0: the whole tensor
+    int64_t all_rows = 0;  ///< of that, where `rows` are some of them
   };
   /// The parameters that a stored tensor holds; none for buffers, tied heads and blocks behind the
   /// last, which predict further tokens (FamilySpec::predicts_further).

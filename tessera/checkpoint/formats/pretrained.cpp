@@ -43,7 +43,8 @@ std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path
       if (ours.rows == 0) {
         both->apart.add(ours.name, *both->stored, name);
       } else {
-        both->apart.add_rows(ours.name, *both->stored, name, {ours.first_row, ours.rows});
+        both->apart.add_rows(ours.name, *both->stored, name,
+                             {ours.first_row, ours.rows, ours.all_rows});
       }
     }
   }

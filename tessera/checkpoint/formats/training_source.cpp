@@ -79,7 +79,8 @@ void add_named(const TrainingOptions& options, const FamilyNames& family,
       if (ours.rows == 0) {
         tensors.add(prefix + ours.name, source, stored, dtype);
       } else {
-        tensors.add_rows(prefix + ours.name, source, stored, {ours.first_row, ours.rows}, dtype);
+        tensors.add_rows(prefix + ours.name, source, stored,
+                         {ours.first_row, ours.rows, ours.all_rows}, dtype);
       }
     }
   }
