@@ -18,6 +18,11 @@ enum class AuxLoss {
   transformers  ///< the same over all layers together, f_i being of a token's K choices
 };
 
+/// Is it made of counts of the global batch, which a step must know before its first backward?
+constexpr bool is_of_counts(AuxLoss loss) {
+  return loss == AuxLoss::batch || loss == AuxLoss::transformers;
+}
+
 }  // namespace tessera::train
 
 template <>

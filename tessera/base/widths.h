@@ -5,6 +5,6 @@
 
 namespace tessera {
 
-inline constexpr int64_t kFloat = 4, kLong = 8;
+inline constexpr int64_t kFloat = 4, kLong = 8, kDouble = 8;
 
 }  // namespace tessera

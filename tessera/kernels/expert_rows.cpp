@@ -182,10 +182,7 @@ at::Tensor gather_rows(const at::Tensor& x, const ExpertOrder& order) {
 
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights,
                         const ExpertOrder& order) {
-  const auto factors = weights.defined()
-                           ? weights
-                           : at::ones(order.places.sizes(), rows.options().dtype(at::kFloat));
-  return CombineRows::apply(rows, factors, order.slots, order.places);
+  return CombineRows::apply(rows, weights, order.slots, order.places);
 }
 
 }  // namespace tessera::kernels

@@ -20,7 +20,7 @@ ExpertOrder order_by_expert(const at::Tensor& experts, int64_t num_experts);
 /// The row of each place: x [N, D] -> [N K, D]. Backward sums over a token's slots, in float32.
 at::Tensor gather_rows(const at::Tensor& x, const ExpertOrder& order);
 
-/// Each token's sum over its slots of weights [N, K] (float32; undefined: 1) times the slot's row:
+/// Each token's sum over its slots of weights [N, K] (float32) times the slot's row:
 /// rows [N K, D] -> [N, D], summed in float32. Keeps rows and weights.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights,
                         const ExpertOrder& order);

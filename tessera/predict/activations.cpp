@@ -40,6 +40,15 @@ double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, 
   return std::max(most, dim + own + gathered + rearranged + waiting);
 }
 
+/// What a token has besides where experts are shared out (parallel/expert/dispatch.cpp): in `floats`
+/// where its rows are among those that came, int64; in `values`, which selective checkpointing keeps,
+/// its rows as they came and as they came back.
+Numbers of_exchange(const models::ModelShape& shape, const mesh::MeshShape& mesh) {
+  if (mesh.ep == 1) return {};
+  const auto k = static_cast<double>(shape.experts.top_k);
+  return {.values = 2 * k * static_cast<double>(shape.dim), .floats = 2 * k * kLong / kFloat};
+}
+
 }  // namespace
 
 bool is_checkpointed(const config::MemorySection& section, int64_t index) {
@@ -76,7 +85,9 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
                kept_of_entering = checkpointed ? entering : read * stream;
   const double unread = trained.last_product ? 0 : rows * ffn * width;
   const double of_adapters = static_cast<double>(trained.adapter_numbers) * width;
-  double all = bytes_of(numbers.kept, width) + kept_of_entering - unread + of_adapters;
+  const auto exchange = of_exchange(shape, part.mesh);
+  double all = bytes_of(numbers.kept, width) + exchange.floats * kFloat + kept_of_entering -
+               unread + of_adapters;
   // Its first norm keeps the input for that one's gradient.
   const bool norms_input = !models::spec_of(part.shape.family).norms_results;
   if (!checkpointed && !trained.input_graph && norms_input) all -= stream;
@@ -95,11 +106,11 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
     result.kept = stream;
     result.working += all - stream;
   } else {
-    result.kept = bytes_of(numbers.selective, width);
+    result.kept = bytes_of(numbers.selective, width) + exchange.values * width;
     // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
     if (config.adapter.type == models::AdapterType::dora && norms_input) result.kept += stream;
-    result.working += bytes_of(numbers.recomputed, width) + entering - unread + of_adapters +
-                      static_cast<double>(part.shape.num_heads) * kFloat;
+    result.working += bytes_of(numbers.recomputed, width) + exchange.floats * kFloat + entering -
+                      unread + of_adapters + static_cast<double>(part.shape.num_heads) * kFloat;
   }
   return result;
 }

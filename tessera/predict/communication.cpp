@@ -196,6 +196,20 @@ Traffic of_pipeline(const RunConfig& config, const plan::RankPart& part,
   return traffic;
 }
 
+/// What routers did, summed over all ranks: once, or where a loss is made of counts before the
+/// backward, too (train/balance.cpp). Counted where all ranks lie along one axis.
+void add_routers(const RunConfig& config, const plan::RankPart& part, Communication& moved) {
+  const auto& experts = part.shape.experts;
+  constexpr std::array kAll{AxisName::pp, AxisName::dp_replicate, AxisName::dp_shard, AxisName::tp};
+  const auto along = mesh::spanning(part.mesh, kAll);
+  if (experts.num == 0 || along.size() != 1) return;
+  const int64_t times = train::is_of_counts(config.moe.aux_loss) ? 2 : 1;
+  const int64_t routers = std::ssize(part.blocks) - experts.num_dense_layers;
+  constexpr int64_t kOthers = 3;  // beside each expert's choices and sum of probabilities
+  moved.along(along.front()).all_reduce +=
+      real(times * routers * (2 * experts.num + kOthers)) * kDouble;
+}
+
 }  // namespace
 
 double num_gathers(const RunConfig& config, const plan::RankPart& part,
@@ -260,6 +274,7 @@ Communication communication(const RunConfig& config, const plan::RankPlan& rank)
   moved.along(AxisName::ep) = of_experts(config, part);
   moved.along(AxisName::tp) = of_tensor(config, part, units);
   moved.along(AxisName::pp) = of_pipeline(config, part, units);
+  add_routers(config, part, moved);
   return moved;
 }
 

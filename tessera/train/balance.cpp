@@ -134,9 +134,7 @@ std::vector<LayerRouter> Balance::here() const {
   return found;
 }
 
-bool Balance::needs_counts() const {
-  return section_.aux_loss == AuxLoss::batch || section_.aux_loss == AuxLoss::transformers;
-}
+bool Balance::needs_counts() const { return is_of_counts(section_.aux_loss); }
 
 void Balance::begin_step(const BalanceAmounts& amounts) {
   amounts_ = amounts;

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/config/run_config.h"
+#include "tessera/models/moe/shape.h"
 #include "tessera/plan/run_plan.h"
 #include "tests/combinations/accelerate_changes.h"
 #include "tests/combinations/data.h"
@@ -75,9 +76,27 @@ bool Draw::chance(double probability) {
   return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
 }
 
+/// One of the families whose feed-forwards are mixtures.
+void Draw::add_experts(models::ModelShape& shape) {
+  using models::moe::Kind;
+  const auto kind = one_of<Kind>({Kind::mixtral, Kind::olmoe, Kind::qwen2, Kind::qwen3});
+  shape.family = models::ModelFamily::moe;
+  shape.own = models::moe::Facts{.kind = kind};
+  shape.experts.dense_ffn_dim = shape.ffn_dim;
+  shape.experts.num = one_of<int64_t>({2, 3, 4, 6, 8});
+  // The normalised weight of one expert is 1, and its router's gradient nothing but rounding.
+  const bool always = kind == Kind::mixtral;
+  shape.experts.top_k = number(always ? 2 : 1, std::min<int64_t>(3, shape.experts.num));
+  shape.experts.normalise = always || (shape.experts.top_k > 1 && chance(0.5));
+  shape.qk_norm = kind == Kind::qwen3;
+  shape.qkv_bias = kind == Kind::qwen2;
+  if (kind == Kind::qwen2) shape.experts.shared_ffn_dim = number(20, 60);
+}
+
 models::ModelShape Draw::draw_shape() {
   models::ModelShape shape;
-  const auto family = one_of<std::string>({"llama", "mistral", "qwen2", "qwen3", "gpt2"});
+  const auto family =
+      one_of<std::string>({"llama", "mistral", "qwen2", "qwen3", "gpt2", "mixture"});
   shape.vocab_size = number(kLeastVocabulary, 331);
   shape.num_layers = number(1, 6);
   shape.head_dim = 2 * number(3, 9);
@@ -97,6 +116,8 @@ models::ModelShape Draw::draw_shape() {
   } else if (family == "qwen3") {
     shape.qk_norm = true;
     shape.head_dim += 2 * number(0, 3);  // beside the width
+  } else if (family == "mixture") {
+    add_experts(shape);
   } else {
     shape.family = models::ModelFamily::gpt2;
     shape.num_kv_heads = shape.num_heads;
@@ -119,7 +140,7 @@ Settings Draw::draw_role(Role role, double probability) {
 }
 
 /// Up to four ranks, sometimes six or eight, on the axes.
-Settings Draw::draw_mesh() {
+Settings Draw::draw_mesh(const models::ModelShape& shape) {
   struct Mesh {
     int64_t pp, dp_replicate, dp_shard, tp;
   };
@@ -136,16 +157,24 @@ Settings Draw::draw_mesh() {
     }
   }
   const auto [pp, replicate, shard, tp] = one_of(meshes);
+  std::vector<int64_t> widths{1};
+  for (int64_t ep = 2; ep <= 4; ++ep) {
+    const int64_t lent = shard > 1 ? shard : replicate;
+    if (lent % ep == 0 && shape.experts.num > 0 && shape.experts.num % ep == 0) {
+      widths.push_back(ep);
+    }
+  }
   return {{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
           {"parallel.pp", fmt::format("{}", pp)},
           {"parallel.dp_replicate", fmt::format("{}", replicate)},
           {"parallel.dp_shard", fmt::format("{}", shard)},
-          {"parallel.tp", fmt::format("{}", tp)}};
+          {"parallel.tp", fmt::format("{}", tp)},
+          {"parallel.ep", fmt::format("{}", one_of(widths))}};
 }
 
 std::optional<Settings> Draw::draw_layout(const Trial& trial) {
   auto layout = draw_role(Role::layout, 0.4);
-  layout.merge(draw_mesh());
+  layout.merge(draw_mesh(trial.shape));
   const auto placement = layout.find("parallel.placement");
   if (layout["parallel.dp_shard"] != "1" &&
       (placement == layout.end() || placement->second == "replicate")) {
@@ -174,8 +203,20 @@ Trial Draw::draw_function() {
   if (trial.function.contains("adapter.type") && chance(0.4)) {
     trial.function["model.weights"] = one_of<std::string>({"nf4", "nf4_double", "fp4", "int8"});
   }
+  if (trial.shape.experts.num > 0) draw_balance(trial.function);
   trial.function = effective(std::move(trial.function), trial);
   return trial;
+}
+
+/// What a mixture has besides; in float32, as other roundings choose other experts.
+void Draw::draw_balance(Settings& function) {
+  std::erase_if(function, [](const auto& item) { return item.first.starts_with("precision."); });
+  if (chance(0.5)) {
+    function["moe.aux_loss"] = one_of<std::string>({"sequence", "batch", "transformers"});
+    function["moe.aux_coefficient"] = "0.1";
+  }
+  if (chance(0.3)) function["moe.z_coefficient"] = "0.05";
+  if (chance(0.3)) function["moe.selection_bias_rate"] = "0.01";
 }
 
 std::optional<Trial> Draw::candidate() {
@@ -196,6 +237,7 @@ std::optional<Trial> Draw::candidate() {
 Trial Draw::draw_accelerate() {
   while (true) {
     auto trial = draw_function();
+    if (trial.shape.experts.num > 0) continue;  // the file draws precisions
     std::erase_if(trial.function, [](const auto& item) {
       return item.first.starts_with("precision.") || item.first == "optimizer.max_grad_norm";
     });
@@ -214,7 +256,7 @@ std::set<Draw::Pair> Draw::pairs_of(const Trial& trial) const {
   for (const auto* layout : layouts) {
     std::set<std::string> items;
     for (const auto* settings : {&trial.function, layout}) {
-      for (const auto& [key, value] : *settings) items.insert(key + "=" + value);
+      for (const auto& [key, value] : *settings) items.insert(fmt::format("{}={}", key, value));
     }
     for (auto a = items.begin(); a != items.end(); ++a) {
       for (auto b = std::next(a); b != items.end(); ++b) pairs.emplace(*a, *b);

@@ -52,8 +52,10 @@ class Draw {
   bool chance(double probability);
 
   models::ModelShape draw_shape();
+  void add_experts(models::ModelShape& shape);
+  void draw_balance(Settings& function);
   Settings draw_role(Role role, double probability);
-  Settings draw_mesh();
+  Settings draw_mesh(const models::ModelShape& shape);
   std::optional<Settings> draw_layout(const Trial& trial);
   Trial draw_function();
   std::optional<Trial> candidate();

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 
+#include "tessera/checkpoint/formats/convert.h"
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
@@ -14,7 +15,7 @@
 #include "tessera/train/balance.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/resume.h"
-#include "tests/parity/fixture.h"
+#include "tests/parity/layout.h"
 #include "tests/support/train_from.h"
 
 namespace tessera::parity {
@@ -22,38 +23,12 @@ namespace {
 
 constexpr const char* kMicro = "tests/fixtures/mixtral_micro";
 
-struct Layout {
-  int dp = 1, tp = 1, pp = 1;
-  int64_t micro_batch = 0;
-  const char* placement = "replicate";
-  const char* checkpointing = "none";
-
-  mesh::MeshShape shape() const {
-    const bool shards = std::string(placement) != "replicate";
-    return {.pp = pp, .dp_replicate = shards ? 1 : dp, .dp_shard = shards ? dp : 1, .tp = tp};
-  }
-};
-
 config::RunConfig job_of(const config::MoeSection& moe, const std::string& model = kMicro) {
   auto job = recorded_job(32, 12);
   job.model.path = model;
   job.model.init = models::Init::pretrained;
   job.optimizer.max_grad_norm = 0;
   job.moe = moe;
-  return job;
-}
-
-config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
-  const auto shape = layout.shape();
-  job.parallel.num_ranks = shape.num_ranks();
-  job.parallel.placement = *value_named<parallel::Placement>(layout.placement);
-  job.parallel.dp_replicate = shape.dp_replicate;
-  job.parallel.dp_shard = shape.dp_shard;
-  job.parallel.tp = layout.tp;
-  job.parallel.pp = layout.pp;
-  job.train.micro_batch = layout.micro_batch;
-  job.memory.checkpointing = *value_named<memory::CheckpointMode>(layout.checkpointing);
-  config::check(job, {});
   return job;
 }
 
@@ -84,9 +59,9 @@ void expect_same_routers(train::Run& run, train::Run& one, const std::string& wh
 void expect_like_one_rank(config::RunConfig job, const Layout& layout) {
   job.optimizer.type = optim::OptimizerType::sgd;
   job.optimizer.learning_rate = 0.05;
-  on_mesh({.shape = layout.shape()}, [&](const mesh::DeviceMesh& mesh) {
+  on_mesh({.shape = layout.shape}, [&](const mesh::DeviceMesh& mesh) {
     auto run = train::assemble(with_layout(job, layout), mesh);
-    auto one = train::assemble(with_layout(job, {}), mesh::DeviceMesh());
+    auto one = train::assemble(job, mesh::DeviceMesh());
     for (int64_t step = 0; step < 3; ++step) {
       const auto found = train::train_step(run, step), expected = train::train_step(one, step);
       EXPECT_NEAR(found.loss / expected.loss, 1, 2e-5) << step;
@@ -117,23 +92,32 @@ TEST_P(BalanceParityTest, EqualsOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, BalanceParityTest,
-    ::testing::Values(
-        Layout{.micro_batch = 4}, Layout{.micro_batch = 3, .checkpointing = "full"},
-        Layout{.checkpointing = "selective"}, Layout{.dp = 2},
-        Layout{.dp = 3, .placement = "full_shard"},
-        Layout{.dp = 4, .micro_batch = 1, .placement = "shard_gradients"},
-        Layout{.dp = 2, .micro_batch = 2, .placement = "full_shard", .checkpointing = "full"},
-        Layout{.tp = 2}, Layout{.tp = 2, .micro_batch = 6, .checkpointing = "selective"},
-        Layout{.pp = 2, .micro_batch = 4}, Layout{.pp = 2, .micro_batch = 12},
-        Layout{.dp = 2, .tp = 2, .placement = "full_shard", .checkpointing = "full"},
-        Layout{.dp = 2, .pp = 2, .micro_batch = 3}),
-    [](const auto& layout) {
-      const auto& l = layout.param;
-      return fmt::format("dp{}_tp{}_pp{}_micro{}_{}_{}", l.dp, l.tp, l.pp, l.micro_batch,
-                         l.placement, l.checkpointing);
-    });
+/// Layouts of all kinds; by ep, with the counts of experts that other ranks have.
+std::vector<Layout> layouts() {
+  using L = Layout;
+  const mesh::MeshShape one, copies{.dp_replicate = 2}, shards{.dp_shard = 2}, tp{.tp = 2},
+      pp{.pp = 2};
+  return {L{one, "replicate", "none", 1, 4},
+          L{one, "replicate", "full", 1, 3},
+          L{one, "replicate", "selective"},
+          L{copies, "replicate"},
+          L{{.dp_shard = 3}},
+          L{{.dp_shard = 4}, "shard_gradients", "none", 1, 1},
+          L{shards, "full_shard", "full", 1, 2},
+          L{tp, "replicate"},
+          L{tp, "replicate", "selective", 1, 6},
+          L{pp, "replicate", "none", 1, 4},
+          L{pp, "replicate", "none", 1, 12},
+          L{{.dp_shard = 2, .tp = 2}, "full_shard", "full"},
+          L{{.pp = 2, .dp_replicate = 2}, "replicate", "none", 1, 3},
+          L{{.dp_shard = 2, .ep = 2}},
+          L{{.dp_shard = 4, .ep = 4}, "shard_gradients", "selective", 1, 1},
+          L{{.dp_replicate = 2, .ep = 2}, "replicate", "full", 1, 3},
+          L{{.dp_shard = 2, .ep = 2, .tp = 2}, "full_shard", "none", 1, 2},
+          L{{.pp = 2, .dp_shard = 2, .ep = 2}, "full_shard", "full", 1, 2, "ZB-H1"}};
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BalanceParityTest, ::testing::ValuesIn(layouts()));
 
 /// Ten steps of transformers' Mixtral on the fixture's rows, whose loss holds 0.02 times the balancing loss.
 class MixtralStepsTest : public RankTest {};
@@ -289,6 +273,18 @@ TEST(Balance, BiasesAreResumedExactly) {
       const auto& bias = whole.balance->all()[i].router->selection_bias;
       EXPECT_GT(bias.abs().max().item<float>(), 0);
       EXPECT_TRUE(torch::equal(bias, second.balance->all()[i].router->selection_bias)) << i;
+    }
+    // What is exported has them, and is read with them.
+    checkpoint::convert({.from = {.source = folder / "checkpoints/step_00000004"},
+                         .to = checkpoint::Target::huggingface,
+                         .destination = folder / "theirs"});
+    changed = job, changed.model.path = (folder / "theirs").string(), changed.moe = {};
+    const auto read = train::assemble(changed, mesh);
+    const auto& saved = first.balance->all();
+    for (size_t i = 0; i < saved.size(); ++i) {
+      EXPECT_TRUE(torch::equal(saved[i].router->selection_bias,
+                               read.balance->all()[i].router->selection_bias))
+          << i;
     }
   });
   std::filesystem::remove_all(folder);

@@ -9,63 +9,21 @@
 #include <set>
 
 #include "tessera/checkpoint/folder.h"
-#include "tessera/kernels/cpu/memory.h"
 #include "tessera/predict/communication.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/memory_and_traffic.h"
-#include "tests/parity/fixture.h"
+#include "tests/parity/layout.h"
 #include "tests/support/shared_folder.h"
 #include "tests/support/train_from.h"
 
 namespace tessera::parity {
 namespace {
 
-struct Layout {
-  mesh::MeshShape shape;
-  std::string placement = "full_shard";
-  std::string checkpointing = "none";
-  int64_t every = 1;        // block that is checkpointed
-  int64_t micro_batch = 0;  // 0: a rank's share, or with pp one sequence
-  std::string schedule = "1F1B";
-  std::vector<int64_t> stage_layers = {1, 1};
-  bool sequence_parallel = true;
-  bool reshard_after_forward = true;
-};
-
-// NOLINTNEXTLINE(readability-identifier-naming): GoogleTest looks for this name.
-void PrintTo(const Layout& layout, std::ostream* out) {
-  *out << fmt::format("{} {} {} {} {}{}", mesh::describe(layout.shape), layout.placement,
-                      layout.checkpointing, layout.every, layout.schedule,
-                      layout.sequence_parallel ? "" : " no sp");
-}
-
 /// Eight experts, of which a token takes two, in each of two blocks.
 config::RunConfig experts_job() {
   auto job = recorded_job(/*seq_len=*/8, /*global_batch=*/16);
   job.model.path = "tests/fixtures/experts_micro";
   job.model.init_std = 0.2;
-  return job;
-}
-
-config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
-  auto& parallel = job.parallel;
-  parallel.num_ranks = layout.shape.num_ranks();
-  parallel.placement = *value_named<parallel::Placement>(layout.placement);
-  parallel.dp_replicate = layout.shape.dp_replicate;
-  parallel.dp_shard = layout.shape.dp_shard;
-  parallel.tp = layout.shape.tp;
-  parallel.pp = layout.shape.pp;
-  parallel.ep = layout.shape.ep;
-  parallel.sequence_parallel = layout.sequence_parallel || layout.shape.tp == 1;
-  parallel.reshard_after_forward = layout.reshard_after_forward;
-  if (layout.shape.pp > 1) {
-    parallel.pipeline_schedule = layout.schedule;
-    parallel.stage_layers = layout.stage_layers;
-  }
-  job.memory.checkpointing = *value_named<memory::CheckpointMode>(layout.checkpointing);
-  if (layout.checkpointing != "none") job.memory.checkpoint_every = layout.every;
-  job.train.micro_batch = layout.micro_batch;
-  config::check(job, {});
   return job;
 }
 
@@ -292,7 +250,7 @@ TEST(ExpertParallel, MuonUpdatesExpertsAsOneRankDoes) {
 
 void expect_traffic(const predict::Traffic& found, const predict::Traffic& expected,
                     const char* axis) {
-  constexpr double kFewNumbers = 512;  // losses, counts of tokens and choices, norms
+  constexpr double kFewNumbers = 256;  // losses, counts of tokens, norms
   EXPECT_NEAR(found.all_reduce, expected.all_reduce, kFewNumbers) << axis;
   EXPECT_NEAR(found.all_gather, expected.all_gather, kFewNumbers) << axis;
   EXPECT_NEAR(found.reduce_scatter, expected.reduce_scatter, kFewNumbers) << axis;

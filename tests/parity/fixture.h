@@ -42,7 +42,7 @@ inline config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shap
   job.parallel.placement = placement;
   job.parallel.num_ranks = shape.num_ranks();
   job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
-  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp;
+  job.parallel.tp = shape.tp, job.parallel.pp = shape.pp, job.parallel.ep = shape.ep;
   return job;
 }
 

@@ -96,7 +96,10 @@ Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_exper
   const auto by_expert = kernels::order_by_expert(expert_of_row.unsqueeze(1), here);
   const auto results = products(kernels::gather_rows(arrived, by_expert), by_expert.counts);
 
-  const auto by_rank = kernels::combine_rows(results, /*weights=*/{}, by_expert);
+  // Back to where they came: of rows with one expert each, the two maps change places.
+  const kernels::ExpertOrder by_arrival{
+      .slots = by_expert.places.flatten(), .places = by_expert.slots.unsqueeze(1), .counts = {}};
+  const auto by_rank = kernels::gather_rows(results, by_arrival);
   return kernels::combine_rows(exchange_rows(by_rank, reversed(sent), axis), routing.weights,
                                order);
 }
