@@ -25,7 +25,11 @@ struct Named {
   bool of_expert = false;
 
   std::string name() const { return path + "." + kind; }
-  bool is_matrix() const { return kind == "weight" && shape.size() == 2; }
+  /// Of a linear layer or an embedding; a mixture's router is neither.
+  bool is_matrix() const {
+    const bool is_router = path.ends_with(".gate") && division == Division::per_head;
+    return kind == "weight" && shape.size() == 2 && !is_router;
+  }
 };
 
 /// Every parameter, in the model's order.

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/testing.h"
 #include "tessera/models/hf_config.h"
 
 namespace tessera::models {
@@ -155,6 +156,18 @@ TEST(AdapterTest, FusedModulesAreNamedEitherWay) {
                              "model.layers.1.self_attn.v_proj"));
   EXPECT_EQ(paths("k_proj").size(), 2U);
   EXPECT_EQ(paths("all-linear").size(), 14U);
+}
+
+// As of PEFT, whose linear layers a router is none of: of a block four of attention, three of each expert.
+TEST(AdapterTest, ARouterIsNoLinearLayer) {
+  const auto shape = read_model_shape("tests/fixtures/mixtral_micro/config.json");
+  const auto modules =
+      adapted_modules({.type = AdapterType::lora, .targets = {"all-linear"}}, shape);
+  EXPECT_EQ(std::ssize(modules), shape.num_layers * (4 + 3 * shape.experts.num));
+  EXPECT_THAT(testing::message_of([&] {
+                adapted_modules({.type = AdapterType::lora, .targets = {"gate"}}, shape);
+              }),
+              HasSubstr("adapter.targets: 'gate' matches no matrix"));
 }
 
 TEST(AdapterTest, ATiedHeadIsTheTable) {

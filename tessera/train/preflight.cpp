@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "tessera/base/units.h"
+#include "tessera/config/needs.h"
 #include "tessera/models/adapter.h"
 #include "tessera/offload/tune.h"
 #include "tessera/predict/drives.h"
@@ -19,14 +20,14 @@ namespace {
 
 std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
 
-/// Where things are: the space of the states, or of slices without states.
-const offload::Space& space_of(const Run& run) {
-  const auto* states = run.optimizer.stored();
-  return states != nullptr ? states->space() : run.parallel.stored()->space();
+/// Where things are: the space of the states, or of slices without states; null if this rank has nothing there.
+const offload::Space* space_of(const Run& run) {
+  if (const auto* states = run.optimizer.stored()) return &states->space();
+  const auto* slices = run.parallel.stored();
+  return slices == nullptr ? nullptr : &slices->space();
 }
 
-std::string place_line(const Run& run, const predict::StateBytes& states) {
-  const auto& space = space_of(run);
+std::string place_line(const offload::Space& space, const predict::StateBytes& states) {
   std::vector<std::string> paths;
   for (const auto& path : space.options().paths) paths.push_back(path.string());
   return fmt::format(
@@ -64,10 +65,14 @@ double compute_seconds(const Run& run, int64_t tokens) {
 }  // namespace
 
 std::vector<std::string> preflight(const Run& run) {
-  if (run.optimizer.stored() == nullptr && run.parallel.stored() == nullptr) return {};
+  // Not what this rank has, but what the run is told: all ranks meet below, of a pipeline's some may have nothing.
+  if (config::on_drives(run.config) == parallel::OnDrives::nothing) return {};
   const auto traffic = predict::drive_traffic(run.config, run.rank_plan());
-  auto lines = space_of(run).notes();
-  lines.push_back(place_line(run, predicted_states(run)));
+  std::vector<std::string> lines;
+  if (const auto* space = space_of(run)) {
+    lines = space->notes();
+    lines.push_back(place_line(*space, predicted_states(run)));
+  }
   const auto moved = predict::drive_lines(traffic);
   lines.insert(lines.end(), moved.begin(), moved.end());
   const int64_t tokens = run.config.train.global_batch * run.config.data.seq_len;

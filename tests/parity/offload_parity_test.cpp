@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/predict/drives.h"
 #include "tessera/train/checkpointing.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/resume.h"
 #include "tests/parity/fixture.h"
 #include "tests/support/shared_folder.h"
@@ -289,6 +290,28 @@ INSTANTIATE_TEST_SUITE_P(Meshes, OtherAxesTest,
                                               shape.param.tp, shape.param.pp,
                                               shape.param.num_ranks());
                          });
+
+// Where a rank of a pipeline has nothing on drives, all meet before the first step nevertheless.
+TEST(Offload, APreflightIsOfAllRanks) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.pp = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = over(recorded_job(/*seq_len=*/64, /*global_batch=*/12), mesh.shape(),
+                    parallel::Placement::replicate);
+    job.model.preset = "micro";
+    job.model.num_layers = 3;
+    job.adapter.type = models::AdapterType::lora;
+    job.adapter.rank = 4;
+    job.parallel.stage_layers = {3, 0};
+    job.parallel.offload_fraction = 0.5;
+    job = on_drives(std::move(job), folder);
+    const auto run = train::assemble(job, mesh);
+    const auto* stored = run.optimizer.stored();
+    const auto ranks_with = torch::tensor(stored == nullptr ? 0 : 1);
+    run.world.all_reduce(ranks_with).wait();
+    EXPECT_EQ(ranks_with.item<int64_t>(), 1);
+    EXPECT_FALSE(train::preflight(run).empty());
+  });
+}
 
 TEST(Offload, WhatCannotBeIsRefusedInALine) {
   const auto refusal = [](auto change) -> std::string {
