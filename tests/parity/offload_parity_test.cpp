@@ -79,7 +79,7 @@ std::vector<double> losses_of(const config::RunConfig& job, const mesh::DeviceMe
                               int64_t steps) {
   config::check(job, {});
   auto run = train::assemble(job, mesh);
-  const auto losses = train_from(run, {}, steps);
+  auto losses = train_from(run, {}, steps);
   if (job.parallel.offload_optimizer == OffloadOptimizer::nvme) {
     const auto* stored = run.optimizer.stored();
     EXPECT_TRUE(stored != nullptr &&
