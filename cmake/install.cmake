@@ -88,7 +88,9 @@ install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package})
 install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake cmake/libtorch.cmake
               cmake/static_libraries.cmake
         DESTINATION ${package})
-install(DIRECTORY examples/out_of_tree DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# Programs to copy from, for whoever has the headers; their CMakeLists.txt but out_of_tree's are of a checkout.
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        REGEX "examples/(accelerate/(by_feature/)?)?CMakeLists\\.txt$" EXCLUDE PATTERN "*_test.cpp" EXCLUDE PATTERN "*.sh" EXCLUDE)
 install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
 install(FILES LICENSE CHANGELOG.md README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT programs)
@@ -105,6 +107,6 @@ set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # gzip takes several times as long over
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${TESSERA_LIBTORCH}/lib)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-    "g++, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libssl-dev, libpcre2-dev, libutf8proc-dev, zlib1g-dev, libzstd-dev, libsnappy-dev, liburing-dev")  # to build programs with it
+    "g++, make, cmake, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, libssl-dev, libpcre2-dev, libutf8proc-dev, zlib1g-dev, libzstd-dev, libsnappy-dev, liburing-dev")  # to build programs with it
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # to fetch models
 include(CPack)

@@ -9,7 +9,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 
-#include "examples/accelerate/spiral.h"
+#include "spiral.h"
 #include "tessera/comm/run_program.h"
 #include "tessera/train/accelerator.h"
 

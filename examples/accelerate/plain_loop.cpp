@@ -8,7 +8,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 
-#include "examples/accelerate/spiral.h"
+#include "spiral.h"
 
 int main() {
   torch::manual_seed(0);

@@ -11,6 +11,7 @@ A page's blocks are fenced, and the words behind the fence say what is done with
                              `<!-- given: PARAMETERS -->` before it names its parameters, given.h has types and includes
     ```cpp from FILE         each line stands in that file, in this order; `..` leaves out lines
     ```LANGUAGE not run: REASON
+    ```sh run by PATH: REASON    that script runs it with --keep or --show; so it does with an output that follows
 
 A block of an indent, or with other words, is an error. `<!-- blocks: run by PATH, REASON -->` on a page: that script runs its blocks with
 --keep. Commands in the leading comments of examples and recipes, and those of --help, are the lines that begin with a program's name; what is
@@ -103,6 +104,10 @@ def kind_of(block):
     words = block.words
     if match := re.fullmatch(r"not run: (.+)", words):
         return "marked", match[1]
+    if match := re.fullmatch(r"run by (\S+): (.+)", words):
+        if not pathlib.Path(match[1]).exists():
+            raise Broken(f"{block.name}: expected a script that runs it, got {match[1]}")
+        return "by", match[1] + ": " + match[2]
     kinds = {"run": "run", "output": "output", "job": "job", "compiled": "compiled"}
     if words in kinds:
         return kinds[words], None
@@ -161,8 +166,8 @@ class Folder:
 
     def do(self, block):
         kind, value = kind_of(block)
-        if kind in ("run", "exits"):
-            self.must_end_with(block.text, int(value or 0))
+        if kind in ("run", "exits", "by"):
+            self.must_end_with(block.text, int(value or 0) if kind == "exits" else 0)
         elif kind == "output":
             if not pattern_of(block.text).search(self.printed):
                 raise Broken(f"expected\n{block.text}\nin what the block before printed:\n{self.printed[-6000:]}")
@@ -239,11 +244,18 @@ def do_commands(folder, commands, counts):
 def do_page(page, folder, elsewhere):
     """Its blocks in order; the first that fails ends the page, since what follows stands on it."""
     counts = collections.Counter()
+    left_out = ""  # by whom and why the last command is run elsewhere
     try:
         blocks, runner = blocks_of(page)
         for block in blocks:
             kind, value = kind_of(block)
-            counts[kind] += 1
+            if kind in ("run", "exits", "by"):
+                left_out = value if kind == "by" and not elsewhere else ""
+            if left_out and kind in ("by", "output"):
+                counts["elsewhere"] += 1
+                counts[f"run by {left_out}"] += 1
+                continue
+            counts["run" if kind == "by" else kind] += 1
             if kind == "marked":
                 counts[f"not run: {value}"] += 1
             elif runner and not elsewhere and kind not in ("compiled", "from"):

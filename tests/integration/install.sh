@@ -76,7 +76,7 @@ fi
 step train "$prefix/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=3 --train.run_dir="$folder/run"
 expect run/metrics.jsonl '"step": ?3,'
 
-cp -r "$prefix/share/doc/tessera/out_of_tree" "$folder/project"
+cp -r "$prefix/share/doc/tessera/examples/out_of_tree" "$folder/project"
 step configure cmake -G Ninja -S "$folder/project" -B "$folder/project/build" -DCMAKE_PREFIX_PATH="$prefix"
 step build cmake --build "$folder/project/build"
 step one_rank "$folder/project/build/out_of_tree"
