@@ -24,6 +24,7 @@
 #include "tessera/cli/bytes_option.h"
 #include "tessera/cli/choices.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/worker_program.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/values.h"
 #include "tessera/estimate/architecture.h"
@@ -339,7 +340,7 @@ int run_estimate_memory(const EstimateArguments& arguments) {
                arguments.model.empty() ? "neither" : "both; the job names its model");
   }
   std::optional<config::RunConfig> job;
-  if (!arguments.job.empty()) job = config::load_run_config(arguments.job, {}).config;
+  if (!arguments.job.empty()) job = config::load_run_config(job_file(arguments.job), {}).config;
   const auto model =
       job ? model_of_job(*job) : find_model(arguments.model, asked_version(arguments.transformers));
   const int64_t total = total_bytes(model.modules);
@@ -373,7 +374,9 @@ void add_estimate_memory(CLI::App& app, int& exit_code) {
   command->add_option("--transformers", arguments->transformers,
                       "Count the modules of this version of transformers; unless given that which "
                       "wrote the config.json, or the newest");
-  command->add_option("--job", arguments->job, "Job file, whose model and settings are taken");
+  command->add_option(
+      "--job", arguments->job,
+      "Job file, or an installed recipe's name, whose model and settings are taken");
   for (const auto& option : kRankOptions) {
     auto* added = command->add_option_function<std::string>(
         option.name,

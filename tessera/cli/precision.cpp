@@ -6,9 +6,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/worker_program.h"
 #include "tessera/plan/run_plan.h"
 
 namespace tessera::cli {
@@ -31,6 +33,8 @@ void print_row(const std::string& name, const config::PrecisionSection& section)
 
 void run_precision(const PrecisionArguments& arguments) {
   if (!arguments.table && arguments.job.empty()) user_error("give --table, or a job file");
+  std::optional<config::RunConfig> job;
+  if (!arguments.job.empty()) job = config::load_run_config(job_file(arguments.job), {}).config;
   print_row("preset",
             {.gemm = "GEMM",
              .communication = "communication",
@@ -44,8 +48,8 @@ void run_precision(const PrecisionArguments& arguments) {
     const auto loaded = config::load_run_config("", {{.key = "precision.preset", .value = name}});
     print_row(name, loaded.config.precision);
   }
-  if (arguments.job.empty()) return;
-  auto config = config::load_run_config(arguments.job, {}).config;
+  if (!job) return;
+  auto& config = *job;
   print_row("this job", config.precision);
   if (config.precision.matmul == Matmul::as_compute) return;
   auto& ranks = config.parallel.num_ranks;

@@ -41,13 +41,6 @@ struct TrainArguments {
   bool print_config = false, strict = false, cpu = false;
 };
 
-/// `job`, or the job file of the recipe of that name that was installed with this program.
-std::string job_file(const std::string& job) {
-  if (job.find('/') != std::string::npos || fs::exists(job)) return job;
-  const auto recipe = install_prefix() / "share/doc/tessera/recipes" / (job + ".yaml");
-  return fs::exists(recipe) ? recipe.string() : job;
-}
-
 void check_run_dir(const std::string& folder) {
   const auto reason = why_not_writable(folder);
   if (reason.empty()) return;

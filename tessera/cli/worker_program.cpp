@@ -19,6 +19,12 @@ std::filesystem::path install_prefix() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
 }
 
+std::string job_file(const std::string& job) {
+  if (job.find('/') != std::string::npos || std::filesystem::exists(job)) return job;
+  const auto recipe = install_prefix() / "share/doc/tessera/recipes" / (job + ".yaml");
+  return std::filesystem::exists(recipe) ? recipe.string() : job;
+}
+
 std::string worker_path() {
   const auto prefix = install_prefix();
   const auto worker = prefix / "bin" / "tessera-worker";

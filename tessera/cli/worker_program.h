@@ -12,6 +12,9 @@ namespace tessera::cli {
 /// The folder that has this program in bin/.
 std::filesystem::path install_prefix();
 
+/// `job`, or the job file of the recipe of that name that was installed with this program.
+std::string job_file(const std::string& job);
+
 /// tessera-worker, which stands beside tessera. Where that was installed without a LibTorch of its
 /// own, this process's LD_LIBRARY_PATH names one (libtorch_of_user.h), for those it starts.
 std::string worker_path();

@@ -91,6 +91,7 @@ cp docs/*.md "$folder/texts"
 cd "$folder"
 expect "a recipe by its name" 0 'step +6/6' "$prefix/bin/tessera" train tiny_llama --data.train="$folder/texts" \
   '--data.extensions=[.md]' --train.steps=6 --train.run_dir="$folder/run" --checkpoint.at_end=false
+expect "an estimate of a recipe by its name" 0 'One of 2 ranks in a step' "$prefix/bin/tessera" estimate-memory --job tiny_llama
 cd - >/dev/null
 
 if command -v python3 >/dev/null && command -v objdump >/dev/null; then
