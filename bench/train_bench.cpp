@@ -125,7 +125,6 @@ int run_all(Options options) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   Options options;
-  if (fs::exists("../shared/peers/train_ddp.py")) options.runner.peers = "../shared/peers";
   CLI::App app("Training on ranks of this machine, beside PyTorch, Accelerate and DeepSpeed",
                "tessera_bench");
   app.add_option("--sizes", options.sizes, "tiny, small")
