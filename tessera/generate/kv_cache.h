@@ -12,7 +12,7 @@ namespace tessera::generate {
 
 /// While it lives, attention of the model adds to it the keys and values that it is given, and
 /// queries see all that is in it. Of layers with a window it keeps no more than the window hides.
-/// Memory: 2 KV D numbers a token and layer, at most twice that, as it grows by doubling.
+/// Memory: 2 K E numbers a token and layer, at most twice that, as it grows by doubling.
 class KvCache {
  public:
   /// The model outlives the cache, and has one at a time.
@@ -31,7 +31,7 @@ class KvCache {
   struct Layer {
     nn::AttentionImpl* attention;
     nn::AttentionCore core;      ///< its own
-    torch::Tensor keys, values;  ///< [B, capacity, KV, D]
+    torch::Tensor keys, values;  ///< [B, capacity, K, E]
     int64_t length = 0;          ///< tokens seen
     int64_t first = 0;           ///< the first of them that is kept
     int64_t at = 0;              ///< its place in keys and values

@@ -39,11 +39,11 @@ double scale_of(const at::Tensor& q, const AttentionOptions& options) {
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
            const AttentionOptions& options, const at::Tensor& documents) {
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes(),
-                    "attention: expected q [B, T, H, D], k and v [B, S, KV, D], got ", q.sizes(),
+                    "attention: expected q [B, T, H, E], k and v [B, S, K, E], got ", q.sizes(),
                     ", ", k.sizes(), " and ", v.sizes());
   TORCH_CHECK_VALUE(q.size(0) == k.size(0) && q.size(3) == k.size(3) && k.size(2) > 0 &&
                         k.size(1) > 0 && q.size(2) % k.size(2) == 0,
-                    "attention: expected equal B and D, H a multiple of KV and S > 0, got q ",
+                    "attention: expected equal B and E, H a multiple of K and S > 0, got q ",
                     q.sizes(), " and k ", k.sizes());
   TORCH_CHECK_VALUE(q.scalar_type() == k.scalar_type() && k.scalar_type() == v.scalar_type(),
                     "attention: expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(),
@@ -273,7 +273,7 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
                                const AttentionOptions& options, const at::Tensor& documents) {
   check(q, k, v, options, documents);
   const int64_t group = q.size(2) / k.size(2);
-  const auto queries = q.transpose(1, 2);  // [B, H, T, D]
+  const auto queries = q.transpose(1, 2);  // [B, H, T, E]
   const auto keys = k.transpose(1, 2).repeat_interleave(group, 1);
   const auto values = v.transpose(1, 2).repeat_interleave(group, 1);
   auto scores = queries.matmul(keys.transpose(2, 3)) * scale_of(q, options);

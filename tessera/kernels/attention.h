@@ -13,22 +13,22 @@ struct AttentionOptions {
   /// A query sees itself and at most window - 1 keys before it, as transformers counts; only if
   /// causal, >= 1. Unset: all before it.
   std::optional<int64_t> window;
-  std::optional<double> scale;  ///< of the scores; 1 / sqrt(D) unless set
+  std::optional<double> scale;  ///< of the scores; 1 / sqrt(E) unless set
   /// Scores s become softcap * tanh(s / softcap) (Gemma 2); > 0. Unset: they stay.
   std::optional<double> softcap;
 };
 
 /// softmax(scale * q k^T) v for every head.
-/// q [B, T, H, D], k and v [B, S, KV, D] of one dtype, H a multiple of KV: head h reads key head
-/// h / (H / KV), nothing is repeated. Any strides (a view into a fused qkv product is read in
-/// place); a last dimension that is not contiguous is copied first. Returns [B, T, H, D],
+/// q [B, T, H, E], k and v [B, S, K, E] of one dtype, H a multiple of K: head h reads key head
+/// h / (H / K), nothing is repeated. Any strides (a view into a fused qkv product is read in
+/// place); a last dimension that is not contiguous is copied first. Returns [B, T, H, E],
 /// contiguous.
 ///
 /// float32 and bfloat16 (sums in float32) on the CPU run a kernel of our own with a hand-written
 /// backward that recomputes the scores from the saved output and log-sum-exp [B, H, T] (Dao,
-/// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S D flops forward, 10 backward, half
+/// FlashAttention-2, 2023, algorithms 1 and 2). Work: 4 B H T S E flops forward, 10 backward, half
 /// of it if causal, less with a window (tiles of 64 x 64 outside of it are skipped); memory:
-/// O((T + S) D) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their
+/// O((T + S) E) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their
 /// gradients are rounded to it, as LibTorch does; elsewhere it is widened first. The result does
 /// not depend on the number of threads. Not twice differentiable. Everything else goes through
 /// LibTorch's scaled_dot_product_attention, with a mask [T, S] where there is a window or causal

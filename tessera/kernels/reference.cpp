@@ -26,7 +26,7 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
 }
 
 at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const auto c = cos.to(x.scalar_type()).unsqueeze(-2);  // [.., T, 1, D] against [B, T, H, D]
+  const auto c = cos.to(x.scalar_type()).unsqueeze(-2);  // [.., T, 1, E] against [B, T, H, E]
   const auto s = sin.to(x.scalar_type()).unsqueeze(-2);
   const auto halves = x.chunk(2, -1);
   return x * c + at::cat({-halves[1], halves[0]}, -1) * s;

@@ -143,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_d
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   TORCH_CHECK_VALUE(x.dim() == 4 && x.size(3) % 2 == 0,
-                    "rotary: expected x [B, T, H, D] with even D, got ", x.sizes());
+                    "rotary: expected x [B, T, H, E] with even E, got ", x.sizes());
   const bool of_each = cos.dim() == 3 && cos.size(0) == x.size(0) && cos.size(1) == x.size(1);
   const bool of_rows = cos.dim() == 2 && cos.size(0) >= x.size(1);
   TORCH_CHECK_VALUE((of_each || of_rows) && cos.sizes() == sin.sizes() && cos.size(-1) == x.size(3),

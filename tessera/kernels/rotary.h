@@ -28,7 +28,7 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;  ///< yarn: turns within the original length, of the ramp
   bool truncate = true;                  ///< yarn: the ramp begins and ends at whole dimensions
   double attention_factor = 1;           ///< yarn, longrope: of cos and sin
-  std::vector<double> short_factors, long_factors;  ///< longrope: [D / 2] each
+  std::vector<double> short_factors, long_factors;  ///< longrope: [E / 2] each
 };
 
 struct RotaryTablesOptions {
@@ -44,9 +44,9 @@ struct RotaryTablesOptions {
 std::tuple<at::Tensor, at::Tensor> rotary_tables(int64_t seq_len, int64_t head_dim,
                                                  const RotaryTablesOptions& options = {});
 
-/// x * cos + rotate_half(x) * sin, out of place and contiguous. x [B, T, H, D], any strides with a
-/// contiguous last dimension (else copied); cos, sin float32: [>= T, D], positions 0 .. T - 1 are
-/// used, or [B, T, D], those of each token. Saves the tables only. Throws c10::ValueError on shapes
+/// x * cos + rotate_half(x) * sin, out of place and contiguous. x [B, T, H, E], any strides with a
+/// contiguous last dimension (else copied); cos, sin float32: [>= T, E], positions 0 .. T - 1 are
+/// used, or [B, T, E], those of each token. Saves the tables only. Throws c10::ValueError on shapes
 /// that do not fit.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 

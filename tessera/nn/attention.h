@@ -10,7 +10,7 @@ namespace tessera::nn {
 
 /// Where the tokens of a batch stand, as attention needs it.
 struct Positions {
-  /// Each position's rotation (kernels/rotary.h), float32 [T, R] or [B, T, R]: the first R of D
+  /// Each position's rotation (kernels/rotary.h), float32 [T, R] or [B, T, R]: the first R of E
   /// columns of q and k are rotated. Undefined: none.
   torch::Tensor cos, sin;
   torch::Tensor documents;  ///< kernels/documents.h; undefined: each row is one
@@ -18,8 +18,8 @@ struct Positions {
   void visit_tensors(const auto& visit) { visit(cos), visit(sin), visit(documents); }
 };
 
-/// Computes softmax attention of heads that are rotated already: q [B, T, H, D], k and v
-/// [B, S, KV, D] -> [B, T, H, D], contiguous.
+/// Computes softmax attention of heads that are rotated already: q [B, T, H, E], k and v
+/// [B, S, K, E] -> [B, T, H, E], contiguous.
 using AttentionCore = std::function<torch::Tensor(
     const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
     const kernels::AttentionOptions& options, const torch::Tensor& documents)>;
@@ -31,7 +31,7 @@ class AttentionImpl : public Hookable {
  public:
   explicit AttentionImpl(kernels::AttentionOptions options = {});
 
-  /// q [B, T, H, D], k and v [B, S, KV, D] -> [B, T, H D].
+  /// q [B, T, H, E], k and v [B, S, K, E] -> [B, T, H E].
   torch::Tensor forward(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const Positions& positions = {});
 

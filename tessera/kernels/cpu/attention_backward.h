@@ -8,13 +8,13 @@ namespace {
 
 template <typename F>
 struct BackwardBuffers {
-  F *queries, *grad_outs;                  // [T, D]
+  F *queries, *grad_outs;                  // [T, E]
   F *queries_paired, *grad_outs_paired;    // the same
-  float* grad_queries;                     // [T, D]
+  float* grad_queries;                     // [T, E]
   float *log_sums, *deltas;                // [T]: log2 of the sum of 2^score; sum of grad_out * out
-  float *grad_keys, *grad_values;          // [S, D]
-  F* keys;                                 // [kBlock, D], plain until transposed, then paired
-  F *keys_across, *values_across;          // [D, kBlock], paired
+  float *grad_keys, *grad_values;          // [S, E]
+  F* keys;                                 // [kBlock, E], plain until transposed, then paired
+  F *keys_across, *values_across;          // [E, kBlock], paired
   float *scores, *grad_weights;            // [kStrip, kBlock]
   F* grad_scores;                          // [kBlock, kBlock]
   F *weights_paired, *grad_scores_paired;  // [kBlock, kBlock]

@@ -98,9 +98,9 @@ struct Arena {
 
 template <typename F>
 struct ForwardBuffers {
-  F *keys, *values;  // K transposed [S / kBlock, D, kBlock] and V [S, D], paired
-  F* queries;        // [kBlock, D]
-  float* sums;       // [kBlock, D]
+  F *keys, *values;  // K transposed [S / kBlock, E, kBlock] and V [S, E], paired
+  F* queries;        // [kBlock, E]
+  float* sums;       // [kBlock, E]
   float *tops,
       *totals;  // running top [kBlock], near the maximum; running sum of each vector lane [kBlock,
                 // kWidth]

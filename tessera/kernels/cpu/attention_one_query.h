@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kHeadsAtOnce = 8;
 
 struct OneQueryBuffers {
-  float *queries, *sums;  // [kHeadsAtOnce, D]
+  float *queries, *sums;  // [kHeadsAtOnce, E]
   float* scores;          // [kHeadsAtOnce, S], then the weights
-  int64_t dim, keys;      // D and S in whole vectors
+  int64_t dim, keys;      // E and S in whole vectors
 };
 
 int64_t place(const AttentionProblem& p, float* workspace, OneQueryBuffers& b) {
