@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Checks what docs/README.md asks of every page and a program can see: for whom it is, and words of the glossary linked where they come first.
+Sources, tests and scripts that a page names by their path from the root are there.
 
 usage: pages.py          the checks
        pages.py --link   writes the links that are missing
@@ -20,6 +21,8 @@ WORDS = {
 # The same letters with another meaning: LoRA's rank, ZeRO's stages, Python's slices, units of time, bytes, digits and processors.
 OTHERS = (r"alpha / rank|rank\^0\.5|(?:DeepSpeed|ZeRO) stages?|slices and the methods|files, units;|the same unit|the unit's digits|"
           r"8-bit units|one unit of the last")
+# Made by the build.
+MADE = {"tessera/version.h"}
 # What is no prose, is linked already, or means something else.
 SKIPPED = re.compile(rf"(?ms)^```.*?^```|<!--.*?-->|^#.*?$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)|{OTHERS}")
 
@@ -53,9 +56,19 @@ def first_use(text, pattern):
     return None, False
 
 
+def named_files(text):
+    """Paths below the folders of sources, `a/{b,c}.h` as two; `*` stands for any name."""
+    for path in re.findall(r"(?<![\w/.])(?:tessera|tests|examples|bench|recipes|cmake)/[\w./*{},-]*\.(?:h|cpp|cu|sh|py|yaml|json|def|cmake)\b", text):
+        if braces := re.search(r"\{(.*?)\}", path):
+            yield from (path.replace(braces.group(), name) for name in braces.group(1).split(","))
+        else:
+            yield path
+
+
 def check(page, explained, link):
     text = page.read_text(encoding="utf-8")
-    wrong = []
+    wrong = [f"{page}: {path} is not there" for path in sorted(set(named_files(text)))
+             if "NAME" not in path and path not in MADE and not list(pathlib.Path().glob(path))]
     prose = re.sub(r"(?s)<!--.*?-->", "", text).split("\n", 1)[1].lstrip()
     if page.name != "README.md" and not re.match(r"For (those|whoever) ", prose):
         wrong.append(f"{page}: its first sentence does not say for whom it is (\"For those who ..\")")
@@ -81,7 +94,7 @@ def main():
     explained = explained_by()
     unknown = [f"{GLOSSARY}: no '{word}', which pages.py looks for" for word in WORDS if word not in explained]
     wrong = unknown or [line for page in sorted(pathlib.Path("docs").glob("*.md")) for line in check(page, explained, "--link" in sys.argv)]
-    print("\n".join(wrong) or "every page says for whom it is, and links its words")
+    print("\n".join(wrong) or "every page says for whom it is, links its words and names files that are there")
     return 1 if wrong else 0
 
 
