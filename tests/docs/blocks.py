@@ -144,6 +144,8 @@ class Folder:
                   f'set -eu\n{command}\n')
         environment = {"PATH": f"{self.build}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": f"{self.path}/home", "HF_HOME": f"{self.path}/hub",
                        "HF_HUB_OFFLINE": "1", "TESSERA": str(pathlib.Path.cwd()), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        if "CMAKE_GENERATOR" in os.environ:
+            environment["CMAKE_GENERATOR"] = os.environ["CMAKE_GENERATOR"]
         with subprocess.Popen(["bash", "-c", script], cwd=self.path, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace",
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as running:
             try:

@@ -21,6 +21,10 @@ else
 fi
 sh tests/docs/scratch.sh "$prefix" "$folder/given"
 
+# Whoever builds Tessera has ninja, and not always make, which the pages ask for.
+generator=
+command -v make >/dev/null || generator=CMAKE_GENERATOR=Ninja
+
 # follow PAGE WHAT..: the page, by a reader who has these files.
 follow() {
   page=$1 reader=$folder/${1%.md}
@@ -31,7 +35,7 @@ follow() {
     mkdir -p "$(dirname "$reader/$what")"
     cp -r "$folder/given/$what" "$reader/$what"
   done
-  env -i PATH=/usr/local/bin:/usr/bin:/bin python3 tests/docs/blocks.py "$prefix" --show "$reader" "docs/$page"
+  env -i PATH=/usr/local/bin:/usr/bin:/bin $generator python3 tests/docs/blocks.py "$prefix" --show "$reader" "docs/$page"
 }
 # `hub` is the cache of a Hub that has org/model; `recipes` are those that are installed, with a smaller shape and few steps.
 follow first_job.md books notes.txt chats.jsonl hub recipes

@@ -10,6 +10,7 @@ checkout=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 say() { echo "fresh_pages: $*"; }
 . "$checkout/tests/integration/bare_root.sh"
 make_root
+# shellcheck disable=SC2016  # Markdown's
 packages=$(sed -n 's/^`\(g++ [a-z0-9+ -]*\)`.*/\1/p' "$checkout/docs/install.md")
 [ -n "$packages" ] || { say "FAILED: docs/install.md names no packages"; exit 1; }
 say "apt-get install $packages"
