@@ -3,7 +3,8 @@
 # root follows them (four_pages.sh) without a network. What is installed there: the packages that docs/install.md names for programs of
 # one's own, and the Python that reads the pages. About 3 GB below TMPDIR. Needs root, debootstrap and a network; exit code 77 says that
 # one is absent.
-# Usage: fresh_pages.sh PREFIX   (SUITE=bookworm; PREFIX: where Tessera is installed, made on the same or an older system)
+# Usage: fresh_pages.sh PREFIX   (SUITE=bookworm; PREFIX: where Tessera is installed, made on a system of that suite, since programs are
+# built with its fmt)
 set -eu
 prefix=$(CDPATH='' cd -- "$1" && pwd)
 checkout=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
