@@ -2,7 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <cassert>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -13,7 +13,8 @@ namespace tessera::checkpoint {
 void SourceView::add(const std::string& name, const TensorSource& source, const std::string& stored,
                      std::optional<DType> dtype) {
   auto info = source.info(stored);
-  origins_[name] = {{{{0, info.num_elements()}, &source, stored}}, info.dtype};
+  kept_->clear();
+  origins_[name] = {{{&source, stored, straight(0, 0, info.num_elements())}}, info.dtype};
   if (dtype && is_float(info.dtype)) info.dtype = *dtype;
   tensors_[name] = std::move(info);
 }
@@ -31,27 +32,65 @@ void SourceView::append_rows(const std::string& name, const TensorSource& source
                source.path().string(), stored, dtype_name(origin.dtype),
                fmt::join(info.shape, ", "), dtype_name(added.dtype), fmt::join(added.shape, ", "));
   }
-  origin.stored.push_back({{0, added.num_elements()}, &source, stored});
+  kept_->clear();
+  origin.pieces.push_back(
+      {&source, stored, straight(0, info.num_elements(), added.num_elements())});
   info.shape[0] += added.shape[0];
+}
+
+void SourceView::add_part(const std::string& name, const TensorSource& source,
+                          const std::string& stored, const Strided& part,
+                          std::optional<DType> dtype) {
+  const auto& found = source.info(stored).shape;
+  if (found != part.of) {
+    user_error("{}: '{}': expected shape [{}], which holds '{}', got [{}]", source.path().string(),
+               stored, fmt::join(part.of, ", "), name, fmt::join(found, ", "));
+  }
+  add(name, source, stored, dtype);
+  tensors_.at(name).shape = part.shape;
+  origins_.at(name).pieces.front().walk = out_of(part);
+}
+
+void SourceView::put_part(const std::string& name, const TensorSource& source,
+                          const std::string& stored, const Strided& part,
+                          std::optional<DType> dtype) {
+  const auto& added = source.info(stored);
+  if (added.shape != part.shape) {
+    user_error("{}: '{}': expected shape [{}], as a part of '{}', got [{}]", source.path().string(),
+               stored, fmt::join(part.shape, ", "), name, fmt::join(added.shape, ", "));
+  }
+  if (!tensors_.contains(name)) {
+    add(name, source, stored, dtype);
+    tensors_.at(name).shape = part.of;
+    origins_.at(name).pieces.front().walk = into(part);
+    return;
+  }
+  assert(tensors_.at(name).shape == part.of);
+  auto& origin = origins_.at(name);
+  if (origin.dtype != added.dtype) {
+    user_error("{}: '{}': expected {}, as the other parts of '{}', got {}", source.path().string(),
+               stored, dtype_name(origin.dtype), name, dtype_name(added.dtype));
+  }
+  kept_->clear();
+  origin.pieces.push_back({&source, stored, into(part)});
 }
 
 void SourceView::add_rows(const std::string& name, const TensorSource& source,
                           const std::string& stored, const Rows& rows, std::optional<DType> dtype) {
-  add(name, source, stored, dtype);
-  auto& info = tensors_.at(name);
+  const auto& info = source.info(stored);
   const int64_t width = info.shape.size() < 2 ? 1 : info.shape.back();
   const int64_t end = rows.first_row + rows.rows;
   if (info.shape.empty() || end * width > info.num_elements()) {
     user_error("{}: '{}': expected at least {} rows, got shape [{}]", source.path().string(),
                stored, end, fmt::join(info.shape, ", "));
   }
-  if (rows.all != 0 && rows.all * width != info.num_elements()) {
-    user_error("{}: '{}': expected {} rows in all, got shape [{}]", source.path().string(), stored,
-               rows.all, fmt::join(info.shape, ", "));
-  }
-  info.shape = info.shape.size() < 2 ? std::vector{rows.rows} : std::vector{rows.rows, width};
-  auto& part = origins_.at(name).stored.front();
-  part.begin = rows.first_row * width, part.length = rows.rows * width;
+  const bool is_vector = info.shape.size() < 2;
+  add_part(name, source, stored,
+           {.of = info.shape,
+            .offset = rows.first_row * width,
+            .shape = is_vector ? std::vector{rows.rows} : std::vector{rows.rows, width},
+            .strides = is_vector ? std::vector{width} : std::vector{width, int64_t{1}}},
+           dtype);
 }
 
 void SourceView::reshape(const std::string& name, const std::vector<int64_t>& shape) {
@@ -70,20 +109,23 @@ void SourceView::report_reads(const Progress& progress) {
   };
 }
 
-void SourceView::read_stored(const Origin& origin, int64_t begin,
+void SourceView::read_pieces(const Origin& origin, int64_t begin,
                              std::span<std::byte> destination) const {
-  const int64_t width = dtype_bytes(origin.dtype);
-  for (const auto& part : origin.stored) {
-    if (destination.empty()) return;
-    if (begin >= part.length) {
-      begin -= part.length;
+  const int64_t bytes = dtype_bytes(origin.dtype), end = begin + std::ssize(destination) / bytes;
+  for (const auto& [source, name, walk] : origin.pieces) {
+    const WalkPart part{walk.before(begin), walk.before(end), begin, bytes, destination};
+    if (!worth_keeping(walk, part)) {
+      read_walk(*source, name, walk, part);
       continue;
     }
-    const int64_t count = std::min(part.length - begin, std::ssize(destination) / width);
-    part.source->read(part.name, part.begin + begin,
-                      destination.first(static_cast<size_t>(count * width)));
-    destination = destination.subspan(static_cast<size_t>(count * width));
-    begin = 0;
+    const auto values = kept_->get(walk, [source = source, &name = name, &walk = walk, bytes] {
+      std::vector<std::byte> all(static_cast<size_t>(walk.count() * bytes));
+      auto alone = walk;
+      alone.to = 0, alone.columns.to = 1, alone.rows.to = alone.columns.count;
+      read_walk(*source, name, alone, {0, walk.count(), 0, bytes, all});
+      return all;
+    });
+    copy_walk(*values, walk, part);
   }
 }
 
@@ -91,11 +133,11 @@ void SourceView::read_part(const std::string& name, const TensorInfo& info, int6
                            std::span<std::byte> destination) const {
   const auto& origin = origins_.at(name);
   if (origin.dtype == info.dtype) {
-    read_stored(origin, begin, destination);
+    read_pieces(origin, begin, destination);
   } else {
     const auto count = std::ssize(destination) / dtype_bytes(info.dtype);
     std::vector<std::byte> values(static_cast<size_t>(count * dtype_bytes(origin.dtype)));
-    read_stored(origin, begin, values);
+    read_pieces(origin, begin, values);
     convert_values(values, origin.dtype, destination, info.dtype);
   }
   if (on_read_) on_read_(std::ssize(destination));

@@ -4,17 +4,19 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tessera/base/extent.h"
+#include "tessera/checkpoint/strided.h"
 #include "tessera/checkpoint/tensor_source.h"
 
 namespace tessera::checkpoint {
 
-/// Values are read from the sources, and converted, when asked for.
+/// Values are read from the sources, and converted, when asked for. Memory: a few MB; where elements lie
+/// apart and too few are asked for at a time, the last two such parts (strided.h).
 class SourceView : public TensorSource {
  public:
   /// `path`: for messages.
@@ -30,11 +32,19 @@ class SourceView : public TensorSource {
   void append_rows(const std::string& name, const TensorSource& source, const std::string& stored,
                    std::optional<DType> dtype = std::nullopt);
 
+  /// `name` is a part of `stored`. UserError: no such tensor, or another shape than `part.of`.
+  void add_part(const std::string& name, const TensorSource& source, const std::string& stored,
+                const Strided& part, std::optional<DType> dtype = std::nullopt);
+
+  /// `stored`, of shape `part.shape`, becomes a part of `name`. Before `name` is read, all of it must
+  /// be put. UserError: no such tensor, another shape, another dtype than that of the other parts.
+  void put_part(const std::string& name, const TensorSource& source, const std::string& stored,
+                const Strided& part, std::optional<DType> dtype = std::nullopt);
+
   /// `name` is `rows` of `stored`'s rows, from `first_row` on. A row is along the last dimension, of
-  /// several others together; of a vector, a number. UserError: there are fewer, or not `all`.
+  /// several others together; of a vector, a number. UserError: there are fewer.
   struct Rows {
     int64_t first_row = 0, rows = 0;
-    int64_t all = 0;  ///< rows of `stored`; 0: whatever it has
   };
   void add_rows(const std::string& name, const TensorSource& source, const std::string& stored,
                 const Rows& rows, std::optional<DType> dtype = std::nullopt);
@@ -47,20 +57,22 @@ class SourceView : public TensorSource {
   void report_reads(const Progress& progress);
 
  private:
-  /// Elements of a stored tensor.
-  struct Stored : Extent {
+  /// Elements of a stored tensor, and where they come.
+  struct Piece {
     const TensorSource* source;
     std::string name;
+    Walk walk;
   };
   struct Origin {
-    std::vector<Stored> stored;  ///< one after the other
+    std::vector<Piece> pieces;
     DType dtype;
   };
 
-  void read_stored(const Origin& origin, int64_t begin, std::span<std::byte> destination) const;
+  void read_pieces(const Origin& origin, int64_t begin, std::span<std::byte> destination) const;
   void read_part(const std::string& name, const TensorInfo& info, int64_t begin,
                  std::span<std::byte> destination) const override;
 
+  std::shared_ptr<KeptWalks> kept_ = std::make_shared<KeptWalks>();
   std::map<std::string, Origin, std::less<>> origins_;
   std::function<void(int64_t)> on_read_;
 };

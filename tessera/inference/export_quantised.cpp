@@ -179,7 +179,7 @@ std::set<std::string> linear_weights(const models::ModelShape& shape, const nloh
           "has; export it without --weights",
           where);
     }
-    weights.insert(names.stored(layer.path + ".weight").name);
+    weights.insert(names.stored(layer.path + ".weight"));
   }
   return weights;
 }

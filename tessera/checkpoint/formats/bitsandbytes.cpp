@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/mxfp4.h"
 #include "tessera/checkpoint/formats/scaled_weights.h"
 #include "tessera/checkpoint/safetensors.h"
 
@@ -188,6 +189,7 @@ bool is_quantised(const TensorSource& stored) {
 std::unique_ptr<TensorSource> open_safetensors(const std::filesystem::path& path) {
   auto stored = std::make_unique<Safetensors>(path);
   if (has_scaled_weights(*stored)) return unscaled(std::move(stored));
+  if (has_mxfp4(*stored)) return from_mxfp4(std::move(stored));
   if (!is_quantised(*stored)) return stored;
   return std::make_unique<BitsAndBytesSource>(std::move(stored));
 }
@@ -197,7 +199,7 @@ json dequantised_config(json config) {
   if (!config.is_object() || !config.contains(kKey)) return config;
   const auto& said = config[kKey];
   const auto method = said.is_object() ? said.value("quant_method", json()) : json();
-  if (method == "bitsandbytes" || method == "fp8") config.erase(kKey);
+  if (method == "bitsandbytes" || method == "fp8" || method == "mxfp4") config.erase(kKey);
   return config;
 }
 

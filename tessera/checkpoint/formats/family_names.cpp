@@ -10,6 +10,11 @@
 #include "tessera/models/hf_config.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+constexpr std::string_view kExperts = ".experts.";
+
+}  // namespace
 
 FamilyNames::FamilyNames(const nlohmann::json& config, const std::string& where) {
   if (!config.is_object()) return;
@@ -25,7 +30,38 @@ FamilyNames::FamilyNames(const nlohmann::json& config, const std::string& where)
   auto parameters = family_->parameters(*shape_);
   block_ = std::move(parameters.block);
   block_prefix_ = std::move(parameters.block_prefix);
-  if (family_->mixture != nullptr) mixture_ = &family_->mixture(*shape_);
+  if (family_->mixture == nullptr) return;
+  mixture_ = &family_->mixture(*shape_);
+  of_experts_ = tensors_of_experts(*mixture_, *shape_);
+}
+
+std::vector<FamilyNames::OfExperts> FamilyNames::tensors_of_experts(
+    const models::MixtureNames& names, const models::ModelShape& shape) {
+  const int64_t num = shape.experts.num, dim = shape.dim, inside = shape.ffn_dim;
+  const auto gate = names.gate + ".weight", up = names.up + ".weight",
+             down = names.down + ".weight";
+  if (!names.alternating) {  // as transformers 5 has experts in memory
+    const std::vector<int64_t> both{num, 2 * inside, dim}, one{num, dim, inside};
+    return {{"gate_up_proj",
+             {{gate, Strided{both, 0, {inside, dim}, {dim, 1}}},
+              {up, Strided{both, inside * dim, {inside, dim}, {dim, 1}}}}},
+            {"down_proj", {{down, Strided{one, 0, {dim, inside}, {inside, 1}}}}}};
+  }
+  const std::vector<int64_t> turned{num, dim, 2 * inside}, rows{num, 2 * inside, dim},
+      biases{num, 2 * inside}, down_turned{num, inside, dim}, down_rows{num, dim, inside};
+  return {{"gate_up_proj",
+           {{gate, Strided{turned, 0, {inside, dim}, {2, 2 * inside}}},
+            {up, Strided{turned, 1, {inside, dim}, {2, 2 * inside}}}}},
+          {"gate_up_proj_bias",
+           {{names.gate + ".bias", Strided{biases, 0, {inside}, {2}}},
+            {names.up + ".bias", Strided{biases, 1, {inside}, {2}}}}},
+          {"down_proj", {{down, Strided{down_turned, 0, {dim, inside}, {1, dim}}}}},
+          {"down_proj_bias", {{names.down + ".bias", Strided{{num, dim}, 0, {dim}, {1}}}}},
+          // Codes in blocks of inputs, which mxfp4.h has made numbers.
+          {"gate_up_proj_blocks",
+           {{gate, Strided{rows, 0, {inside, dim}, {2 * dim, 1}}},
+            {up, Strided{rows, dim, {inside, dim}, {2 * dim, 1}}}}},
+          {"down_proj_blocks", {{down, Strided{down_rows, 0, {dim, inside}, {inside, 1}}}}}};
 }
 
 bool FamilyNames::is_behind_last(const std::string& stored) const {
@@ -49,75 +85,82 @@ std::string FamilyNames::our_name(const std::string& stored) const {
   return family_->optional_prefix + stored;
 }
 
-/// Of a tensor within a mixture.
-std::vector<FamilyNames::Ours> FamilyNames::of_experts(const std::string& name) const {
+/// Of a tensor of a model with mixtures.
+std::vector<FamilyNames::Ours> FamilyNames::of_mixture(const std::string& name) const {
   // In memory transformers calls every family's mixture `mlp`.
   constexpr std::string_view kInMemory = ".mlp.";
   auto own = name;
   if (const auto at = name.find(kInMemory); at != std::string::npos) {
     own.replace(at, kInMemory.size(), fmt::format(".{}.", mixture_->mixture));
   }
-  const auto& shape = *shape_;
-  const int64_t inside = shape.ffn_dim;
-  struct Part {
-    std::string name;
-    int64_t rows;
-  };
-  const std::pair<std::string_view, std::vector<Part>> all_of_one[] = {
-      {".experts.gate_up_proj", {{mixture_->gate, inside}, {mixture_->up, inside}}},
-      {".experts.down_proj", {{mixture_->down, shape.dim}}}};
-  for (const auto& [ending, parts] : all_of_one) {
-    if (!own.ends_with(ending)) continue;
-    const auto experts = own.substr(0, own.rfind('.') + 1);
+  for (const auto& [ending, parts] : of_experts_) {
+    if (!own.ends_with(fmt::format("{}{}", kExperts, ending))) continue;
+    const auto experts = own.substr(0, own.size() - ending.size());
     std::vector<Ours> result;
-    int64_t row = 0;
-    for (int64_t expert = 0; expert < shape.experts.num; ++expert) {
-      for (const auto& part : parts) {
-        result.push_back({.name = fmt::format("{}{}.{}.weight", experts, expert, part.name),
-                          .first_row = row,
-                          .rows = part.rows});
-        row += part.rows;
+    for (int64_t expert = 0; expert < shape_->experts.num; ++expert) {
+      for (auto [part, place] : parts) {
+        place->offset += expert * TensorInfo{DType::f32, place->of}.num_elements() / place->of[0];
+        result.push_back({fmt::format("{}{}.{}", experts, expert, part), std::move(place)});
       }
     }
-    for (auto& part : result) part.all_rows = row;
     return result;
   }
-  return {{.name = own}};
+  return {{.name = own, .part = {}}};
 }
 
 std::vector<FamilyNames::Ours> FamilyNames::ours(const std::string& stored) const {
   const auto name = our_name(stored);
   if (name.empty()) return {};
-  if (mixture_ != nullptr) return of_experts(name);
-  if (!any_together()) return {{.name = name}};
+  if (mixture_ != nullptr) return of_mixture(name);
+  if (!any_together()) return {{.name = name, .part = {}}};
   for (const auto& together : family_->fused) {
     if (!name.ends_with("." + together.stored)) continue;
     const auto prefix = name.substr(0, name.size() - together.stored.size());
     std::vector<Ours> result;
-    int64_t row = 0;
+    int64_t rows = 0;
     for (const auto& part : together.parts) {
-      const auto spec = std::ranges::find(block_, part, &models::ParameterSpec::name);
-      result.push_back({.name = prefix + part, .first_row = row, .rows = spec->shape.front()});
-      row += spec->shape.front();
+      const auto& shape = std::ranges::find(block_, part, &models::ParameterSpec::name)->shape;
+      const bool is_matrix = shape.size() == 2;
+      const int64_t width = is_matrix ? shape.back() : 1;
+      const auto strides = is_matrix ? std::vector{width, int64_t{1}} : std::vector{width};
+      result.push_back({prefix + part, Strided{shape, rows * width, shape, strides}});
+      rows += shape.front();
     }
-    for (auto& part : result) part.all_rows = row;
+    for (auto& part : result) part.part->of.front() = rows;
     return result;
   }
-  return {{.name = name}};
+  return {{.name = name, .part = {}}};
 }
 
-FamilyNames::Stored FamilyNames::stored(const std::string& parameter) const {
-  if (!any_together()) return {parameter, {parameter}};
+std::string FamilyNames::stored(const std::string& parameter) const {
+  if (!any_together()) return parameter;
   for (const auto& together : family_->fused) {
     for (const auto& part : together.parts) {
       if (!parameter.ends_with("." + part)) continue;
-      const auto prefix = parameter.substr(0, parameter.size() - part.size());
-      Stored result{.name = prefix + together.stored};
-      for (const auto& other : together.parts) result.parts.push_back(prefix + other);
-      return result;
+      return parameter.substr(0, parameter.size() - part.size()) + together.stored;
     }
   }
-  return {parameter, {parameter}};
+  const auto experts = parameter.find(kExperts);
+  if (mixture_ == nullptr || experts == std::string::npos) return parameter;
+  const auto number = experts + kExperts.size(), end = parameter.find('.', number);
+  if (end == std::string::npos) return parameter;
+  const auto own = parameter.substr(end + 1);
+  for (const auto& [ending, parts] : of_experts_) {
+    if (std::ranges::find(parts, own, &Ours::name) == parts.end()) continue;
+    return parameter.substr(0, number) + ending;
+  }
+  return parameter;
+}
+
+void add_stored(const FamilyNames& family, const TensorSource& ours, const std::string& parameter,
+                SourceView& view, const AddStoredOptions& options) {
+  const auto stored = family.stored(parameter);
+  const auto& [prefix, dtype] = options;
+  if (stored == parameter) return view.add(prefix + stored, ours, prefix + parameter, dtype);
+  if (view.contains(prefix + stored)) return;
+  for (const auto& [name, part] : family.ours(stored)) {
+    view.put_part(prefix + stored, ours, prefix + name, part.value(), dtype);
+  }
 }
 
 }  // namespace tessera::checkpoint

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/source_view.h"
 #include "tessera/models/spec.h"
 
 namespace tessera::checkpoint {
@@ -22,32 +23,36 @@ class FamilyNames {
   /// A parameter in a stored tensor.
   struct Ours {
     std::string name;
-    int64_t first_row = 0;
-    int64_t rows = 0;      ///< 0: the whole tensor
-    int64_t all_rows = 0;  ///< of that, where `rows` are some of them
+    std::optional<Strided> part;  ///< none: the whole tensor
   };
   /// The parameters that a stored tensor holds; none for buffers, tied heads and blocks behind the
   /// last, which predict further tokens (FamilySpec::predicts_further).
   std::vector<Ours> ours(const std::string& stored) const;
 
-  /// The stored tensor that holds a parameter, and the parameters that it is made of, in order: one
-  /// unless they are stored together.
-  struct Stored {
-    std::string name;
-    std::vector<std::string> parts;
-  };
-  Stored stored(const std::string& parameter) const;
+  /// The tensor of the family's files that holds a parameter: itself, unless ours() of that has more.
+  std::string stored(const std::string& parameter) const;
 
   /// Do files of the family store several parameters together?
-  bool any_together() const { return family_ != nullptr && !family_->fused.empty(); }
+  bool any_together() const {
+    return family_ != nullptr &&
+           (!family_->fused.empty() || (mixture_ != nullptr && mixture_->alternating));
+  }
   /// May some file's tensors be parts, or have other names? Of mixtures, some hold all of a layer's
-  /// experts as transformers 5 has them in memory: experts.gate_up_proj [E, 2 F, D], down_proj [E, D, F].
-  bool takes_apart() const { return any_together() || mixture_; }
+  /// experts in one tensor.
+  bool takes_apart() const { return any_together() || mixture_ != nullptr; }
 
  private:
   std::string our_name(const std::string& stored) const;
   bool is_behind_last(const std::string& stored) const;
-  std::vector<Ours> of_experts(const std::string& name) const;
+  std::vector<Ours> of_mixture(const std::string& name) const;
+
+  /// A tensor of all experts of a layer, ".experts.NAME", and what the first of them has of it.
+  struct OfExperts {
+    std::string name;
+    std::vector<Ours> parts;  ///< by the names that they have within an expert
+  };
+  static std::vector<OfExperts> tensors_of_experts(const models::MixtureNames& names,
+                                                   const models::ModelShape& shape);
 
   const models::FamilySpec* family_ = nullptr;
   bool tied_ = false;
@@ -55,6 +60,17 @@ class FamilyNames {
   std::vector<models::ParameterSpec> block_;  ///< where some are stored together
   std::string block_prefix_;
   const models::MixtureNames* mixture_ = nullptr;
+  std::vector<OfExperts> of_experts_;
 };
+
+struct AddStoredOptions {
+  std::string prefix;  ///< of every name in `ours` and in the view
+  std::optional<DType> dtype;
+};
+
+/// Adds the tensor of the family's files that holds a parameter, with all that it holds, unless the
+/// view has it. UserError: `ours` lacks one of them, or has it in another shape or dtype.
+void add_stored(const FamilyNames& family, const TensorSource& ours, const std::string& parameter,
+                SourceView& view, const AddStoredOptions& options = {});
 
 }  // namespace tessera::checkpoint

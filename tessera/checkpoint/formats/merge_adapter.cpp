@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/floats_of.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
+#include "tessera/models/mixture_spec.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -72,6 +73,11 @@ MergedSource::MergedSource(const TensorSource& base, const TensorSource& trained
     }
     unchanged_.add(parameter.name, trained, parameter.name,
                    options.dtype.value_or(base.info(parameter.name).dtype));
+  }
+  if (!options.subtracts) {  // a run that balanced its experts moved them
+    for (const auto& [name, info] : trained.tensors()) {
+      if (name.ends_with(models::kSelectionBias)) unchanged_.add(name, trained, name);
+    }
   }
   tensors_ = unchanged_.tensors();
   if (!options.dtype) return;
@@ -186,11 +192,7 @@ std::shared_ptr<const TensorSource> merged(std::shared_ptr<const TensorSource> b
 
 SourceView as_stored(const TensorSource& ours, const FamilyNames& family) {
   SourceView view(ours.path());
-  for (const auto& [name, info] : ours.tensors()) {
-    const auto stored = family.stored(name);
-    if (stored.parts.front() != name) continue;  // comes with the first
-    for (const auto& part : stored.parts) view.append_rows(stored.name, ours, part);
-  }
+  for (const auto& [name, info] : ours.tensors()) add_stored(family, ours, name, view);
   return view;
 }
 

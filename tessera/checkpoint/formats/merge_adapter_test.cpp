@@ -182,6 +182,20 @@ TEST(MergeAdapterTest, SubtractingGivesTheBaseBack) {
   EXPECT_THROW(MergedSource(base, other, dora, shape, {.subtracts = true}), UserError);
 }
 
+// What balanced a run's experts is of the model that it trained.
+TEST(MergeAdapterTest, TakesTheSelectionBiasesOfTheRun) {
+  RandomTensors random;
+  const auto shape = models::read_model_shape("tests/fixtures/families/deepseek_v3/config.json");
+  const AdapterSpec spec{.type = AdapterType::lora, .rank = 2, .targets = {"o_proj"}};
+  auto base = random.base(shape), trained = random.trained(spec, shape);
+  const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+  for (auto* source : {&base, &trained}) random.add(*source, bias, {shape.experts.num});
+  EXPECT_EQ(read_floats(MergedSource(base, trained, spec, shape), bias),
+            read_floats(trained, bias));
+  EXPECT_EQ(read_floats(MergedSource(base, trained, spec, shape, {.subtracts = true}), bias),
+            read_floats(base, bias));
+}
+
 TEST(MergeAdapterTest, ATiedTableIsNotMergedInto) {
   RandomTensors random;
   auto shape = shape_named("llama");

@@ -43,13 +43,20 @@ struct Place {
   bool is_part() const { return rows > 0; }
 };
 
+/// UserError: a part of a tensor in which it is no rows of a matrix.
 Place place_of(const FamilyNames& names, const std::string& module) {
-  const auto weight = module + ".weight";
-  const auto stored = names.stored(weight);
-  if (stored.parts.size() == 1) return {module};
-  for (const auto& part : names.ours(stored.name)) {
-    if (part.name != weight) continue;
-    return {stored.name.substr(0, stored.name.rfind('.')), part.first_row, part.rows};
+  const auto weight = module + ".weight", stored = names.stored(weight);
+  if (stored == weight) return {module};
+  for (const auto& [name, part] : names.ours(stored)) {
+    if (name != weight || !part) continue;
+    if (part->of.size() != 2) {
+      user_error(
+          "adapter: {} is a part of '{}' in files, where PEFT's adapters have no name for a single "
+          "expert; leave experts out of targets and modules_to_save",
+          module, stored);
+    }
+    return {stored.substr(0, stored.rfind('.')), part->offset / part->strides.front(),
+            part->shape.front()};
   }
   return {module};
 }
@@ -275,7 +282,9 @@ class Writer {
   /// Rows of a fused module.
   int64_t rows_of(const std::string& module) const {
     int64_t rows = 0;
-    for (const auto& part : names_.ours(module + ".weight")) rows += part.rows;
+    for (const auto& [name, part] : names_.ours(module + ".weight")) {
+      if (part) rows += part->shape.front();
+    }
     return rows;
   }
 

@@ -40,11 +40,10 @@ std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path
   if (!family.takes_apart()) return as_stored;
   for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {
-      if (ours.rows == 0) {
-        both->apart.add(ours.name, *both->stored, name);
+      if (ours.part) {
+        both->apart.add_part(ours.name, *both->stored, name, *ours.part);
       } else {
-        both->apart.add_rows(ours.name, *both->stored, name,
-                             {ours.first_row, ours.rows, ours.all_rows});
+        both->apart.add(ours.name, *both->stored, name);
       }
     }
   }

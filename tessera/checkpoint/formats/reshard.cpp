@@ -29,7 +29,7 @@ void reshard(const ReshardOptions& options) {
   refuse_existing(options.destination);
   const bool plain = options.destination.extension() == ".safetensors";
   auto training = open_training(
-      {.source = options.source, .with_optimizer = !options.parameters_only, .our_names = false});
+      {.source = options.source, .with_optimizer = !options.parameters_only, .our_names = !plain});
   if (!plain && training.stored.front().format != Format::tessera) {
     user_error("{}: expected a checkpoint of Tessera, got {}; see tessera checkpoint convert",
                options.source.string(), format_name(training.stored.front().format));

@@ -61,8 +61,8 @@ void refuse_what_has_no_sum(const std::vector<AdapterPart>& below, const Adapter
     if (trained.spec.type == AdapterType::dora && summed.parts.back().first != &trained) {
       refuse(path + " has an adapter below, and none of DoRA above it");
     }
-    if (summed.rank > std::min(summed.module.inputs, summed.module.outputs)) {
-      refuse(fmt::format("{}: ranks that add up to {}, more than its smaller side", path,
+    if (summed.rank > std::max(summed.module.inputs, summed.module.outputs)) {
+      refuse(fmt::format("{}: ranks that add up to {}, more than its larger side", path,
                          summed.rank));
     }
   }

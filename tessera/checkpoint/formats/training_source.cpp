@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/formats/training_source.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -13,6 +14,7 @@
 #include "tessera/checkpoint/formats/family_names.h"
 #include "tessera/checkpoint/formats/gguf/view.h"
 #include "tessera/checkpoint/formats/llmc.h"
+#include "tessera/checkpoint/formats/mxfp4.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/hub/file_names.h"
@@ -76,11 +78,10 @@ void add_named(const TrainingOptions& options, const FamilyNames& family,
       continue;
     }
     for (const auto& ours : family.ours(name)) {
-      if (ours.rows == 0) {
-        tensors.add(prefix + ours.name, source, stored, dtype);
+      if (ours.part) {
+        tensors.add_part(prefix + ours.name, source, stored, *ours.part, dtype);
       } else {
-        tensors.add_rows(prefix + ours.name, source, stored,
-                         {ours.first_row, ours.rows, ours.all_rows}, dtype);
+        tensors.add(prefix + ours.name, source, stored, dtype);
       }
     }
   }
@@ -106,14 +107,18 @@ void add_state(const TrainingOptions& options, const FamilyNames& family,
   }
 }
 
-/// A checkpoint of ours under Hugging Face's names: parameters that are stored together become one.
-void add_together(const FamilyNames& family, const TensorSource& source, std::optional<DType> dtype,
-                  SourceView& tensors) {
+/// Our parameters, and what an optimizer keeps of them, under Hugging Face's names: those that are
+/// stored together become one.
+void add_together(const TrainingOptions& options, const FamilyNames& family,
+                  const TensorSource& source, SourceView& tensors) {
   for (const auto& [name, info] : source.tensors()) {
-    if (is_optimizer_state(name)) continue;
-    const auto stored = family.stored(name);
-    if (stored.parts.front() != name) continue;  // comes with the first
-    for (const auto& part : stored.parts) tensors.append_rows(stored.name, source, part, dtype);
+    if (!is_optimizer_state(name)) {
+      add_stored(family, source, name, tensors, {.prefix = "", .dtype = options.dtype});
+    } else if (options.with_optimizer) {
+      const auto prefix = fmt::format("{}{}/", kOptimizerPrefix, optimizer_state(name));
+      add_stored(family, source, name.substr(std::min(prefix.size(), name.size())), tensors,
+                 {.prefix = prefix, .dtype = {}});
+    }
   }
 }
 
@@ -153,7 +158,7 @@ TrainingSource from_checkpoint(const TrainingOptions& options, OpenedSource open
     training.about.model = read_config(options);
   const FamilyNames family(training.about.model, options.source.string());
   const bool together = !options.our_names && family.any_together();
-  if (together) add_together(family, checkpoint, options.dtype, training.tensors);
+  if (together) add_together(options, family, checkpoint, training.tensors);
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (together) break;
     if (!is_optimizer_state(name)) {
@@ -178,7 +183,7 @@ TrainingSource from_gguf(const TrainingOptions& options, const json& config) {
   TrainingSource training{.tensors = SourceView(options.source)};
   const FamilyNames family(config, where);
   if (!options.our_names && family.any_together()) {
-    add_together(family, *ours, options.dtype, training.tensors);
+    add_together(options, family, *ours, training.tensors);
   } else {
     for (const auto& [name, info] : ours->tensors())
       training.tensors.add(name, *ours, name, options.dtype);
@@ -192,15 +197,37 @@ TrainingSource from_gguf(const TrainingOptions& options, const json& config) {
   return training;
 }
 
+/// Are there weights of codes, which transformers has the other way around as floats?
+bool turns_weights(const OpenedSource& opened) {
+  return std::ranges::any_of(opened.tensors->tensors(), [](const auto& tensor) {
+    return was_mxfp4(tensor.first, tensor.second);
+  });
+}
+
+/// A source's parameters as our models divide them.
+std::unique_ptr<TensorSource> divided(TrainingOptions options, const FamilyNames& family,
+                                      const OpenedSource& opened, const StoredTraining& stored) {
+  options.our_names = true;
+  auto ours = std::make_unique<SourceView>(options.source);
+  add_named(options, family, *opened.tensors, stored.parameters, "", std::nullopt, *ours);
+  return ours;
+}
+
 TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) {
   const auto* llmc = dynamic_cast<const LlmcSource*>(opened.tensors.get());
   TrainingSource training{.tensors = SourceView(options.source)};
   const auto config =
       llmc != nullptr && options.config.empty() ? gpt2_config(llmc->shape()) : read_config(options);
   auto stored = sorted(opened);
-  const FamilyNames family(options.our_names ? config : json(), options.source.string());
-  add_named(options, family, *opened.tensors, stored.parameters, "", options.dtype,
-            training.tensors);
+  const bool turns = !options.our_names && turns_weights(opened);
+  const FamilyNames family(options.our_names || turns ? config : json(), options.source.string());
+  if (turns && family.any_together()) {
+    training.stored.push_back({opened.format, divided(options, family, opened, stored)});
+    add_together(options, family, *training.stored.back().tensors, training.tensors);
+  } else {
+    add_named(options, family, *opened.tensors, stored.parameters, "", options.dtype,
+              training.tensors);
+  }
   if (opened.format == Format::deepspeed) add_shapes(options, training.tensors);
   training.about.layout = {{"converted_from", format_name(opened.format)}};
   training.about.model = config;

@@ -64,8 +64,7 @@ ModelShape mixture_of(const ModelShape& dense, const UpcycleOptions& options,
   }
   user_error(
       "{}: --upcycle: expected a llama or mistral without biases, or a qwen3, with the same window "
-      "in "
-      "every layer, got a {}",
+      "in every layer, got a {}",
       where, models::hf_model_type(dense));
 }
 
@@ -110,12 +109,11 @@ TrainingSource upcycled(TrainingSource dense, const UpcycleOptions& options) {
   for (const auto* part : {&parameters.embedding, &parameters.head}) {
     for (const auto& parameter : *part) tensors.add(parameter.name, stored, parameter.name);
   }
-  const auto router = fmt::format("{}.{}.weight", names.mixture, names.router);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const auto prefix = fmt::format("{}{}.", parameters.block_prefix, layer);
     for (const auto& parameter : parameters.block) {
       const auto name = prefix + parameter.name;
-      if (parameter.name == router) {
+      if (parameter.of_router) {
         routers.add(name, parameter.shape);
         tensors.add(name, routers, name, stored.info(prefix + "mlp.gate_proj.weight").dtype);
       } else {

@@ -60,7 +60,7 @@ void check_gemma(const ModelShape& shape, const LlamaCppType& type, const std::s
   const bool second = type.architecture == "gemma2";
   const int64_t pattern = second ? 2 : 6;
   for (int64_t i = 0; i < shape.num_layers; ++i) {
-    if (facts.slides[static_cast<size_t>(i)] == (i % pattern != pattern - 1)) continue;
+    if (shape.sliding_layers[static_cast<size_t>(i)] == (i % pattern != pattern - 1)) continue;
     user_error("{}: layer_types: llama.cpp's {} has each {} layer without a window", where,
                type.architecture, second ? "second" : "sixth");
   }
