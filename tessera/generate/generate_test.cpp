@@ -12,8 +12,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/tensors.h"
 #include "tessera/generate/codec.h"
 #include "tessera/models/hf_config.h"
+#include "tessera/nn/router.h"
 
 namespace tessera::generate {
 namespace {
@@ -35,6 +38,12 @@ std::shared_ptr<models::LanguageModel> model_of(const std::string& name) {
   auto model =
       models::make_language_model(models::read_model_shape(folder_of(name) + "/config.json"));
   checkpoint::load_pretrained(*model, folder_of(name));
+  const checkpoint::SafetensorsFile file(folder_of(name) + "/model.safetensors");
+  for (const auto& item : model->named_modules()) {
+    auto* router = dynamic_cast<nn::RouterImpl*>(item.value().get());
+    if (router == nullptr || !router->options().selection_bias) continue;
+    router->selection_bias = checkpoint::read_tensor(file, item.key() + ".e_score_correction_bias");
+  }
   return model;
 }
 

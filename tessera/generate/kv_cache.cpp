@@ -12,14 +12,15 @@ KvCache::KvCache(models::LanguageModel& model) {
     }
   }
   for (auto& layer : layers_) {
-    layer.attention->core =
-        [&layer](const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                 const kernels::AttentionOptions& options, const torch::Tensor& documents) {
-          layer.append(k, v, options.window);
-          const int64_t kept = layer.length - layer.first;
-          return layer.core(q, layer.keys.narrow(1, layer.at, kept),
-                            layer.values.narrow(1, layer.at, kept), options, documents);
-        };
+    layer.attention->core = [&layer](const torch::Tensor& q, const torch::Tensor& k,
+                                     const torch::Tensor& v,
+                                     const kernels::AttentionOptions& options,
+                                     const torch::Tensor& documents, const torch::Tensor& sinks) {
+      layer.append(k, v, options.window);
+      const int64_t kept = layer.length - layer.first;
+      return layer.core(q, layer.keys.narrow(1, layer.at, kept),
+                        layer.values.narrow(1, layer.at, kept), options, documents, sinks);
+    };
   }
 }
 

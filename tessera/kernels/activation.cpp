@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <utility>
 
 #include "tessera/kernels/adjacent.h"
@@ -30,9 +31,14 @@ std::pair<at::Tensor, at::Tensor> memory_like(const at::Tensor& gate, const at::
 }
 
 struct Swiglu : torch::autograd::Function<Swiglu> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up,
+                            const std::optional<GateClamp>& clamp) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({gate, up});
+    if (clamp) {
+      ctx->saved_data["scale"] = static_cast<double>(clamp->scale);
+      ctx->saved_data["limit"] = static_cast<double>(clamp->limit);
+    }
     const auto g = rows_of(gate);
     const auto u = rows_of(up);
     auto y = at::empty(gate.sizes(), gate.options());
@@ -43,6 +49,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
                                 .dim = g.dim,
                                 .gate_stride = g.stride,
                                 .up_stride = u.stride,
+                                .clamped = clamp.has_value(),
+                                .clamp = clamp.value_or(GateClamp()),
                                 .type = element_of(gate.scalar_type())});
     return y;
   }
@@ -54,18 +62,25 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
     const auto u = rows_of(saved[1]);
     const auto grad = grads[0].contiguous();
     const auto [grad_gate, grad_up] = memory_like(saved[0], saved[1]);
-    fused_kernels(grad).swiglu_grad({.grad = grad.const_data_ptr(),
-                                     .gate = g.tensor.const_data_ptr(),
-                                     .up = u.tensor.const_data_ptr(),
-                                     .grad_gate = grad_gate.data_ptr(),
-                                     .grad_up = grad_up.data_ptr(),
-                                     .rows = g.rows,
-                                     .dim = g.dim,
-                                     .gate_stride = g.stride,
-                                     .up_stride = u.stride,
-                                     .grad_stride = rows_of(grad_gate).stride,
-                                     .type = element_of(grad.scalar_type())});
-    return {grad_gate, grad_up};
+    const auto number = [ctx](const char* name) {
+      return static_cast<float>(ctx->saved_data[name].toDouble());
+    };
+    const bool clamped = ctx->saved_data.count("limit") > 0;
+    fused_kernels(grad).swiglu_grad(
+        {.grad = grad.const_data_ptr(),
+         .gate = g.tensor.const_data_ptr(),
+         .up = u.tensor.const_data_ptr(),
+         .grad_gate = grad_gate.data_ptr(),
+         .grad_up = grad_up.data_ptr(),
+         .rows = g.rows,
+         .dim = g.dim,
+         .gate_stride = g.stride,
+         .up_stride = u.stride,
+         .grad_stride = rows_of(grad_gate).stride,
+         .clamped = clamped,
+         .clamp = clamped ? GateClamp{number("scale"), number("limit")} : GateClamp(),
+         .type = element_of(grad.scalar_type())});
+    return {grad_gate, grad_up, {}};
   }
 };
 
@@ -96,15 +111,24 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
   }
 };
 
+bool can_fuse_gated(const at::Tensor& gate, const at::Tensor& up) {
+  return can_fuse({gate, up}) && gate.numel() > 0 && gate.dim() > 0;
+}
+
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   TORCH_CHECK_VALUE(gate.sizes() == up.sizes(), "swiglu: expected up ", gate.sizes(), ", got ",
                     up.sizes());
-  if (!can_fuse({gate, up}) || gate.numel() == 0 || gate.dim() == 0) {
-    return swiglu_reference(gate, up);
-  }
-  return Swiglu::apply(gate, up);
+  if (!can_fuse_gated(gate, up)) return swiglu_reference(gate, up);
+  return Swiglu::apply(gate, up, std::nullopt);
+}
+
+at::Tensor clamped_swiglu(const at::Tensor& gate, const at::Tensor& up, const GateClamp& clamp) {
+  TORCH_CHECK_VALUE(gate.sizes() == up.sizes(), "clamped_swiglu: expected up ", gate.sizes(),
+                    ", got ", up.sizes());
+  if (!can_fuse_gated(gate, up)) return clamped_swiglu_reference(gate, up, clamp);
+  return Swiglu::apply(gate, up, std::optional(clamp));
 }
 
 at::Tensor gelu_tanh(const at::Tensor& x) {

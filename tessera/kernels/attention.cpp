@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/attention_kernel.h"
@@ -37,7 +38,7 @@ double scale_of(const at::Tensor& q, const AttentionOptions& options) {
 }
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-           const AttentionOptions& options, const at::Tensor& documents) {
+           const AttentionOptions& options, const at::Tensor& documents, const at::Tensor& sinks) {
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes(),
                     "attention: expected q [B, T, H, E], k and v [B, S, K, E], got ", q.sizes(),
                     ", ", k.sizes(), " and ", v.sizes());
@@ -56,6 +57,9 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     options.window.value_or(0), options.causal ? "" : " and not causal");
   TORCH_CHECK_VALUE(!options.softcap || *options.softcap > 0,
                     "attention: expected a softcap > 0, got ", options.softcap.value_or(0));
+  TORCH_CHECK_VALUE(!sinks.defined() || (sinks.dim() == 1 && sinks.size(0) == q.size(2)),
+                    "attention: expected a sink for each of ", q.size(2), " heads, got ",
+                    sinks.sizes());
   TORCH_CHECK_VALUE(!documents.defined() || q.size(1) == k.size(1),
                     "attention: expected as many queries as keys where there are documents, got ",
                     q.size(1), " and ", k.size(1));
@@ -104,8 +108,9 @@ AttentionView view_of(const at::Tensor& x) {
 struct Rule {
   double scale;
   bool causal;
-  int64_t window;  ///< more than any query sees, if there is none
-  double softcap;  ///< 0: none
+  int64_t window;    ///< more than any query sees, if there is none
+  double softcap;    ///< 0: none
+  at::Tensor sinks;  ///< float32 [H], or undefined
   at::Tensor documents;
 };
 
@@ -122,6 +127,7 @@ AttentionProblem problem_of(const at::Tensor& q, const at::Tensor& k, const at::
           .causal = rule.causal,
           .window = rule.window,
           .bfloat16 = q.scalar_type() == at::kBFloat16,
+          .sinks = rule.sinks.defined() ? rule.sinks.const_data_ptr<float>() : nullptr,
           .q = view_of(q),
           .k = view_of(k),
           .v = view_of(v),
@@ -196,13 +202,58 @@ std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const 
   return {out, log_sum_exp};
 }
 
+at::TensorList list_of(const at::Tensor& optional) {
+  return optional.defined() ? at::TensorList(optional) : at::TensorList();
+}
+
+at::Tensor as_kernels_take(const at::Tensor& sinks) {
+  return sinks.detach().to(at::kFloat).contiguous();
+}
+
+/// Each head's sum over queries of grad_out * out times the weight of its sink, negative: [H]. Summed
+/// query by query: the same bits for any number of threads.
+at::Tensor gradient_of_sinks(const at::Tensor& grad_out, const at::Tensor& out,
+                             const at::Tensor& log_sum_exp, const Rule& rule) {
+  const auto result = at::zeros_like(rule.sinks);
+  const int64_t heads = out.size(2), dim = out.size(3);
+  const auto parts = documents_in(rule.documents, out.size(0), out.size(1));
+  AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, out.scalar_type(), "sinks", [&] {
+    const auto of_head = [&](int64_t head) {
+      double sum = 0;
+      for (const auto& part : parts) {
+        const auto* sums = log_sum_exp.const_data_ptr<float>() +
+                           (part.row * out.size(1) + part.begin) * heads + head * part.size();
+        for (int64_t t = 0; t < part.size(); ++t) {
+          const auto* ours = out.const_data_ptr<scalar_t>() + part.row * out.stride(0) +
+                             (part.begin + t) * out.stride(1) + head * out.stride(2);
+          const auto* theirs = grad_out.const_data_ptr<scalar_t>() + part.row * grad_out.stride(0) +
+                               (part.begin + t) * grad_out.stride(1) + head * grad_out.stride(2);
+          float delta = 0;
+          for (int64_t d = 0; d < dim; ++d) {
+            delta += static_cast<float>(ours[d]) * static_cast<float>(theirs[d]);
+          }
+          sum -= delta * std::exp(rule.sinks.const_data_ptr<float>()[head] - sums[t]);
+        }
+      }
+      result.data_ptr<float>()[head] = static_cast<float>(sum);
+    };
+    parallel_for(0, heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin; head < end; ++head) of_head(head);
+    });
+  });
+  return result;
+}
+
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v, const Rule& rule) {
+                            const at::Tensor& k, const at::Tensor& v, at::TensorList sinks,
+                            Rule rule) {
+    if (!sinks.empty()) rule.sinks = as_kernels_take(sinks[0]);
     const auto results = autograd::compute_once(2, [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
-    context->save_for_backward({q, k, v, out, log_sum_exp, rule.documents});
+    context->save_for_backward(
+        {q, k, v, out, log_sum_exp, rule.documents, sinks.empty() ? at::Tensor() : sinks[0]});
     context->saved_data["scale"] = rule.scale;
     context->saved_data["causal"] = rule.causal;
     context->saved_data["window"] = rule.window;
@@ -222,9 +273,13 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     auto grad_q = results_like(q, documents);
     auto grad_k = results_like(k, documents);
     auto grad_v = results_like(v, documents);
-    const Rule rule{context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool(),
+    const auto& sinks = saved[6];
+    const Rule rule{context->saved_data["scale"].toDouble(),
+                    context->saved_data["causal"].toBool(),
                     context->saved_data["window"].toInt(),
-                    context->saved_data["softcap"].toDouble(), documents};
+                    context->saved_data["softcap"].toDouble(),
+                    sinks.defined() ? as_kernels_take(sinks) : at::Tensor(),
+                    documents};
     auto problem = problem_of(q, k, v, saved[3], saved[4], rule);
     problem.grad_out = view_of(grad_out);
     problem.grad_q = view_of(grad_q);
@@ -232,7 +287,14 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     problem.grad_v = view_of(grad_v);
     run_parallel(problem, documents_in(documents, q.size(0), q.size(1)), k.size(2),
                  table().backward_workspace, table().backward);
-    return {grad_q, grad_k, grad_v, {}};
+    if (!sinks.defined()) return {grad_q, grad_k, grad_v, {}};
+    at::Tensor grad_sinks;
+    if (sinks.requires_grad()) {
+      grad_sinks = autograd::hand_over(autograd::gradient_sink(sinks),
+                                       gradient_of_sinks(grad_out, saved[3], saved[4], rule),
+                                       sinks.scalar_type());
+    }
+    return {grad_q, grad_k, grad_v, grad_sinks, {}};
   }
 };
 
@@ -245,22 +307,25 @@ bool has_kernel(const at::Tensor& q) {
 
 at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
                      const at::Tensor& given_v, const AttentionOptions& options,
-                     const at::Tensor& documents) {
+                     const at::Tensor& documents, const at::Tensor& sinks) {
   const auto q = autocast(given_q), k = autocast(given_k), v = autocast(given_v);
-  check(q, k, v, options, documents);
+  check(q, k, v, options, documents, sinks);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   const double scale = scale_of(q, options);
   const auto window = window_of(k, options);
   if (has_kernel(q)) {
     return FusedAttention::apply(with_contiguous_rows(q), with_contiguous_rows(k),
-                                 with_contiguous_rows(v),
+                                 with_contiguous_rows(v), list_of(sinks),
                                  Rule{.scale = scale,
                                       .causal = options.causal,
                                       .window = window.value_or(q.size(1) + k.size(1)),
                                       .softcap = options.softcap.value_or(0),
+                                      .sinks = {},
                                       .documents = documents});
   }
-  if (options.softcap) return attention_reference(q, k, v, options, documents);
+  if (options.softcap || sinks.defined()) {
+    return attention_reference(q, k, v, options, documents, sinks);
+  }
   const bool masked = window || documents.defined() || (options.causal && q.size(1) != k.size(1));
   const auto mask = masked ? std::optional(visible_keys(q, k, options, documents)) : std::nullopt;
   const auto out = at::scaled_dot_product_attention(
@@ -270,8 +335,9 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
 }
 
 at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const AttentionOptions& options, const at::Tensor& documents) {
-  check(q, k, v, options, documents);
+                               const AttentionOptions& options, const at::Tensor& documents,
+                               const at::Tensor& sinks) {
+  check(q, k, v, options, documents, sinks);
   const int64_t group = q.size(2) / k.size(2);
   const auto queries = q.transpose(1, 2);  // [B, H, T, E]
   const auto keys = k.transpose(1, 2).repeat_interleave(group, 1);
@@ -281,8 +347,12 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
   if (options.causal || documents.defined()) {
     scores = scores.masked_fill(visible_keys(q, k, options, documents).logical_not(), -INFINITY);
   }
-  return within_documents(scores.softmax(-1).matmul(values).transpose(1, 2), documents)
-      .contiguous();
+  if (sinks.defined()) {
+    const auto of_heads = sinks.to(scores.scalar_type()).view({1, -1, 1, 1});
+    scores = at::cat({scores, of_heads.expand({scores.size(0), -1, scores.size(2), 1})}, -1);
+  }
+  const auto weights = scores.softmax(-1).narrow(-1, 0, k.size(1));
+  return within_documents(weights.matmul(values).transpose(1, 2), documents).contiguous();
 }
 
 }  // namespace tessera::kernels

@@ -35,7 +35,11 @@ struct AttentionOptions {
 /// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
 /// shape without a graph.
 ///
-/// With a softcap what has no kernel of ours goes through attention_reference.
+/// `sinks` [H], learned: a score that every query of a head has besides those of its keys; it takes
+/// part in the softmax and has no value (gpt-oss; Xiao et al., Efficient Streaming Language Models with
+/// Attention Sinks, 2024). Undefined: none.
+///
+/// With a softcap or sinks what has no kernel of ours goes through attention_reference.
 ///
 /// `documents` int64 [N, 2] on the CPU: tokens [begin, end) of the flat [B T] that see each other alone, as
 /// if each were a row of its own; ascending, none across rows, T = S. What is in no document
@@ -45,11 +49,12 @@ struct AttentionOptions {
 /// Throws c10::ValueError on shapes or dtypes that do not fit, if causal with T > S (queries
 /// without a key), on a window that is < 1 or not causal, and on documents that are not as above.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const AttentionOptions& options = {}, const at::Tensor& documents = {});
+                     const AttentionOptions& options = {}, const at::Tensor& documents = {},
+                     const at::Tensor& sinks = {});
 
 /// The same in plain LibTorch operators, O(T S) memory: what `attention` is tested against.
 at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const AttentionOptions& options = {},
-                               const at::Tensor& documents = {});
+                               const at::Tensor& documents = {}, const at::Tensor& sinks = {});
 
 }  // namespace tessera::kernels

@@ -21,16 +21,19 @@ struct Shape {
   bool causal = true;
   std::optional<int64_t> window = {};
   std::optional<double> softcap = {};
+  bool sinks = false;
 };
 
 std::ostream& operator<<(std::ostream& stream, const Shape& s) {
   return stream << "B" << s.batch << " T" << s.queries << " S" << s.keys << " H" << s.heads << " KV"
                 << s.key_heads << " D" << s.dim << (s.causal ? " causal" : "") << " W"
-                << s.window.value_or(0) << " C" << s.softcap.value_or(0);
+                << s.window.value_or(0) << " C" << s.softcap.value_or(0)
+                << (s.sinks ? " sinks" : "");
 }
 
 struct Inputs {
   at::Tensor q, k, v, grad_out;
+  at::Tensor sinks = {};
 };
 
 Inputs inputs_of(const Shape& s, at::ScalarType dtype = at::kFloat) {
@@ -38,21 +41,26 @@ Inputs inputs_of(const Shape& s, at::ScalarType dtype = at::kFloat) {
   const auto make = [&](int64_t tokens, int64_t heads) {
     return at::randn({s.batch, tokens, heads, s.dim}).to(dtype);
   };
-  return {make(s.queries, s.heads), make(s.keys, s.key_heads), make(s.keys, s.key_heads),
-          make(s.queries, s.heads)};
+  Inputs in{make(s.queries, s.heads), make(s.keys, s.key_heads), make(s.keys, s.key_heads),
+            make(s.queries, s.heads)};
+  // Among the scores, far below and far above them.
+  if (s.sinks) in.sinks = at::linspace(-20, 20, s.heads).to(dtype);
+  return in;
 }
 
 using Attention = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const AttentionOptions&, const at::Tensor& documents);
+                                 const AttentionOptions&, const at::Tensor& documents,
+                                 const at::Tensor& sinks);
 
-/// Output and gradients of q, k, v, all in float64.
-std::vector<at::Tensor> results_of(Attention function, const Inputs& in,
-                                   const AttentionOptions& options, at::ScalarType dtype) {
+/// Output and gradients of q, k, v and sinks, all in float64.
+std::vector<at::Tensor> results_of(Attention function, const Inputs& in, AttentionOptions options,
+                                   at::ScalarType dtype) {
   std::vector<at::Tensor> leaves;
-  for (const auto& x : {in.q, in.k, in.v}) {
-    leaves.push_back(x.to(dtype).detach().requires_grad_(true));
+  for (const auto& x : {in.q, in.k, in.v, in.sinks}) {
+    if (x.defined()) leaves.push_back(x.to(dtype).detach().requires_grad_(true));
   }
-  const auto out = function(leaves[0], leaves[1], leaves[2], options, /*documents=*/{});
+  const auto sinks = in.sinks.defined() ? leaves.back() : at::Tensor();
+  const auto out = function(leaves[0], leaves[1], leaves[2], options, /*documents=*/{}, sinks);
   auto results = torch::autograd::grad({out}, leaves, {in.grad_out.to(dtype)});
   results.insert(results.begin(), out.detach());
   for (auto& x : results) x = x.to(at::kDouble);
@@ -73,11 +81,11 @@ void expect_equal_to_reference(const Shape& shape, at::ScalarType dtype, double 
   const AttentionOptions options{
       .causal = shape.causal, .window = shape.window, .softcap = shape.softcap};
   const auto expected = results_of(attention_reference, in, options, at::kDouble);
-  const char* const names[] = {"out", "grad q", "grad k", "grad v"};
+  const char* const names[] = {"out", "grad q", "grad k", "grad v", "grad sinks"};
   for (const Isa isa : usable_sets()) {
     const IsaScope scope(isa);
     const auto actual = results_of(attention, in, options, dtype);
-    for (int i = 0; i < 4; ++i) {
+    for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_LT(largest_error(actual[i], expected[i]), i == 0 ? forward_error : backward_error)
           << names[i] << ", " << name_of(isa) << ", " << shape;
     }
@@ -115,6 +123,13 @@ const Shape kCaps[] = {
     {2, 1, 77, 4, 2, 64, true, 5, 1.0},
 };
 
+const Shape kSinks[] = {
+    {1, 70, 70, 5, 5, 16, true, {}, {}, true},  {2, 200, 200, 4, 2, 32, true, 17, {}, true},
+    {1, 7, 130, 4, 2, 32, true, 70, {}, true},  {1, 130, 3, 2, 2, 64, false, {}, {}, true},
+    {2, 1, 77, 9, 3, 64, true, 5, {}, true},    {1, 1, 333, 24, 2, 20, true, {}, {}, true},
+    {1, 66, 66, 3, 1, 80, true, {}, 1.0, true}, {1, 1, 1, 3, 3, 8, true, {}, {}, true},
+};
+
 class AttentionShapes : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(AttentionShapes, Float32EqualsTheReference) {
@@ -128,6 +143,7 @@ TEST_P(AttentionShapes, Bfloat16EqualsTheReferenceWithinItsRounding) {
 INSTANTIATE_TEST_SUITE_P(All, AttentionShapes, ::testing::ValuesIn(kShapes));
 INSTANTIATE_TEST_SUITE_P(Caps, AttentionShapes, ::testing::ValuesIn(kCaps));
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionShapes, ::testing::ValuesIn(kWindows));
+INSTANTIATE_TEST_SUITE_P(Sinks, AttentionShapes, ::testing::ValuesIn(kSinks));
 
 /// The reference against a mask written out: query t of T sees keys t + S - T - W + 1 .. t + S - T.
 TEST(AttentionTest, AWindowHoldsTheQueryAndTheKeysBeforeIt) {
@@ -156,6 +172,20 @@ TEST(Attention, TheReferenceCapsScores) {
   const auto out = attention_reference(in.q, in.k, in.v, {.causal = false, .softcap = 2});
   EXPECT_TRUE(out[0].squeeze(1).allclose(weights.matmul(in.v[0].squeeze(1)), 1e-5, 1e-6));
   EXPECT_THROW(attention(in.q, in.k, in.v, {.softcap = 0}), c10::ValueError);
+}
+
+/// The reference itself: a sink is a key more, whose value is 0.
+TEST(Attention, TheReferenceHasASinkForEachHead) {
+  const auto in = inputs_of({1, 3, 3, 2, 2, 8, false, {}, {}, true});
+  const auto out =
+      attention_reference(in.q, in.k, in.v, {.causal = false, .scale = 1}, {}, in.sinks);
+  for (int64_t head = 0; head < 2; ++head) {
+    const auto of_head = [&](const at::Tensor& x) { return x[0].select(1, head); };
+    const auto scores = of_head(in.q).matmul(of_head(in.k).t());
+    const auto sum = scores.exp().sum(1, true) + in.sinks[head].exp();
+    EXPECT_TRUE(of_head(out).allclose((scores.exp() / sum).matmul(of_head(in.v)), 1e-5, 1e-6));
+  }
+  EXPECT_THROW(attention(in.q, in.k, in.v, {}, {}, at::zeros({3})), c10::ValueError);
 }
 
 /// A window that hides nothing gives the same bits as none.
@@ -213,7 +243,8 @@ double mean_error(const at::Tensor& actual, const at::Tensor& expected) {
 }
 
 at::Tensor attention_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const AttentionOptions& options, const at::Tensor&) {
+                                 const AttentionOptions& options, const at::Tensor&,
+                                 const at::Tensor&) {
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           {}, 0.0, options.causal, options.scale)
       .transpose(1, 2);

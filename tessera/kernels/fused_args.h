@@ -69,11 +69,20 @@ struct RotaryArgs {
   Element type;
 };
 
-/// y = silu(gate) * up, [rows, dim].
+/// What SwiGLU bounds (activation.h).
+struct GateClamp {
+  float scale = 1.702F, limit = 7;
+
+  bool operator==(const GateClamp&) const = default;
+};
+
+/// y = silu(gate) * up, [rows, dim]; with `clamped` as `clamp` says.
 struct SwigluArgs {
   const void *gate, *up;
   void* y;
   int64_t rows, dim, gate_stride, up_stride;  ///< strides: elements from row to row
+  bool clamped;
+  GateClamp clamp;
   Element type;
 };
 
@@ -82,6 +91,8 @@ struct SwigluGradArgs {
   void *grad_gate, *grad_up;
   int64_t rows, dim, gate_stride, up_stride;
   int64_t grad_stride;  ///< of grad_gate and grad_up: dim, or 2 dim
+  bool clamped;
+  GateClamp clamp;
   Element type;
 };
 

@@ -71,6 +71,37 @@ at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Ten
   return result;
 }
 
+/// Adds each group's share of its bias to its rows. A GPU takes all at once, without reading the
+/// counts.
+void add_biases(const at::Tensor& result, at::TensorList biases, const at::Tensor& counts,
+                double share) {
+  const auto own = [&](const at::Tensor& bias) { return bias.mul(share).to(result.scalar_type()); };
+  if (result.is_cuda()) {
+    result.add_(
+        own(at::stack(biases)).index_select(0, at::repeat_interleave(counts, result.size(0))));
+    return;
+  }
+  for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
+    if (count > 0) result.narrow(0, row, count).add_(own(biases[static_cast<size_t>(e)]));
+  });
+}
+
+/// The sum of each group's rows, in float32 [E, O].
+at::Tensor sums_of_groups(const at::Tensor& grad, const at::Tensor& counts) {
+  if (grad.is_cuda()) {  // a product, which has one order of additions
+    const auto group_of = at::repeat_interleave(counts, grad.size(0));
+    const auto is_of = at::arange(counts.numel(), counts.options()).unsqueeze(1).eq(group_of);
+    return is_of.to(at::kFloat).matmul(grad.to(at::kFloat));
+  }
+  auto sums = at::zeros({counts.numel(), grad.size(1)}, grad.options().dtype(at::kFloat));
+  for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
+    if (count == 0) return;
+    auto sum = sums[e];
+    at::sum_out(sum, grad.narrow(0, row, count), {0}, /*keepdim=*/false, at::kFloat);
+  });
+  return sums;
+}
+
 /// Adds each group's grad^T x to its sink; without one it is what is returned for the group.
 variable_list weight_gradients(const at::Tensor& x, const at::Tensor& grad, at::TensorList weights,
                                at::TensorList sinks, const at::Tensor& counts) {
@@ -106,18 +137,25 @@ std::vector<at::Tensor> sinks_of(at::TensorList weights) {
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   /// `operands`: the weights as the products take them, if those are other tensors (autocast).
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& counts,
-                            at::TensorList weights, const std::vector<at::Tensor>& operands) {
+                            at::TensorList weights, at::TensorList biases, double bias_share,
+                            const std::vector<at::Tensor>& operands) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const bool trains = std::ranges::any_of(weights, &at::Tensor::requires_grad);
     variable_list saved{trains ? x : at::Tensor(), counts};
-    saved.insert(saved.end(), weights.begin(), weights.end());
-    saved.insert(saved.end(), operands.begin(), operands.end());
+    for (const at::TensorList list : {weights, biases, at::TensorList(operands)}) {
+      saved.insert(saved.end(), list.begin(), list.end());
+    }
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["groups"] = static_cast<int64_t>(weights.size());
+    ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
+    ctx->saved_data["bias_share"] = bias_share;
     if (const auto& deferred = autograd::DeferScope::current())
       autograd::hold(ctx, "deferred", deferred);
     return autograd::compute_once(1, [&]() -> variable_list {
-      return {product(x, operands.empty() ? weights : operands, counts, /*plain=*/false)};
+      const auto result =
+          product(x, operands.empty() ? weights : operands, counts, /*plain=*/false);
+      if (!biases.empty()) add_biases(result, biases, counts, bias_share);
+      return {result};
     })[0];
   }
 
@@ -125,17 +163,28 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &counts = saved[1];
     const auto groups = static_cast<size_t>(ctx->saved_data["groups"].toInt());
+    const auto num_biases = static_cast<size_t>(ctx->saved_data["biases"].toInt());
     const std::vector<at::Tensor> weights(saved.begin() + 2, saved.begin() + 2 + groups);
-    const bool cast = saved.size() > 2 + groups;
+    const auto biases = at::TensorList(saved).slice(2 + groups, num_biases);
+    const bool cast = saved.size() > 2 + groups + num_biases;
     const at::TensorList operands =
-        cast ? at::TensorList(saved).slice(2 + groups) : at::TensorList(weights);
+        cast ? at::TensorList(saved).slice(2 + groups + num_biases) : at::TensorList(weights);
     // Outside the guard: .grad() is autograd's.
     const bool trains = x.defined();
     const auto sinks = trains ? sinks_of(weights) : std::vector<at::Tensor>();
+    const bool trains_biases = std::ranges::any_of(biases, &at::Tensor::requires_grad);
+    const auto bias_sinks = trains_biases ? sinks_of(biases) : std::vector<at::Tensor>();
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto grad = grads[0].contiguous();
-    variable_list out(2 + groups + 1);
+    variable_list out(2 + groups + num_biases + 2);
     if (ctx->needs_input_grad(0)) out[0] = product(grad, operands, counts, /*plain=*/true);
+    if (trains_biases) {
+      const auto sums = sums_of_groups(grad, counts).mul_(ctx->saved_data["bias_share"].toDouble());
+      for (size_t e = 0; e < num_biases; ++e) {
+        out[2 + groups + e] = autograd::hand_over(bias_sinks[e], sums[static_cast<int64_t>(e)],
+                                                  biases[e].scalar_type());
+      }
+    }
     if (!trains) return out;
     const auto* deferred = autograd::held<autograd::DeferredGradientsPtr>(ctx, "deferred");
     if (deferred != nullptr && std::ranges::all_of(sinks, &at::Tensor::defined)) {
@@ -151,7 +200,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-void check(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts) {
+void check(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
+           at::TensorList biases) {
   TORCH_CHECK_VALUE(!weights.empty(), "grouped_linear: expected a weight, got none");
   TORCH_CHECK_VALUE(weights[0].dim() == 2 && x.dim() == 2 && x.size(1) == weights[0].size(1),
                     "grouped_linear: expected x [R, I] and weights [O, I], got ", x.sizes(),
@@ -159,25 +209,34 @@ void check(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts
   TORCH_CHECK_VALUE(
       counts.scalar_type() == at::kLong && counts.numel() == static_cast<int64_t>(weights.size()),
       "grouped_linear: expected int64 counts of ", weights.size(), " groups, got ", counts.numel());
+  TORCH_CHECK_VALUE(biases.empty() || (biases.size() == weights.size() && biases[0].dim() == 1 &&
+                                       biases[0].size(0) == weights[0].size(0)),
+                    "grouped_linear: expected a bias [", weights[0].size(0), "] for each of ",
+                    weights.size(), " groups, or none, got ", biases.size());
 }
 
 }  // namespace
 
-at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts) {
-  check(x, weights, counts);
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
+                          at::TensorList biases, double bias_share) {
+  check(x, weights, counts, biases);
   std::vector<at::Tensor> operands;
   if (is_autocast(weights[0])) {
     for (const auto& weight : weights) operands.push_back(autocast_weight(weight));
   }
-  return GroupedLinear::apply(autocast(x).contiguous(), counts, weights, operands);
+  return GroupedLinear::apply(autocast(x).contiguous(), counts, weights, biases, bias_share,
+                              operands);
 }
 
 at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,
-                                    const at::Tensor& counts) {
-  check(x, weights, counts);
+                                    const at::Tensor& counts, at::TensorList biases,
+                                    double bias_share) {
+  check(x, weights, counts, biases);
   std::vector<at::Tensor> results;
-  for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
-    results.push_back(at::linear(x.narrow(0, row, count), weights[static_cast<size_t>(e)]));
+  for_each_group(counts, [&](int64_t group, int64_t row, int64_t count) {
+    const auto e = static_cast<size_t>(group);
+    const auto bias = biases.empty() ? at::Tensor() : biases[e] * bias_share;
+    results.push_back(at::linear(x.narrow(0, row, count), weights[e], bias));
   });
   return at::cat(results);
 }

@@ -6,20 +6,23 @@
 
 namespace tessera::kernels {
 
-/// x W_e^T for the rows of each group e: x [R, I], whose first counts[0] rows are group 0's, the
+/// x W_e^T + s b_e for the rows of each group e: x [R, I], whose first counts[0] rows are group 0's, the
 /// next counts[1] group 1's, ..; weights E matrices [O, I] of one shape; counts int64 [E] on x's
-/// device, of sum R. Gives [R, O]. Rows are never padded.
+/// device, of sum R; biases E of [O], or none, of which each row gets the share s. Gives [R, O]. Rows
+/// are never padded.
 ///
 /// As `linear` in all else: gradients of weights are added to where they are kept, wait in a
-/// DeferScope, and products take autocast's dtype. Every trained weight has a gradient, zero where
+/// DeferScope, and products take autocast's dtype. Every trained parameter has a gradient, zero where
 /// its group has no rows. A CPU multiplies group by group; a GPU in one launch for bfloat16 matrices
 /// whose sides are multiples of 8 (at::_grouped_mm; no copy of weights that lie evenly in one
 /// buffer), else group by group, after reading the counts. Throws c10::ValueError if shapes do not
 /// fit each other.
-at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts);
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
+                          at::TensorList biases = {}, double bias_share = 1);
 
 /// The same by LibTorch's operators alone.
 at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,
-                                    const at::Tensor& counts);
+                                    const at::Tensor& counts, at::TensorList biases = {},
+                                    double bias_share = 1);
 
 }  // namespace tessera::kernels

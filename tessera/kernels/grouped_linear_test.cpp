@@ -19,14 +19,16 @@ const std::vector<int64_t> kCounts{5, 0, 40, 1, 0};
 
 struct Operands {
   at::Tensor x, counts;
-  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> weights, biases;
 
   explicit Operands(at::ScalarType type) {
     at::manual_seed(3);
     counts = at::tensor(kCounts, at::kLong);
     x = at::randn({counts.sum().item<int64_t>(), 24}).to(type).requires_grad_();
-    for (size_t e = 0; e < kCounts.size(); ++e)
+    for (size_t e = 0; e < kCounts.size(); ++e) {
       weights.push_back(at::randn({17, 24}).to(type).requires_grad_());
+      biases.push_back(at::randn({17}).to(type).requires_grad_());
+    }
   }
 
   std::vector<at::Tensor> leaves() const {
@@ -60,6 +62,27 @@ TEST_P(GroupedLinearTest, IsAProductForEachGroup) {
     ASSERT_TRUE(of_got[i].defined()) << i;  // without rows, too
     EXPECT_LT(error(of_got[i], of_want[i]), tolerance()) << i;
   }
+}
+
+TEST_P(GroupedLinearTest, AddsAShareOfEachGroupsBias) {
+  const Operands at(GetParam());
+  auto leaves = at.leaves();
+  leaves.insert(leaves.end(), at.biases.begin(), at.biases.end());
+  for (const double share : {1.0, 0.25}) {
+    const auto got = grouped_linear(at.x, at.weights, at.counts, at.biases, share);
+    const auto want = grouped_linear_reference(at.x, at.weights, at.counts, at.biases, share);
+    EXPECT_LT(error(got, want), tolerance());
+    const auto of_got = torch::autograd::grad({loss_of(got)}, leaves);
+    const auto of_want = torch::autograd::grad({loss_of(want)}, leaves);
+    for (size_t i = 0; i < of_got.size(); ++i) {
+      EXPECT_LT(error(of_got[i], of_want[i]), 1.5 * tolerance()) << i;
+    }
+  }
+  // Frozen weights leave biases their gradients.
+  for (const auto& weight : at.weights) weight.requires_grad_(false);
+  loss_of(grouped_linear(at.x, at.weights, at.counts, at.biases)).backward();
+  EXPECT_GT(at.biases[2].grad().abs().max().item<float>(), 0);
+  EXPECT_EQ(at.biases[1].grad().abs().max().item<float>(), 0) << "a group without rows took part";
 }
 
 // Kept gradients are float32 where parameters have 16 bits, as those of flat buffers.
@@ -136,6 +159,7 @@ TEST(GroupedLinear, RefusesShapesThatDoNotFit) {
   const Operands at(at::kFloat);
   EXPECT_THROW(grouped_linear(at.x, {at.weights[0]}, at.counts), c10::ValueError);
   EXPECT_THROW(grouped_linear(at.x.narrow(1, 0, 8), at.weights, at.counts), c10::ValueError);
+  EXPECT_THROW(grouped_linear(at.x, at.weights, at.counts, {at.biases[0]}), c10::ValueError);
 }
 
 }  // namespace

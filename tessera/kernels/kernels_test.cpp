@@ -84,6 +84,14 @@ Case swiglu_case(int64_t rows, int64_t dim) {
           {at::randn({rows, dim}) * 4, at::randn({rows, dim})}};
 }
 
+Case clamped_swiglu_case(int64_t rows, int64_t dim) {
+  const GateClamp clamp{.scale = 1.702F, .limit = 1.5F};  // which some of both meet
+  return {fmt::format("clamped_swiglu {}x{}", rows, dim),
+          [=](const Tensors& t) { return clamped_swiglu(t[0], t[1], clamp); },
+          [=](const Tensors& t) { return clamped_swiglu_reference(t[0], t[1], clamp); },
+          {at::randn({rows, dim}) * 4, at::randn({rows, dim}) * 2}};
+}
+
 Case gelu_case(int64_t rows, int64_t dim) {
   return {fmt::format("gelu_tanh {}x{}", rows, dim),
           [](const Tensors& t) { return gelu_tanh(t[0]); },
@@ -131,6 +139,7 @@ std::vector<Case> all_cases() {
   for (const int64_t rows : {1, 7, 130}) {
     for (const int64_t dim : {1, 5, 64, 688}) cases.push_back(layer_norm_case(rows, dim));
   }
+  for (const int64_t dim : {1, 5, 688}) cases.push_back(clamped_swiglu_case(7, dim));
   return cases;
 }
 
@@ -184,8 +193,8 @@ TEST_P(EveryIsa, SameBitsOnRepeatAndForAnyNumberOfThreads) {
   const IsaScope scope(GetParam());
   const int before = at::get_num_threads();
   for (const Case& c : {rms_case(3000, 65), add_rms_case(3000, 65), layer_norm_case(3000, 65),
-                        swiglu_case(3000, 65), gelu_case(3000, 65), rotary_case(2, 1500, 3, 22),
-                        loss_case(130, 32, 1003, 50)}) {
+                        swiglu_case(3000, 65), clamped_swiglu_case(3000, 65), gelu_case(3000, 65),
+                        rotary_case(2, 1500, 3, 22), loss_case(130, 32, 1003, 50)}) {
     SCOPED_TRACE(c.name);
     at::set_num_threads(1);
     const auto one = run(c.fused, c.inputs);
@@ -213,8 +222,9 @@ TEST(GradCheck, EveryOperatorInFloat64) {
                                 [](const Tensors& t) { return kernels::linear(t[0], t[1], t[2]); },
                                 nullptr,
                                 {at::randn({2, 3, 4}), at::randn({5, 4}), at::randn({5})}};
-  for (const Case& c : {rms_case(3, 5), add_rms_case(3, 5), swiglu_case(2, 5), gelu_case(2, 5),
-                        rotary_case(1, 3, 2, 4), loss_case(5, 4, 7, 2), weight_case}) {
+  for (const Case& c :
+       {rms_case(3, 5), add_rms_case(3, 5), swiglu_case(2, 5), clamped_swiglu_case(2, 5),
+        gelu_case(2, 5), rotary_case(1, 3, 2, 4), loss_case(5, 4, 7, 2), weight_case}) {
     SCOPED_TRACE(c.name);
     Tensors inputs;
     for (const auto& x : c.inputs) inputs.push_back(x.to(at::kDouble));
@@ -264,6 +274,9 @@ TEST(Extremes, SwigluAndLossStayFinite) {
   EXPECT_TRUE(at::allclose(gelu_tanh(x), gelu_tanh_reference(x)));
   const auto nan = at::full({3}, std::nan(""), at::kFloat);
   EXPECT_TRUE(swiglu(nan, nan).isnan().all().item<bool>());
+  EXPECT_TRUE(at::allclose(clamped_swiglu(x, x, {}), clamped_swiglu_reference(x, x, {})));
+  EXPECT_TRUE(clamped_swiglu(nan, at::ones_like(nan), {}).isnan().all().item<bool>());
+  EXPECT_TRUE(clamped_swiglu(at::ones_like(nan), nan, {}).isnan().all().item<bool>());
   const auto hidden = at::eye(2) * 1e4;
   const auto loss = linear_cross_entropy(hidden, at::eye(2) * 1e4, at::arange(2));
   EXPECT_EQ(loss.item<double>(), 0);

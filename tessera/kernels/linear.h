@@ -9,14 +9,12 @@
 namespace tessera::kernels {
 
 /// Makes one product of the summands that ranks compute when its inner dimension is divided over
-/// them: `sum` adds them, `gradient` brings the gradient back. All are collective.
+/// them: `sum` adds them, `gradient` brings the gradient back. Both are collective.
 struct ProductOverRanks {
   /// A summand [.., O], which it may change -> this rank's part of the sum.
   std::function<at::Tensor(const at::Tensor& summand)> sum;
   /// The gradient of that part -> the gradient of the whole sum, which is that of every summand.
   std::function<at::Tensor(const at::Tensor& gradient)> gradient;
-  /// Adds numbers that each rank has of its part of that dimension, in place.
-  std::function<void(const at::Tensor& numbers)> add_up;
 };
 using ProductOverRanksPtr = std::shared_ptr<const ProductOverRanks>;
 

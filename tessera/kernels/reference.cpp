@@ -36,6 +36,13 @@ at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) {
   return at::silu(gate) * up;
 }
 
+at::Tensor clamped_swiglu_reference(const at::Tensor& gate, const at::Tensor& up,
+                                    const GateClamp& clamp) {
+  const double limit = clamp.limit;
+  const auto g = gate.clamp_max(limit);
+  return g * at::sigmoid(g * static_cast<double>(clamp.scale)) * (up.clamp(-limit, limit) + 1);
+}
+
 // The bits of cpu/flat_impl.h, 32 at a time in int64.
 at::Tensor dropout_reference(const at::Tensor& x, double probability, const DropoutKey& key) {
   constexpr int64_t kLow = 0xffffffff;

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "tessera/kernels/flat.h"
+#include "tessera/kernels/fused_args.h"
 
 namespace tessera::kernels {
 
@@ -16,6 +17,8 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
                                                           const at::Tensor& weight, double eps);
 at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
+at::Tensor clamped_swiglu_reference(const at::Tensor& gate, const at::Tensor& up,
+                                    const GateClamp& clamp);
 at::Tensor gelu_tanh_reference(const at::Tensor& x);
 at::Tensor dropout_reference(const at::Tensor& x, double probability, const DropoutKey& key);
 

@@ -5,9 +5,11 @@
 
 namespace tessera::kernels {
 
-/// x W^T in float32: x [N, D] and weight [E, D] of any floating dtypes -> [N, E]. Keeps x as it is,
-/// so that rows of 16 bits are float32 only while they are multiplied. The weight's gradient is a
-/// product in float32, too, and goes where `linear`'s goes. Autocast leaves it alone.
-at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight);
+/// x W^T + b in float32: x [N, D], weight [E, D] and bias [E] (or undefined) of any floating dtypes ->
+/// [N, E]. Keeps x as it is, so that rows of 16 bits are float32 only while they are multiplied. The
+/// parameters' gradients are made in float32, too, and go where `linear`'s go. Autocast leaves it
+/// alone.
+at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& bias = {});
 
 }  // namespace tessera::kernels

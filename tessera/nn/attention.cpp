@@ -20,9 +20,10 @@ torch::Tensor rotated(const torch::Tensor& x, const torch::Tensor& cos, const to
 AttentionImpl::AttentionImpl(kernels::AttentionOptions options) : options_(std::move(options)) {}
 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& q, const torch::Tensor& k,
-                                     const torch::Tensor& v, const Positions& positions) {
+                                     const torch::Tensor& v, const Positions& positions,
+                                     const torch::Tensor& sinks) {
   const auto& [cos, sin, documents] = positions;
-  return core(rotated(q, cos, sin), rotated(k, cos, sin), v, options_, documents).flatten(2);
+  return core(rotated(q, cos, sin), rotated(k, cos, sin), v, options_, documents, sinks).flatten(2);
 }
 
 }  // namespace tessera::nn

@@ -19,10 +19,11 @@ struct Positions {
 };
 
 /// Computes softmax attention of heads that are rotated already: q [B, T, H, E], k and v
-/// [B, S, K, E] -> [B, T, H, E], contiguous.
-using AttentionCore = std::function<torch::Tensor(
-    const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-    const kernels::AttentionOptions& options, const torch::Tensor& documents)>;
+/// [B, S, K, E] -> [B, T, H, E], contiguous. `sinks` [H] or undefined.
+using AttentionCore =
+    std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k,
+                                const torch::Tensor& v, const kernels::AttentionOptions& options,
+                                const torch::Tensor& documents, const torch::Tensor& sinks)>;
 
 /// What stands between the projections of a self-attention layer; without parameters. Who divides
 /// sequences over ranks puts another core in the place of kernels::attention, which sees the keys
@@ -31,9 +32,9 @@ class AttentionImpl : public Hookable {
  public:
   explicit AttentionImpl(kernels::AttentionOptions options = {});
 
-  /// q [B, T, H, E], k and v [B, S, K, E] -> [B, T, H E].
+  /// q [B, T, H, E], k and v [B, S, K, E] -> [B, T, H E]. `sinks` [H] or undefined: kernels/attention.h.
   torch::Tensor forward(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                        const Positions& positions = {});
+                        const Positions& positions = {}, const torch::Tensor& sinks = {});
 
   AttentionCore core = kernels::attention;
 

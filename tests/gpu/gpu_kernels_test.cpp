@@ -90,6 +90,15 @@ std::vector<GpuCase> operators(int64_t rows, int64_t dim) {
        [](const Tensors& t) { return swiglu_reference(t[0], t[1]); },
        {x, other},
        2},
+      {"clamped_swiglu",
+       [](const Tensors& t) {
+         return clamped_swiglu(t[0], t[1], {.scale = 1.702F, .limit = 0.7F});
+       },
+       [](const Tensors& t) {
+         return clamped_swiglu_reference(t[0], t[1], {.scale = 1.702F, .limit = 0.7F});
+       },
+       {x, other},
+       2},
       {"gelu_tanh",
        [](const Tensors& t) { return gelu_tanh(t[0]); },
        [](const Tensors& t) { return gelu_tanh_reference(t[0]); },

@@ -77,6 +77,11 @@ Rows<T> keys_of(const AttentionProblem& p, const AttentionView& view, int64_t ba
   return rows_of<T>(p, view, p.num_keys, batch, head);
 }
 
+/// A head's sink as a base-2 logarithm.
+float sink_of(const AttentionProblem& p, int64_t head) {
+  return p.sinks == nullptr ? -kInfinity : p.sinks[head] * kLog2E;
+}
+
 /// Hands out 64-byte aligned pieces of the worker's buffer; with no buffer it only counts.
 struct Arena {
   float* base;
@@ -214,13 +219,17 @@ void forward_head(const AttentionProblem& p, int64_t batch, int64_t head,
   const auto q = queries_of<T>(p, p.q, batch, head);
   T* out = head_of<T>(p.out, batch, head);
   float* log_sum_exp = p.log_sum_exp + (batch * p.heads + head) * p.num_queries;
+  // A sink is a key that was seen before all others, whose weight is 1 and whose value is 0.
+  const float sink = sink_of(p, head);
+  Vec total_before{};
+  if (p.sinks != nullptr) total_before[0] = 1;
   for (int64_t first = 0; first < p.num_queries; first += kBlock) {
     const int64_t rows = min_of(kBlock, p.num_queries - first);
     pack_rows(q, first, rows, b.scaling.queries, b.queries, dim);
     for (int64_t i = 0; i < kBlock * dim; i += kWidth) store(b.sums + i, Vec{});
     for (int64_t i = 0; i < kBlock; ++i) {
-      b.tops[i] = -kInfinity;
-      store(b.totals + i * kWidth, Vec{});
+      b.tops[i] = sink;
+      store(b.totals + i * kWidth, total_before);
     }
     const int64_t key_end = min_of(p.num_keys, first + rows + shift_of(p));
     const int64_t first_key = max_of(0, first + shift_of(p) - p.window + 1) / kBlock * kBlock;

@@ -26,8 +26,9 @@ struct AttentionProblem {
   bool causal = true;
   int64_t window = 0;     ///< keys that a query sees at most; num_queries + num_keys: no limit
   bool bfloat16 = false;  ///< element type of every view; else float
+  const float* sinks = nullptr;  ///< [heads]: a score that every query has besides; null: none
   AttentionView q, k, v, out;
-  float* log_sum_exp = nullptr;  ///< [batch, heads, num_queries], natural logarithm
+  float* log_sum_exp = nullptr;  ///< [batch, heads, num_queries], natural logarithm, sinks included
   AttentionView grad_out, grad_q, grad_k, grad_v;
 };
 

@@ -28,12 +28,13 @@ int64_t place(const AttentionProblem& p, float* workspace, OneQueryBuffers& b) {
 }
 
 /// Turns products into weights 2^(score - top) and returns the log-sum-exp; the weights' sum in
-/// `total`.
-TESSERA_INLINE float soften(const AttentionProblem& p, float* scores, int64_t keys, float* total) {
+/// `total`, that of the sink included.
+TESSERA_INLINE float soften(const AttentionProblem& p, float sink, float* scores, int64_t keys,
+                            float* total) {
   for (int64_t j = keys; j < round_up(keys, kWidth); ++j) scores[j] = 0;
   const bool caps = p.softcap != 0;
   const float inner = caps ? p.scale / p.softcap : p.scale * kLog2E, outer = p.softcap * kLog2E;
-  Vec highest = splat(-kInfinity);
+  Vec highest = splat(sink);
   for (int64_t j = 0; j < keys; j += kWidth) {
     Vec score = load(scores + j) * inner;
     if (caps) score = tanh(score) * outer;
@@ -48,7 +49,7 @@ TESSERA_INLINE float soften(const AttentionProblem& p, float* scores, int64_t ke
     store(scores + j, weight);
     lanes += weight;
   }
-  *total = sum_of(lanes);
+  *total = sum_of(lanes) + exp2_of(splat(sink - top))[0];
   return top * kLn2 + __builtin_logf(*total);
 }
 
@@ -97,7 +98,8 @@ void forward_heads(const AttentionProblem& p, int64_t batch, int64_t head, int64
   }
   float totals[kHeadsAtOnce];
   for (int64_t h = 0; h < heads; ++h) {
-    p.log_sum_exp[batch * p.heads + head + h] = soften(p, b.scores + h * b.keys, seen, totals + h);
+    p.log_sum_exp[batch * p.heads + head + h] =
+        soften(p, sink_of(p, head + h), b.scores + h * b.keys, seen, totals + h);
   }
   constexpr int kKeysAtOnce = 4;
   int64_t key = 0;

@@ -174,22 +174,39 @@ void rotary(const RotaryArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-template <typename T>
-void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) {
+/// A NaN stays one: a comparison with it is false.
+TESSERA_INLINE Vec at_most(Vec v, float limit) { return v > splat(limit) ? splat(limit) : v; }
+TESSERA_INLINE Vec at_least(Vec v, float limit) { return v < splat(limit) ? splat(limit) : v; }
+
+template <typename T, bool kClamped>
+void swiglu_rows(const SwigluArgs& args, int64_t begin, int64_t end) {
+  const float scale = args.clamp.scale, limit = args.clamp.limit;
   for (int64_t row = begin; row < end; ++row) {
     const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride;
     const T* up = static_cast<const T*>(args.up) + row * args.up_stride;
     T* y = static_cast<T*>(args.y) + row * args.dim;
     for_each_vector(
         0, args.dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
-          const Vec g = part.load(gate + i);
-          part.store(y + i, g / (1.0f + exp(-g)) * part.load(up + i));
+          const Vec g = part.load(gate + i), u = part.load(up + i);
+          if constexpr (kClamped) {
+            const Vec bound = at_most(g, limit);
+            const Vec open = at_least(at_most(u, limit), -limit) + 1.0f;
+            part.store(y + i, bound / (1.0f + exp(-scale * bound)) * open);
+          } else {
+            part.store(y + i, g / (1.0f + exp(-g)) * u);
+          }
         });
   }
 }
 
 template <typename T>
-void swiglu_grad(const SwigluGradArgs& args, int64_t begin, int64_t end) {
+void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) {
+  (args.clamped ? swiglu_rows<T, true> : swiglu_rows<T, false>)(args, begin, end);
+}
+
+template <typename T, bool kClamped>
+void swiglu_grad_rows(const SwigluGradArgs& args, int64_t begin, int64_t end) {
+  const float scale = args.clamp.scale, limit = args.clamp.limit;
   for (int64_t row = begin; row < end; ++row) {
     const T* grad = static_cast<const T*>(args.grad) + row * args.dim;
     const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride;
@@ -198,13 +215,26 @@ void swiglu_grad(const SwigluGradArgs& args, int64_t begin, int64_t end) {
     T* grad_up = static_cast<T*>(args.grad_up) + row * args.grad_stride;
     for_each_vector(
         0, args.dim, [&](int64_t i, auto part) __attribute__((always_inline)) {
-          const Vec dy = part.load(grad + i);
-          const Vec g = part.load(gate + i);
-          const Vec s = sigmoid(g);
-          part.store(grad_up + i, dy * g * s);
-          part.store(grad_gate + i, dy * part.load(up + i) * s * (1.0f + g * (1.0f - s)));
+          const Vec dy = part.load(grad + i), g = part.load(gate + i), u = part.load(up + i);
+          if constexpr (kClamped) {
+            const Vec bound = at_most(g, limit), inner = scale * bound, s = sigmoid(inner);
+            const Vec open = at_least(at_most(u, limit), -limit) + 1.0f;
+            // What a bound holds back has no gradient.
+            const Vec of_up = dy * bound * s, of_gate = dy * open * s * (1.0f + inner * (1.0f - s));
+            part.store(grad_up + i, abs(u) > splat(limit) ? Vec{} : of_up);
+            part.store(grad_gate + i, g > splat(limit) ? Vec{} : of_gate);
+          } else {
+            const Vec s = sigmoid(g);
+            part.store(grad_up + i, dy * g * s);
+            part.store(grad_gate + i, dy * u * s * (1.0f + g * (1.0f - s)));
+          }
         });
   }
+}
+
+template <typename T>
+void swiglu_grad(const SwigluGradArgs& args, int64_t begin, int64_t end) {
+  (args.clamped ? swiglu_grad_rows<T, true> : swiglu_grad_rows<T, false>)(args, begin, end);
 }
 
 inline constexpr float kGeluScale = 0.79788456080286536f;  // sqrt(2 / pi)

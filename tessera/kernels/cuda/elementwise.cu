@@ -48,6 +48,22 @@ __device__ Spot spot_of(int64_t blocks_a_row) {
           (block % blocks_a_row * blockDim.x + static_cast<int64_t>(threadIdx.x)) * N};
 }
 
+/// Gate and up as they count; a NaN stays one.
+struct Gated {
+  float gate, up, scale;
+  bool gate_moves = true, up_moves = true;  ///< not held back by a bound
+};
+template <typename Args>
+__device__ Gated gated(const Args& args, float gate, float up) {
+  if (!args.clamped) return {gate, up, 1.0f};
+  const float limit = args.clamp.limit;
+  Gated result{gate > limit ? limit : gate, up, args.clamp.scale};
+  result.gate_moves = !(gate > limit), result.up_moves = !(fabsf(up) > limit);
+  if (!result.up_moves) result.up = up > 0 ? limit : -limit;
+  result.up += 1.0f;
+  return result;
+}
+
 template <typename T, int N>
 __global__ void swiglu_kernel(SwigluArgs args, int64_t blocks_a_row) {
   const Spot at = spot_of<N>(blocks_a_row);
@@ -56,7 +72,10 @@ __global__ void swiglu_kernel(SwigluArgs args, int64_t blocks_a_row) {
       load<N>(static_cast<const T*>(args.gate) + at.row * args.gate_stride + at.column);
   const Floats<N> u = load<N>(static_cast<const T*>(args.up) + at.row * args.up_stride + at.column);
   Floats<N> y;
-  for (int k = 0; k < N; ++k) y[k] = g[k] / (1.0f + expf(-g[k])) * u[k];
+  for (int k = 0; k < N; ++k) {
+    const Gated in = gated(args, g[k], u[k]);
+    y[k] = in.gate / (1.0f + expf(-in.scale * in.gate)) * in.up;
+  }
   store(static_cast<T*>(args.y) + at.row * args.dim + at.column, y);
 }
 
@@ -70,9 +89,10 @@ __global__ void swiglu_grad_kernel(SwigluGradArgs args, int64_t blocks_a_row) {
   const Floats<N> u = load<N>(static_cast<const T*>(args.up) + at.row * args.up_stride + at.column);
   Floats<N> of_gate, of_up;
   for (int k = 0; k < N; ++k) {
-    const float s = 1.0f / (1.0f + expf(-g[k]));
-    of_up[k] = dy[k] * g[k] * s;
-    of_gate[k] = dy[k] * u[k] * s * (1.0f + g[k] * (1.0f - s));
+    const Gated in = gated(args, g[k], u[k]);
+    const float inner = in.scale * in.gate, s = 1.0f / (1.0f + expf(-inner));
+    of_up[k] = in.up_moves ? dy[k] * in.gate * s : 0.0f;
+    of_gate[k] = in.gate_moves ? dy[k] * in.up * s * (1.0f + inner * (1.0f - s)) : 0.0f;
   }
   const int64_t place = at.row * args.grad_stride + at.column;
   store(static_cast<T*>(args.grad_gate) + place, of_gate);
