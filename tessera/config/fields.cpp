@@ -452,8 +452,7 @@ Section parallel_section() {
           "offload_optimizer", &S::offload_optimizer,
           "true: the same, but under full_shard a copy of the parameters' slices stays on the GPU; "
           "nvme: the optimizer's states, and weights that it keeps beside those of 16 bits, are on "
-          "drives "
-          "(section offload) and come part by part",
+          "drives (section offload) and come part by part",
           {kNoOffloadedParams})
       .add("offload_fraction", &S::offload_fraction,
            "share of the parameters that either of these concerns, in whole units, the last ones",

@@ -94,6 +94,21 @@ TEST(Architecture, CountsLayersThatDiffer) {
   EXPECT_EQ(models::num_active_parameters(*architecture.shape), 37552282624);
 }
 
+// Of gpt-oss-20b, whose experts have biases and whose heads have sinks.
+TEST(Architecture, CountsBiasesOfExperts) {
+  const auto config = nlohmann::json::parse(
+      R"({"model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+         "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+         "num_local_experts": 32, "num_experts_per_tok": 4, "max_position_embeddings": 131072})");
+  const auto architecture = architecture_of(config, "m/config.json");
+  EXPECT_EQ(models::num_parameters(*architecture.shape), 20914757184);
+  EXPECT_EQ(models::num_active_parameters(*architecture.shape), 4187440704);
+  constexpr int64_t kRotary = 4 * 64;  // the family has a table of half as many, or two
+  EXPECT_NEAR(static_cast<double>(total_bytes(architecture.modules)), 81342494976.0, kRotary);
+  EXPECT_NEAR(static_cast<double>(largest_layer(architecture.modules).bytes), 3292747904.0, kRotary);
+  EXPECT_EQ(largest_layer(architecture.modules).name, "layers.0");
+}
+
 TEST(Architecture, EveryKnownNameHasOne) {
   for (const auto& name : known_model_names()) {
     EXPECT_GT(total_bytes(known(name).modules), 0) << name;
@@ -146,8 +161,8 @@ TEST(Architecture, RefusesInOneLine) {
   };
   EXPECT_EQ(message(R"({"model_type": "falcon"})"),
             "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
-            "gemma2, gemma3_text, gpt2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, "
-            "qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
+            "gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, "
+            "qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
   EXPECT_EQ(message(R"({"model_type": "bert"})"),
             "m/config.json: hidden_size: expected a value, got none");
   EXPECT_EQ(message(R"({"model_type": "t5", "vocab_size": 100, "d_model": 9999999999999})"),

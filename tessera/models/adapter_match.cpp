@@ -52,7 +52,8 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
                    .shape = parameter.shape,
                    .layer = std::nullopt,
                    .division = parameter.division,
-                   .of_expert = parameter.of_expert});
+                   .of_expert = parameter.of_expert,
+                   .of_router = parameter.of_router});
     return all.back();
   };
   for (const auto& parameter : specs.embedding) add(parameter, "").embedding = true;

@@ -22,14 +22,11 @@ struct Named {
   std::optional<int64_t> layer;
   bool embedding = false;
   Division division = Division::parts;
-  bool of_expert = false;
+  bool of_expert = false, of_router = false;
 
   std::string name() const { return path + "." + kind; }
   /// Of a linear layer or an embedding; a mixture's router is neither.
-  bool is_matrix() const {
-    const bool is_router = path.ends_with(".gate") && division == Division::per_head;
-    return kind == "weight" && shape.size() == 2 && !is_router;
-  }
+  bool is_matrix() const { return kind == "weight" && shape.size() == 2 && !of_router; }
 };
 
 /// Every parameter, in the model's order.

@@ -29,6 +29,9 @@ SelfAttentionImpl::SelfAttentionImpl(const ModelShape& shape, const SelfAttentio
   register_module("v_proj", v_proj_);
   register_module("o_proj", o_proj_);
   register_module("attention", attention_);
+  if (attention.sinks) {
+    sinks_ = register_parameter("sinks", torch::empty({shape.num_heads}, options));
+  }
   if (attention.norms == QkNorms::none) return;
   norms_all_heads_ = attention.norms == QkNorms::all_heads;
   const auto norm = [&](int64_t heads) {
@@ -52,7 +55,7 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const nn::Positions& position
   const auto v = in_heads(projected[2]);
   if (q_norm_ && !norms_all_heads_) q = q_norm_(q), k = k_norm_(k);
   const nn::Positions unrotated{.cos = {}, .sin = {}, .documents = positions.documents};
-  return o_proj_(attention_(q, k, v, rotates_ ? positions : unrotated));
+  return o_proj_(attention_(q, k, v, rotates_ ? positions : unrotated, sinks_));
 }
 
 GatedMlpImpl::GatedMlpImpl(const ModelShape& shape, const TensorOptions& options,
@@ -197,18 +200,19 @@ namespace {
 nn::TensorPlan self_attention_plan(const ModelShape& shape, QkNorms norms) {
   using enum nn::TensorStyle;
   const auto heads = shape.num_heads, kv_heads = shape.num_kv_heads;
-  nn::TensorPlan plan{{.pattern = "model.layers.*_layernorm", .style = per_position},
-                      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true},
-                      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
-                      {.pattern = "model.layers.*.k_proj",
-                       .style = column_wise,
-                       .heads = kv_heads,
-                       .repeats_heads = true},
-                      {.pattern = "model.layers.*.v_proj",
-                       .style = column_wise,
-                       .heads = kv_heads,
-                       .repeats_heads = true},
-                      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads}};
+  nn::TensorPlan plan{
+      {.pattern = "model.layers.*_layernorm", .style = per_position},
+      {.pattern = "model.layers.*.self_attn", .style = region, .enters = true, .heads = heads},
+      {.pattern = "model.layers.*.q_proj", .style = column_wise, .heads = heads},
+      {.pattern = "model.layers.*.k_proj",
+       .style = column_wise,
+       .heads = kv_heads,
+       .repeats_heads = true},
+      {.pattern = "model.layers.*.v_proj",
+       .style = column_wise,
+       .heads = kv_heads,
+       .repeats_heads = true},
+      {.pattern = "model.layers.*.o_proj", .style = row_wise, .heads = heads}};
   if (norms == QkNorms::all_heads) {
     plan.push_back({.pattern = "model.layers.*.q_norm", .style = divided_norm, .heads = heads});
     plan.push_back({.pattern = "model.layers.*.k_norm",
@@ -291,6 +295,7 @@ nn::TensorPlan Decoder::tensor_plan() const {
 
 LanguageModel::Initial Decoder::initial(const std::string& parameter, int64_t dims,
                                         double std) const {
+  if (parameter.ends_with(".sinks") || parameter.ends_with(".router.bias")) return {.value = std};
   if (parameter.ends_with(".bias")) return {.constant = true, .value = 0};
   return dims == 1 ? Initial{.constant = true, .value = 1 - norm_offset_} : Initial{.value = std};
 }

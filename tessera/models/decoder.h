@@ -22,6 +22,7 @@ struct SelfAttentionOptions {
   QkNorms norms = QkNorms::none;
   double norm_offset = 0;  ///< nn::RMSNorm's
   bool rotates = true;     ///< false: without positions
+  bool sinks = false;      ///< a learned score for each head (kernels/attention.h)
 };
 
 /// How the positions of a block see each other: x [B, T, D] -> [B, T, D].
@@ -44,6 +45,7 @@ class SelfAttentionImpl : public AnyAttentionImpl {
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
   nn::RMSNorm q_norm_{nullptr}, k_norm_{nullptr};
   nn::Attention attention_;
+  torch::Tensor sinks_;  // [H], or undefined
 };
 using SelfAttention = nn::Hooked<SelfAttentionImpl>;
 

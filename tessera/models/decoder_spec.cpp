@@ -79,6 +79,13 @@ void write_decoder(const ModelShape& s, const char* activation, nlohmann::ordere
                  {"tie_word_embeddings", s.tie_embeddings},
                  {"bos_token_id", nullptr},
                  {"eos_token_id", nullptr}});
+  if (s.sliding_layers.empty()) return;
+  config["sliding_window"] = s.sliding_window;
+  auto types = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < static_cast<size_t>(s.num_layers); ++i) {
+    types.push_back(s.sliding_layers.at(i) ? "sliding_attention" : "full_attention");
+  }
+  config["layer_types"] = types;
 }
 
 ParameterSpecs decoder_parameters(const ModelShape& s,
@@ -142,9 +149,14 @@ ActivationNumbers decoder_activations(const ModelShape& s, int64_t position_rank
           .deferred = leaving + 2 * q + 2 * k + 3 * f};
 }
 
-std::optional<int64_t> window_after_full_layers(const ModelShape& shape, int64_t layer) {
-  if (shape.sliding_window == 0 || layer < shape.num_full_layers) return std::nullopt;
-  return shape.sliding_window;
+std::optional<int64_t> window_of_sliding_layers(const ModelShape& shape, int64_t layer) {
+  if (shape.sliding_window == 0) return std::nullopt;
+  const auto& slides = shape.sliding_layers;
+  // Sizes are also asked of shapes that nobody checked yet.
+  const bool has = slides.empty()
+                       ? layer >= shape.num_full_layers
+                       : layer < std::ssize(slides) && slides[static_cast<size_t>(layer)];
+  return has ? std::optional(shape.sliding_window) : std::nullopt;
 }
 
 int64_t whole_head_rotary(const ModelShape& shape) { return shape.head_dim; }

@@ -31,7 +31,8 @@ void read_decoder_heads(const JsonKeys& keys, const DecoderHeads& heads, ModelSh
 /// if they are not that, or not as many as layers.
 std::vector<bool> read_sliding_layers(const JsonKeys& keys, int64_t num_layers);
 
-/// The keys of read_decoder and read_decoder_heads, and those of rotary positions.
+/// The keys of read_decoder and read_decoder_heads, those of rotary positions, and the windows of
+/// sliding_layers.
 void write_decoder(const ModelShape& shape, const char* activation, nlohmann::ordered_json& config);
 
 /// The parameters; `block_norms`: names of the block's norms of width dim. With `qk_norm` norms of
@@ -47,8 +48,8 @@ void add_norms_of_all_heads(const ModelShape& part, ActivationNumbers& numbers);
 /// For blocks of two norms, before attention and before the feed-forward.
 ActivationNumbers decoder_activations(const ModelShape& part, int64_t position_ranks);
 
-/// sliding_window in every layer but the first num_full_layers.
-std::optional<int64_t> window_after_full_layers(const ModelShape& shape, int64_t layer);
+/// sliding_window in the layers that have one.
+std::optional<int64_t> window_of_sliding_layers(const ModelShape& shape, int64_t layer);
 
 int64_t whole_head_rotary(const ModelShape& shape);  ///< one table as wide as a head
 

@@ -4,8 +4,6 @@
 
 #include <string>
 
-#include "tessera/nn/experts.h"
-
 namespace tessera::models {
 namespace {
 
@@ -17,13 +15,15 @@ ModelShape shape_of_shared(ModelShape shape) {
 class MixtureImpl : public FeedForwardImpl {
  public:
   MixtureImpl(const ModelShape& shape, const MixtureNames& names, const nn::RouterOptions& router,
-              const torch::TensorOptions& options)
+              const nn::GatedUnit& gated, const torch::TensorOptions& options)
       : router_(shape.dim, router, options),
         experts_(
             nn::ExpertsOptions{.num_experts = shape.experts.num,
                                .dim = shape.dim,
                                .ffn_dim = shape.ffn_dim,
-                               .names = {.gate = names.gate, .up = names.up, .down = names.down}},
+                               .names = {.gate = names.gate, .up = names.up, .down = names.down},
+                               .with_bias = shape.mlp_bias,
+                               .gated = gated},
             options) {
     register_module(names.router, router_);
     register_module("experts", experts_);
@@ -55,13 +55,15 @@ nn::RouterOptions router_options(const ModelShape& shape) {
   return {.num_experts = shape.experts.num,
           .top_k = shape.experts.top_k,
           .normalise = shape.experts.normalise,
+          .with_bias = shape.experts.router_bias,
           .selection_bias = shape.experts.selection_bias};
 }
 
 std::shared_ptr<FeedForwardImpl> make_mixture(const ModelShape& shape, const MixtureNames& names,
                                               const nn::RouterOptions& router,
-                                              const torch::TensorOptions& options) {
-  return std::make_shared<MixtureImpl>(shape, names, router, options);
+                                              const torch::TensorOptions& options,
+                                              const nn::GatedUnit& gated) {
+  return std::make_shared<MixtureImpl>(shape, names, router, gated, options);
 }
 
 nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) {

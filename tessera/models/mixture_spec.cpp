@@ -15,13 +15,28 @@ void add_mixture(const ModelShape& s, const MixtureNames& names, ParameterSpecs&
     const auto add = [&](const std::string& name, int64_t rows, int64_t columns) {
       block.push_back(
           {.name = module + name + ".weight", .shape = {rows, columns}, .of_expert = of_expert});
+      if (!s.mlp_bias) return;
+      // Each rank of tp adds its share of the last one (nn/linear.h).
+      block.push_back({.name = module + name + ".bias",
+                       .shape = {rows},
+                       .division = name == matrices[2] ? Division::per_head : Division::parts,
+                       .of_expert = of_expert});
     };
     add(matrices[0], ffn_dim, s.dim);
     add(matrices[1], ffn_dim, s.dim);
     add(matrices[2], s.dim, ffn_dim);
   };
   const auto inside = names.mixture + ".";
-  block.push_back({inside + names.router + ".weight", {s.experts.num, s.dim}, Division::per_head});
+  block.push_back({.name = inside + names.router + ".weight",
+                   .shape = {s.experts.num, s.dim},
+                   .division = Division::per_head,
+                   .of_router = true});
+  if (s.experts.router_bias) {
+    block.push_back({.name = inside + names.router + ".bias",
+                     .shape = {s.experts.num},
+                     .division = Division::per_head,
+                     .of_router = true});
+  }
   if (const auto shared = s.experts.shared_ffn_dim; shared > 0) {
     if (!names.shared_gate.empty()) {
       block.push_back({inside + names.shared_gate + ".weight", {1, s.dim}, Division::per_head});

@@ -160,6 +160,13 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& s) {
   if (dynamic && s.head_dim == 2) {  // theta grows to the power of head_dim / (head_dim - 2)
     return ShapeProblem{"head_dim", "expected more than 2 for dynamic rotary scaling, got 2"};
   }
+  const auto known = std::ssize(s.sliding_layers);
+  if (known > 0 && s.num_layers > known) {
+    return ShapeProblem{"num_layers",
+                        fmt::format("expected at most {}, of which config.json says whether they "
+                                    "have a window, got {}",
+                                    known, s.num_layers)};
+  }
   if (!spec.drops && s.dropout != 0) {
     return ShapeProblem{
         "dropout",
@@ -208,7 +215,8 @@ int64_t num_parameters(const ModelShape& s) {
 
 int64_t num_active_parameters(const ModelShape& s) {
   return num_parameters(s) - over_blocks(s, [](const ModelShape& alike, const auto& /*block*/) {
-           return unused_weights(alike);
+           const int64_t biases = alike.mlp_bias ? 2 * alike.ffn_dim + alike.dim : 0;
+           return unused_weights(alike) + (alike.experts.num - alike.experts.top_k) * biases;
          });
 }
 

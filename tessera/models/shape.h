@@ -81,6 +81,7 @@ struct ExpertsShape {
   bool normalise = true;         ///< its weights for them have sum 1
   int64_t shared_ffn_dim = 0;    ///< of an expert that every token takes besides; 0: there is none
   bool selection_bias = false;   ///< experts are chosen by scores and a bias, which files have
+  bool router_bias = false;      ///< of its logits, learned
   int64_t num_dense_layers = 0;  ///< the first layers, which have one feed-forward instead
   int64_t dense_ffn_dim = 0;     ///< of those; where there are none, what config.json says of them
 
@@ -100,12 +101,14 @@ struct ModelShape {
   int64_t max_seq_len = 256;  ///< gpt2: rows of the position table
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
-  bool qkv_bias = false;        ///< of q_proj, k_proj and v_proj
-  bool out_bias = false;        ///< of o_proj
-  bool mlp_bias = false;        ///< of the three matrices of a gated feed-forward
-  bool qk_norm = false;         ///< RMSNorm of every query and key head
-  int64_t sliding_window = 0;   ///< keys that a query sees, itself included; 0: all
+  bool qkv_bias = false;       ///< of q_proj, k_proj and v_proj
+  bool out_bias = false;       ///< of o_proj
+  bool mlp_bias = false;       ///< of the three matrices of a gated feed-forward, or of each expert
+  bool qk_norm = false;        ///< RMSNorm of every query and key head
+  int64_t sliding_window = 0;  ///< keys that a query sees, itself included; 0: all
   int64_t num_full_layers = 0;  ///< the first layers, which have no window
+  /// Has a layer a window, for each, or more; empty: all but the first num_full_layers have.
+  std::vector<bool> sliding_layers;
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double dropout = 0;  ///< gpt2: of the embeddings and of each block's two results

@@ -29,6 +29,7 @@ struct ParameterSpec {
   std::vector<int64_t> shape;
   Division division = Division::parts;
   bool of_expert = false;  ///< of one of a mixture's, which ranks of ep share out
+  bool of_router = false;  ///< of a mixture's router, which is no linear layer
 
   int64_t num_elements() const;
 };
@@ -74,6 +75,9 @@ struct MixtureNames {
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< of an expert
   std::string shared;       ///< the expert that every token takes besides
   std::string shared_gate;  ///< of one number, how far it opens; empty: there is none
+  /// Files have all experts of a layer in one tensor for gate and up, whose columns alternate, and one
+  /// for down, each [E, in, out], and their biases (gpt-oss); else each expert by itself.
+  bool alternating = false;
 };
 
 struct FamilySpec {

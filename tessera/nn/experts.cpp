@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "tessera/kernels/activation.h"
 #include "tessera/kernels/expert_rows.h"
 #include "tessera/kernels/grouped_linear.h"
 
@@ -21,9 +20,9 @@ torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int6
 ExpertsImpl::ExpertsImpl(const ExpertsOptions& options, const torch::TensorOptions& tensors)
     : options_(options) {
   for (int64_t e = 0; e < options.num_experts; ++e) {
-    const Expert expert{Linear(options.dim, options.ffn_dim, false, tensors),
-                        Linear(options.dim, options.ffn_dim, false, tensors),
-                        Linear(options.ffn_dim, options.dim, false, tensors)};
+    const Expert expert{Linear(options.dim, options.ffn_dim, options.with_bias, tensors),
+                        Linear(options.dim, options.ffn_dim, options.with_bias, tensors),
+                        Linear(options.ffn_dim, options.dim, options.with_bias, tensors)};
     auto module = register_module(std::to_string(e), std::make_shared<torch::nn::Module>());
     module->register_module(options.names.gate, expert.gate);
     module->register_module(options.names.up, expert.up);
@@ -43,20 +42,34 @@ void ExpertsImpl::keep(int64_t begin, int64_t end) {
   });
 }
 
-torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tensor& counts) {
-  std::vector<torch::Tensor> gates, ups, downs;
-  const auto take = [](const Linear& layer, std::vector<torch::Tensor>& weights) {
+namespace {
+
+/// The same matrix of every expert here.
+struct Matrices {
+  std::vector<torch::Tensor> weights, biases;
+  double bias_share = 1;
+  bool dense = true;  ///< nothing but products by weights, in their dtype
+
+  void add(const Linear& layer) {
     weights.push_back(layer->weight);
-    return layer->kept()->is_dense() && !layer->bias.defined() && layer->products == nullptr;
-  };
-  bool dense = true;
-  for (const auto& [number, expert] : here_) {
-    dense &= take(expert.gate, gates) & take(expert.up, ups) & take(expert.down, downs);
+    if (layer->bias.defined()) biases.push_back(layer->bias);
+    bias_share = layer->bias_share;
+    dense &= layer->kept()->is_dense() && layer->products == nullptr;
   }
-  if (dense) {
-    const auto inside = kernels::swiglu(kernels::grouped_linear(rows, gates, counts),
-                                        kernels::grouped_linear(rows, ups, counts));
-    return kernels::grouped_linear(inside, downs, counts);
+  torch::Tensor operator()(const torch::Tensor& rows, const torch::Tensor& counts) const {
+    return kernels::grouped_linear(rows, weights, counts, biases, bias_share);
+  }
+};
+
+}  // namespace
+
+torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tensor& counts) {
+  Matrices gate, up, down;
+  for (const auto& [number, expert] : here_) {
+    gate.add(expert.gate), up.add(expert.up), down.add(expert.down);
+  }
+  if (gate.dense && up.dense && down.dense) {
+    return down(options_.gated(gate(rows, counts), up(rows, counts)), counts);
   }
   const auto here = counts.cpu();
   const auto parts =
@@ -64,7 +77,7 @@ torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tens
   std::vector<torch::Tensor> results;
   for (auto& [number, expert] : here_) {
     const auto& part = parts[results.size()];
-    results.push_back(expert.down(kernels::swiglu(expert.gate(part), expert.up(part))));
+    results.push_back(expert.down(options_.gated(expert.gate(part), expert.up(part))));
   }
   return at::cat(results);
 }

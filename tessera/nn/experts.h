@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "tessera/kernels/activation.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/router.h"
 
@@ -17,11 +18,16 @@ struct ExpertNames {
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
 };
 
+/// What becomes of gate and up: [R, F] each -> [R, F].
+using GatedUnit = std::function<torch::Tensor(const torch::Tensor& gate, const torch::Tensor& up)>;
+
 struct ExpertsOptions {
   int64_t num_experts = 8;
   int64_t dim = 0;      ///< D
   int64_t ffn_dim = 0;  ///< F, of each expert
   ExpertNames names;
+  bool with_bias = false;  ///< of each matrix
+  GatedUnit gated = kernels::swiglu;
 };
 
 /// Computes the experts that are here: rows [R, D] in the order of these experts, counts int64
@@ -40,7 +46,7 @@ using ExpertDispatch =
 torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
                             const ExpertProducts& products);
 
-/// down(silu(gate(x)) * up(x)) of each expert, summed by the routing's weights. Holds nothing but
+/// down(gated(gate(x), up(x))) of each expert, summed by the routing's weights. Holds nothing but
 /// experts "0", "1", .., modules of three Linear each, whose matrices are parameters of their own:
 /// what reads, writes, divides, adapts or optimises a Linear's weight finds them under the names of
 /// published files. Dense ones are multiplied group by group (kernels/grouped_linear.h), others by
@@ -53,6 +59,7 @@ class ExpertsImpl : public Hookable {
   explicit ExpertsImpl(const ExpertsOptions& options, const torch::TensorOptions& tensors = {});
 
   torch::Tensor forward(const torch::Tensor& x, const Routing& routing);  ///< [.., D] -> [.., D]
+  bool calls_what_it_contains() const override { return false; }
 
   /// Keeps experts [begin, end) alone, with their names; the others leave the register. Before
   /// anything else is attached to the model.

@@ -11,7 +11,7 @@ namespace tessera::nn {
 namespace {
 
 constexpr int64_t kExperts = 5, kDim = 12, kInside = 20;
-constexpr ExpertsOptions kOptions{
+const ExpertsOptions kOptions{
     .num_experts = kExperts, .dim = kDim, .ffn_dim = kInside, .names = {}};
 
 void fill(torch::nn::Module& module, double scale = 0.3) {

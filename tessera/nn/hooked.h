@@ -88,6 +88,10 @@ class Hookable : public torch::nn::Module {
   /// True of a module whose forward already adds to its parameters' .grad() (head and loss in one).
   virtual bool forward_computes_gradients() const { return false; }
 
+  /// False of a module that uses what modules in it have without calling them: none of those can have
+  /// its parameters gathered for its own calls.
+  virtual bool calls_what_it_contains() const { return true; }
+
   /// Parameters that it uses and another module has (tied).
   virtual std::vector<torch::Tensor> borrowed_parameters() const { return {}; }
 

@@ -15,13 +15,13 @@ class DenseWeight : public LinearWeight {
     const auto& weight = layer.weight;
     const auto products = products_of(layer);
     if (layout_ == WeightLayout::in_out) {
-      return kernels::linear_in_out(x, weight, layer.bias, layer.over_ranks, products);
+      return kernels::linear_in_out(x, weight, layer.own_bias(), layer.over_ranks, products);
     }
     TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type() || kernels::is_autocast(weight),
                       "Linear: expected an input of ", weight.scalar_type(), " as its weight, got ",
                       x.scalar_type(),
                       "; cast it, or let MixedPrecisionPolicy::cast_constant_inputs do that");
-    return kernels::linear(x, weight, layer.bias, layer.over_ranks, products);
+    return kernels::linear(x, weight, layer.own_bias(), layer.over_ranks, products);
   }
 
   std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {
@@ -82,6 +82,10 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
   weight = register_parameter("weight", torch::empty(sizes, options));
   if (with_bias) bias = register_parameter("bias", torch::empty({out_features}, options));
   kept_ = std::make_shared<DenseWeight>(layout);
+}
+
+torch::Tensor LinearImpl::own_bias() const {
+  return bias.defined() && bias_share != 1 ? bias * bias_share : bias;
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return kept_->multiply(*this, x); }

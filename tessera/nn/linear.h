@@ -2,6 +2,7 @@
 // `initialise` (nn/initialise.h) or from a checkpoint.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -71,6 +72,12 @@ class LinearImpl : public Hookable {
   WeightLayout weight_layout() const { return layout_; }  ///< of the weight that it was made with
   torch::Tensor weight, bias;                             ///< bias undefined without one
   kernels::ProductOverRanksPtr over_ranks;                ///< where `in` is divided over ranks
+  /// Adds numbers that each rank has of its part of `in`, in place; empty: this one has it all.
+  /// Collective.
+  std::function<void(const torch::Tensor& numbers)> add_up;
+  /// Of the bias, that this rank adds where results are summed over ranks outside of the layer.
+  double bias_share = 1;
+  torch::Tensor own_bias() const;  ///< that share of it; undefined without a bias
   /// How a dense weight multiplies while the layer trains; null: in its dtype.
   kernels::LinearProductsPtr products;
 

@@ -33,14 +33,15 @@ class LowRankWeight : public LinearWeight {
     const auto base = base_->frozen(layer);
     const kernels::LowRank adapter{.a = a_, .b = b_, .scale = scale_};
     if (!magnitude_.defined()) {
-      return kernels::low_rank_linear(x, base, adapter, layer.bias, layer.over_ranks, dropped);
+      return kernels::low_rank_linear(x, base, adapter, layer.own_bias(), layer.over_ranks,
+                                      dropped);
     }
     const auto& read = dropped.defined() ? dropped : x;
     const auto y = kernels::low_rank_linear(read, base, adapter, {}, layer.over_ranks);
     const auto scaled = y * row_factors(layer, base, adapter, y.scalar_type());
     // What is dropped is dropped for the adapter alone.
     if (dropped.defined()) return scaled + base_->multiply(layer, x - dropped);
-    return layer.bias.defined() ? scaled + layer.bias.to(y.scalar_type()) : scaled;
+    return layer.bias.defined() ? scaled + layer.own_bias().to(y.scalar_type()) : scaled;
   }
 
   std::vector<LinearParameter> parameters(const LinearImpl& layer) const override {
@@ -62,9 +63,7 @@ class LowRankWeight : public LinearWeight {
   /// m / |W + scale B A|.
   torch::Tensor row_factors(const LinearImpl& layer, const kernels::FrozenMatrix& base,
                             const kernels::LowRank& adapter, torch::Dtype dtype) const {
-    const auto norms = kernels::adapted_row_norms(
-        base, adapter, dtype,
-        layer.over_ranks ? layer.over_ranks->add_up : std::function<void(const torch::Tensor&)>());
+    const auto norms = kernels::adapted_row_norms(base, adapter, dtype, layer.add_up);
     return (magnitude_ / norms).to(dtype);
   }
 
@@ -82,12 +81,12 @@ void check_rank(int64_t rank, int64_t most) {
 }  // namespace
 
 void add_low_rank(LinearImpl& layer, const LowRankOptions& options) {
-  check_rank(options.rank, std::min(layer.in_features, layer.out_features));
+  check_rank(options.rank, std::max(layer.in_features, layer.out_features));
   layer.keep(std::make_shared<LowRankWeight>(layer, options));
 }
 
 void add_low_rank(EmbeddingImpl& layer, const LowRankOptions& options) {
-  check_rank(options.rank, std::min(layer.weight.size(0), layer.weight.size(1)));
+  check_rank(options.rank, std::max(layer.weight.size(0), layer.weight.size(1)));
   TORCH_CHECK_VALUE(!options.magnitude,
                     "adapter: magnitudes of an embedding are not offered; leave it out");
   layer.weight.requires_grad_(false);

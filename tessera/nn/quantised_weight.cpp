@@ -16,7 +16,7 @@ class QuantisedWeight : public LinearWeight {
       : shape_(shape), parts_(quantised_parts(shape)) {}
 
   torch::Tensor multiply(const LinearImpl& layer, const torch::Tensor& x) const override {
-    return kernels::quantised_linear(x, of(layer), layer.bias, layer.over_ranks);
+    return kernels::quantised_linear(x, of(layer), layer.own_bias(), layer.over_ranks);
   }
 
   kernels::FrozenMatrix frozen(const LinearImpl& layer) const override {

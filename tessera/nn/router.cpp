@@ -59,11 +59,14 @@ RouterImpl::RouterImpl(int64_t dim, const RouterOptions& options,
       "Router: expected groups that divide ", options.num_experts, " experts, and ", options.top_k,
       " experts in those looked at, got ", options.top_groups, " of ", options.num_groups);
   weight = register_parameter("weight", torch::empty({options.num_experts, dim}, tensors));
+  if (options.with_bias) {
+    bias = register_parameter("bias", torch::empty({options.num_experts}, tensors));
+  }
 }
 
 Routing RouterImpl::forward(const torch::Tensor& x) {
   RouterCall call{.num_sequences = x.size(0), .logits = {}, .scores = {}, .experts = {}};
-  call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight);
+  call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight, bias);
   call.scores = scores_of(call.logits, options_.scores);
   if (takes_turns) {
     call.experts = in_turn(call.logits.size(0), options_, x.device());

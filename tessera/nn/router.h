@@ -22,6 +22,7 @@ struct RouterOptions {
   /// Experts are in so many groups of neighbours, of which a token looks at `top_groups`: those whose
   /// two best scores have the largest sum (DeepSeek-AI, DeepSeek-V3, 2024, section 2.1.2).
   int64_t num_groups = 1, top_groups = 1;
+  bool with_bias = false;  ///< of the logits, learned
   /// Its family's files have a selection bias for it.
   bool selection_bias = false;
 };
@@ -41,8 +42,8 @@ struct RouterCall {
   torch::Tensor experts;         ///< int64 [N, K]
 };
 
-/// A router, in float32 whatever the model's dtype: logits x W^T, scores of them, the K best. Its
-/// weight [E, D] is the register's `weight`, as Hugging Face's `gate.weight`.
+/// A router, in float32 whatever the model's dtype: logits x W^T + b, scores of them, the K best. Its
+/// weight [E, D] is the register's `weight`, as Hugging Face's `gate.weight`; b [E] its `bias`.
 class RouterImpl : public Hookable {
  public:
   RouterImpl(int64_t dim, const RouterOptions& options, const torch::TensorOptions& tensors = {});
@@ -50,7 +51,7 @@ class RouterImpl : public Hookable {
 
   const RouterOptions& options() const { return options_; }
 
-  torch::Tensor weight;
+  torch::Tensor weight, bias;  ///< bias undefined without one
   /// Added to the scores that experts are chosen by, not to their weights: float32 [E], or
   /// undefined (Wang et al., Auxiliary-Loss-Free Load Balancing, 2024).
   torch::Tensor selection_bias;

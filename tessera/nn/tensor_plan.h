@@ -19,7 +19,8 @@ enum class TensorStyle {
   divided_norm,  ///< RMSNorm over features that are divided as those of a column_wise rule
   per_head,      ///< norms of each head between divided projections: whole
   positions,     ///< embedding of positions: whole; its result goes where activations are
-  region         ///< no parameters of its own: what is inside has rules of its own
+  region  ///< what is inside has rules of its own; its own parameters, if it has `heads`, are
+          ///< one number for each, and divided as they are
 };
 
 struct TensorRule {
@@ -31,15 +32,16 @@ struct TensorRule {
   /// The result is this rank's summand: the sum over ranks goes to where activations are the same,
   /// or this rank's positions of it.
   bool leaves = false;
-  /// column_wise, row_wise: the divided features are so many heads, which stay whole; 0: features
-  /// are divided one by one.
+  /// column_wise, row_wise, region: the divided features are so many heads, which stay whole; 0:
+  /// features are divided one by one.
   int64_t heads = 0;
   /// column_wise: with fewer heads than ranks, neighbours have the same one.
   bool repeats_heads = false;
   /// column_wise: so many matrices of one shape side by side, each of them divided (GPT-2's q, k
   /// and v).
   int64_t parts = 1;
-  /// row_wise, without a bias: results stay summands, which a module around it sums (`leaves`).
+  /// row_wise: results stay summands, which a module around it sums (`leaves`); a bias is added by
+  /// every rank, its share (LinearImpl::bias_share).
   bool summand = false;
 };
 

@@ -62,10 +62,13 @@ std::vector<LayerRouter> routers_of(const models::LanguageModel& model) {
 
 void take_selection_biases(const std::vector<LayerRouter>& routers,
                            const checkpoint::Pretrained& stored, torch::Device device) {
+  // A file has those of all layers or of none.
+  const bool any = std::ranges::any_of(
+      routers, [&](const auto& layer) { return stored.contains(layer.bias_name()); });
   for (const auto& layer : routers) {
     const auto name = layer.bias_name();
     const auto& options = layer.router->options();
-    if (!stored.contains(name) && !options.selection_bias) continue;
+    if (!any && !options.selection_bias) continue;
     const auto bias =
         torch::zeros({options.num_experts}, torch::dtype(torch::kFloat32).device(device));
     stored.expect(name, bias.sizes());

@@ -10,6 +10,7 @@
 #include "tessera/config/run_config.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/models/language_model.h"
+#include "tessera/models/mixture_spec.h"
 #include "tessera/nn/router.h"
 #include "tessera/report/sink.h"
 
@@ -21,7 +22,7 @@ struct LayerRouter {
   std::shared_ptr<nn::RouterImpl> router;
 
   /// What a checkpoint, and DeepSeek-V3's files, call the router's selection bias.
-  std::string bias_name() const { return path + ".e_score_correction_bias"; }
+  std::string bias_name() const { return path + std::string(models::kSelectionBias); }
 };
 
 /// In the order of layers. To be called before pipeline parallelism divides the model.

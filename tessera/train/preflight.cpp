@@ -32,8 +32,8 @@ std::string place_line(const offload::Space& space, const predict::StateBytes& s
   for (const auto& path : space.options().paths) paths.push_back(path.string());
   return fmt::format(
       "of a rank's states {} are on drives ({}; {}); in memory at most: parameters {}, gathered "
-      "{}, "
-      "gradients {}, buffers and the other states {}; checkpoints are written while training waits",
+      "{}, gradients {}, buffers and the other states {}; checkpoints are written while training "
+      "waits",
       bytes_text(states.on_drives), fmt::join(paths, ", "), space.way(),
       bytes_text(states.parameters), bytes_text(states.gathered), bytes_text(states.gradients),
       bytes_text(states.optimizer));

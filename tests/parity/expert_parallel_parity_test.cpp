@@ -7,6 +7,9 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/checkpoint/folder.h"
 #include "tessera/predict/communication.h"
@@ -207,17 +210,38 @@ TEST(ExpertParallel, Bf16StaysNear) {
   }
 }
 
+// Experts are multiplied together and not called one by one, so none of their matrices is a unit.
+TEST(ExpertParallel, UnitsBySizeEndAtExperts) {
+  for (const auto* placement : {"full_shard", "shard_gradients"}) {
+    const Layout layout{{.dp_shard = 2}, placement};
+    on_mesh({.shape = layout.shape}, [&](const mesh::DeviceMesh& mesh) {
+      auto job = with_layout(experts_job(), layout);
+      job.parallel.units = parallel::Units::size;
+      job.parallel.min_num_params = 1000;
+      auto run = train::assemble(job, mesh);
+      auto one = train::assemble(experts_job(), mesh::DeviceMesh());
+      for (int64_t step = 0; step < 3; ++step) {
+        const auto expected = train::train_step(one, step), found = train::train_step(run, step);
+        EXPECT_NEAR(found.loss / expected.loss, 1, 2e-5) << step;
+      }
+    });
+  }
+}
+
 TEST(ExpertParallel, AdaptersBesideExpertsAndInThem) {
+  const std::vector<std::pair<models::AdapterType, std::vector<std::string>>> kinds{
+      {models::AdapterType::lora, {"q_proj", "v_proj"}},
+      {models::AdapterType::lora, {"w1", "w2", "o_proj"}},
+      {models::AdapterType::dora, {"w1", "w2"}}};
   for (const auto& layout :
        {Layout{{.dp_shard = 2, .ep = 2}}, Layout{{.dp_replicate = 2, .ep = 2}, "replicate", "full"},
         Layout{{.dp_shard = 2, .ep = 2, .tp = 2}, "full_shard", "selective"},
         Layout{{.pp = 2, .dp_shard = 2, .ep = 2}, "full_shard", "none", 1, 0, "ZB-H1"}}) {
     SCOPED_TRACE(::testing::PrintToString(layout));
     on_mesh({.shape = layout.shape}, [&](const mesh::DeviceMesh& mesh) {
-      for (const auto& targets :
-           {std::vector<std::string>{"q_proj", "v_proj"}, {"w1", "w2", "o_proj"}}) {
+      for (const auto& [type, targets] : kinds) {
         auto job = experts_job();
-        job.adapter.type = models::AdapterType::lora;
+        job.adapter.type = type;
         job.adapter.rank = 4;
         job.adapter.targets = targets;
         auto run = train::assemble(with_layout(job, layout), mesh);

@@ -116,7 +116,7 @@ TEST_P(SharedExpertsTest, EqualTheRecordedRun) {
           });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SharedExpertsTest, ::testing::Values("deepseek_v3"),
+INSTANTIATE_TEST_SUITE_P(All, SharedExpertsTest, ::testing::Values("deepseek_v3", "gpt_oss"),
                          [](const auto& family) { return family.param; });
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyTrainingTest,
@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyTrainingTest,
                                            "qwen2_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_longrope", "gemma3", "gemma2", "mixtral",
                                            "qwen3_moe", "olmoe", "qwen2_moe", "deepseek_v3",
-                                           "deepseek_v3_plain"),
+                                           "deepseek_v3_plain", "gpt_oss"),
                          [](const auto& family) { return family.param; });
 
 }  // namespace

@@ -355,7 +355,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
                          ::testing::Values("llama_biases", "llama_tied", "mistral", "qwen2",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
                                            "gemma3", "gemma2", "mixtral", "qwen3_moe", "olmoe",
-                                           "qwen2_moe", "deepseek_v3", "deepseek_v3_plain"));
+                                           "qwen2_moe", "deepseek_v3", "deepseek_v3_plain",
+                                           "gpt_oss"));
 
 TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
   auto job = recorded_job(24, 8);

@@ -3,18 +3,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/file.h"
 #include "tessera/base/testing.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/convert.h"
+#include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/checkpoint/write_checkpoint.h"
 #include "tessera/models/hf_config.h"
 #include "tessera/models/language_model.h"
 #include "tessera/models/spec.h"
@@ -121,7 +128,7 @@ TEST_P(StoredMixtureTest, AMissingExpertIsNamed) {
   const auto fewer = folder_.path() / "fewer";
   write_fused(from, shape.experts.num - 1, fewer);
   EXPECT_THAT(testing::message_of([&] { loaded(fewer); }),
-              ::testing::HasSubstr(" rows in all, got shape ["));
+              ::testing::HasSubstr(": expected shape ["));
   const auto more = folder_.path() / "more";
   write_fused(from, shape.experts.num, more);
   auto config = models::read_json_object(more / "config.json", "model_type");
@@ -131,7 +138,7 @@ TEST_P(StoredMixtureTest, AMissingExpertIsNamed) {
   if (config.contains("n_group")) config["n_group"] = config["topk_group"] = 1;
   write_file(more / "config.json", config.dump());
   EXPECT_THAT(testing::message_of([&] { loaded(more); }),
-              ::testing::HasSubstr(" rows in all, got shape ["));
+              ::testing::HasSubstr(": expected shape ["));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoredMixtureTest,
@@ -171,6 +178,283 @@ TEST(ScaledWeights, AreTheNumbersTimesTheirScales) {
     EXPECT_TRUE(torch::equal(item.value(), expected.at(item.key()))) << item.key();
   }
 }
+
+/// A gpt-oss as OpenAI publishes it, and what its parameters must be.
+struct Published {
+  nlohmann::json config;
+  std::map<std::string, torch::Tensor> stored, parameters;
+
+  fs::path write(const fs::path& folder) const {
+    fs::create_directories(folder);
+    write_file(folder / "config.json", config.dump());
+    checkpoint::save_safetensors(folder / "model.safetensors", stored);
+    return folder;
+  }
+};
+
+constexpr const char* kExperts = "model.layers.0.mlp.experts.";
+
+/// The number [e, output, input] of codes in MXFP4.
+float number_at(const torch::Tensor& blocks, const torch::Tensor& scales, int64_t e, int64_t output,
+                int64_t input) {
+  constexpr float kValues[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const int byte = blocks.accessor<uint8_t, 4>()[e][output][input / 32][input % 32 / 2];
+  const int code = input % 2 == 0 ? byte & 15 : byte >> 4;
+  const int scale = scales.accessor<uint8_t, 3>()[e][output][input / 32];
+  const float value = std::ldexp(kValues[code & 7], scale - 127);
+  return code >= 8 ? -value : value;
+}
+
+/// Adds random codes under `name`; returns the numbers [E, outputs, inputs] that they stand for.
+torch::Tensor add_codes(const std::string& name, int64_t experts, int64_t outputs, int64_t inputs,
+                        Published& model) {
+  const auto blocks = torch::randint(256, {experts, outputs, inputs / 32, 16}, torch::kByte);
+  const auto scales = torch::randint(100, 150, {experts, outputs, inputs / 32}, torch::kByte);
+  scales.flatten()[0] = 0, scales.flatten()[1] = 254;  // the smallest; beyond the largest float
+  const auto numbers = torch::empty({experts, outputs, inputs});
+  auto to = numbers.accessor<float, 3>();
+  for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t output = 0; output < outputs; ++output) {
+      for (int64_t input = 0; input < inputs; ++input) {
+        to[e][output][input] = number_at(blocks, scales, e, output, input);
+      }
+    }
+  }
+  model.stored[name + "_blocks"] = blocks, model.stored[name + "_scales"] = scales;
+  return numbers;
+}
+
+Published published(int64_t dim, int64_t inside) {
+  torch::manual_seed(1);
+  Published model{.config = models::read_json_object(fixture("gpt_oss") / "config.json", ""),
+                  .stored = {},
+                  .parameters = {}};
+  model.config["hidden_size"] = dim, model.config["intermediate_size"] = inside;
+  const auto shape = models::model_shape_of(model.config, "config.json");
+  model.config["quantization_config"] = {{"quant_method", "mxfp4"}};
+  for (const auto& item : models::make_language_model(shape)->named_parameters()) {
+    if (item.key().find(".experts.") != std::string::npos) continue;
+    const auto value = torch::randn(item.value().sizes()).to(torch::kBFloat16);
+    model.stored[item.key()] = value, model.parameters[item.key()] = value.to(torch::kFloat32);
+  }
+  const int64_t experts = shape.experts.num;
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const auto prefix = fmt::format("model.layers.{}.mlp.experts.", layer);
+    const auto gate_up = add_codes(prefix + "gate_up_proj", experts, 2 * inside, dim, model);
+    const auto down = add_codes(prefix + "down_proj", experts, dim, inside, model);
+    const auto gate_up_bias = torch::randn({experts, 2 * inside}).to(torch::kBFloat16);
+    const auto down_bias = torch::randn({experts, dim}).to(torch::kBFloat16);
+    model.stored[prefix + "gate_up_proj_bias"] = gate_up_bias;
+    model.stored[prefix + "down_proj_bias"] = down_bias;
+    for (int64_t e = 0; e < experts; ++e) {
+      const auto own = fmt::format("{}{}.", prefix, e);
+      model.parameters[own + "gate_proj.weight"] = gate_up[e].slice(0, 0, 2 * inside, 2);
+      model.parameters[own + "up_proj.weight"] = gate_up[e].slice(0, 1, 2 * inside, 2);
+      model.parameters[own + "down_proj.weight"] = down[e];
+      model.parameters[own + "gate_proj.bias"] = gate_up_bias[e].slice(0, 0, 2 * inside, 2);
+      model.parameters[own + "up_proj.bias"] = gate_up_bias[e].slice(0, 1, 2 * inside, 2);
+      model.parameters[own + "down_proj.bias"] = down_bias[e];
+    }
+  }
+  return model;
+}
+
+void expect_parameters(const fs::path& folder, const Published& expected) {
+  const auto found = loaded(folder)->named_parameters();
+  ASSERT_EQ(found.size(), expected.parameters.size());
+  for (const auto& item : found) {
+    const auto want = expected.parameters.at(item.key()).to(torch::kFloat32);
+    EXPECT_TRUE(torch::equal(item.value(), want)) << item.key();
+  }
+}
+
+/// Width and inner width of a model; alike, so that shapes do not tell which way a matrix lies.
+class PublishedGptOss : public ::testing::TestWithParam<std::pair<int64_t, int64_t>> {
+ protected:
+  const testing::TemporaryFolder folder_;
+  const Published model_ = published(GetParam().first, GetParam().second);
+  const fs::path source_ = model_.write(folder_.path() / "published");
+};
+
+TEST_P(PublishedGptOss, ParametersAreWhatTheCodesSay) {
+  expect_parameters(source_, model_);
+  // Any part of each, as ranks read them.
+  const auto model = models::make_language_model(models::read_model_shape(source_ / "config.json"),
+                                                 torch::device(torch::kMeta));
+  const checkpoint::Pretrained stored(*model, source_);
+  std::mt19937 random(2);
+  for (const auto& [name, whole] : model_.parameters) {
+    const auto begin = static_cast<int64_t>(random() % static_cast<uint64_t>(whole.numel()));
+    const auto count =
+        1 + static_cast<int64_t>(random() % static_cast<uint64_t>(whole.numel() - begin));
+    const auto part = torch::empty({count});
+    stored.copy_part(name, begin, part);
+    const auto expected = whole.to(torch::kFloat32).flatten().slice(0, begin, begin + count);
+    EXPECT_TRUE(torch::equal(part, expected)) << name << " from " << begin << ", " << count;
+  }
+}
+
+TEST_P(PublishedGptOss, IsExportedAsFloatsThatTransformersLoads) {
+  const auto at_once = folder_.path() / "at_once", ours = folder_.path() / "ours",
+             theirs = folder_.path() / "theirs";
+  checkpoint::convert(
+      {.from = {.source = source_}, .to = checkpoint::Target::huggingface, .destination = at_once});
+  checkpoint::convert(
+      {.from = {.source = source_}, .to = checkpoint::Target::tessera, .destination = ours});
+  checkpoint::convert(
+      {.from = {.source = ours}, .to = checkpoint::Target::huggingface, .destination = theirs});
+  const auto [dim, inside] = GetParam();
+  for (const auto& folder : {at_once, theirs}) {
+    EXPECT_FALSE(
+        models::read_json_object(folder / "config.json", "").contains("quantization_config"));
+    expect_parameters(folder, model_);
+    const checkpoint::SafetensorsFile stored(folder / "model.safetensors");
+    EXPECT_EQ(stored.tensors().size(), model_.stored.size() - 2 * 2) << "two tables of each layer";
+    const auto gate_up = checkpoint::read_tensor(stored, std::string(kExperts) + "gate_up_proj");
+    const auto down = checkpoint::read_tensor(stored, std::string(kExperts) + "down_proj");
+    ASSERT_EQ(gate_up.sizes(), torch::IntArrayRef({6, dim, 2 * inside}));
+    ASSERT_EQ(down.sizes(), torch::IntArrayRef({6, inside, dim}));
+    for (int64_t e = 0; e < 6; ++e) {
+      const auto of = [&, e = e](const char* name) {
+        return model_.parameters.at(fmt::format("{}{}.{}.weight", kExperts, e, name)).t();
+      };
+      EXPECT_TRUE(torch::equal(gate_up[e].slice(1, 0, 2 * inside, 2), of("gate_proj"))) << e;
+      EXPECT_TRUE(torch::equal(gate_up[e].slice(1, 1, 2 * inside, 2), of("up_proj"))) << e;
+      EXPECT_TRUE(torch::equal(down[e], of("down_proj"))) << e;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, PublishedGptOss,
+                         ::testing::Values(std::pair<int64_t, int64_t>{64, 32},
+                                           std::pair<int64_t, int64_t>{64, 64}),
+                         [](const auto& sizes) {
+                           return sizes.param.first == sizes.param.second ? "Square" : "Oblong";
+                         });
+
+TEST(GptOssFiles, AreRefusedInOneLine) {
+  const testing::TemporaryFolder folder;
+  const auto good = published(64, 32);
+  const std::string gate_up = std::string(kExperts) + "gate_up_proj",
+                    down = std::string(kExperts) + "down_proj";
+  int number = 0;
+  // What is said of the model after a change, behind the folder's name.
+  const auto message = [&](const auto& change) {
+    auto model = good;
+    change(model.stored);
+    const auto path = model.write(folder.path() / std::to_string(number++));
+    const auto said = testing::message_of([&] { loaded(path); });
+    return said.starts_with(path.string()) ? said.substr(path.string().size()) : said;
+  };
+  using Tensors = std::map<std::string, torch::Tensor>;
+  EXPECT_EQ(message([&](Tensors& t) { t.erase(down + "_scales"); }),
+            ": expected a tensor '" + down + "_scales' with a scale for each block of '" + down +
+                "_blocks', found none");
+  EXPECT_EQ(
+      message([&](Tensors& t) {
+        t[down + "_scales"] = torch::zeros({6, 64, 2}, torch::kByte);
+      }),
+      ": '" + down +
+          "_scales': expected U8 [6, 64, 1], a scale for each block of codes, got U8 [6, 64, 2]");
+  EXPECT_EQ(
+      message([&](Tensors& t) {
+        t[down + "_scales"] = torch::zeros({6, 64, 1});
+      }),
+      ": '" + down +
+          "_scales': expected U8 [6, 64, 1], a scale for each block of codes, got F32 [6, 64, 1]");
+  EXPECT_EQ(
+      message([&](Tensors& t) {
+        t[down + "_blocks"] = torch::zeros({6, 64, 1, 16}, torch::kChar);
+      }),
+      ": '" + down + "_blocks': expected U8 codes in blocks, [.., 16], got I8 [6, 64, 1, 16]");
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 64, 1, 8}, {0, 64, 1, 16}, {16}}) {
+    EXPECT_EQ(message([&](Tensors& t) { t[down + "_blocks"] = torch::zeros(shape, torch::kByte); }),
+              fmt::format(": '{}_blocks': expected U8 codes in blocks, [.., 16], got U8 [{}]", down,
+                          fmt::join(shape, ", ")));
+  }
+  EXPECT_EQ(message([&](Tensors& t) {
+              t[down] = torch::zeros({6, 32, 64});
+            }),
+            ": holds '" + down + "' and codes for it, '" + down + "_blocks'; expected one of them");
+  const auto lacks_expert = [&](Tensors& t) {
+    for (const auto* ending : {"_blocks", "_scales"}) {
+      t[gate_up + ending] = t.at(gate_up + ending).slice(0, 0, 4).contiguous();
+    }
+  };
+  EXPECT_EQ(message(lacks_expert), ": '" + gate_up +
+                                       "_blocks': expected shape [6, 64, 64], which holds '" +
+                                       kExperts + "0.gate_proj.weight', got [4, 64, 64]");
+  const auto of_floats = [&](std::vector<int64_t> shape) {
+    return [&, shape](Tensors& t) {
+      t.erase(down + "_blocks"), t.erase(down + "_scales");
+      t[down] = torch::zeros(shape);
+    };
+  };
+  EXPECT_EQ(message(of_floats({6, 32, 64})), "no error") << "other layers' codes beside floats";
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {6, 64, 32}, {5, 32, 64}, {6, 31, 64}, {6 * 32, 64}, {6 * 32 * 64}, {6, 0, 64}}) {
+    EXPECT_EQ(
+        message(of_floats(shape)),
+        fmt::format(
+            ": '{}': expected shape [6, 32, 64], which holds '{}0.down_proj.weight', got [{}]",
+            down, kExperts, fmt::join(shape, ", ")));
+  }
+  EXPECT_EQ(message([&](Tensors& t) {
+              t[gate_up + "_bias"] = torch::zeros({6, 63});
+            }),
+            ": '" + gate_up + "_bias': expected shape [6, 64], which holds '" + kExperts +
+                "0.gate_proj.bias', got [6, 63]");
+  EXPECT_EQ(message([&](Tensors& t) { t.erase(gate_up + "_bias"); }),
+            ": expected a tensor '" + std::string(kExperts) + "0.gate_proj.bias', found none");
+}
+
+TEST(GptOssFiles, HaveNoAdapterOfAnExpert) {
+  const testing::TemporaryFolder folder;
+  const auto shape = models::read_model_shape(fixture("gpt_oss") / "config.json");
+  const checkpoint::SourceView nothing("a run");
+  const models::AdapterSpec spec{.type = models::AdapterType::lora, .targets = {"gate_proj"}};
+  EXPECT_EQ(testing::message_of([&] {
+              checkpoint::write_peft(nothing, shape, folder.path() / "adapter",
+                                     {.config = {.spec = spec}, .dtype = {}});
+            }),
+            "adapter: model.layers.0.mlp.experts.0.gate_proj is a part of "
+            "'model.layers.0.mlp.experts.gate_up_proj' in files, where PEFT's adapters have no "
+            "name for a "
+            "single expert; leave experts out of targets and modules_to_save");
+}
+
+class StoredTogether : public ::testing::TestWithParam<std::string> {};
+
+// What an optimizer keeps of parameters goes where they go.
+TEST_P(StoredTogether, ACheckpointInOneFileHasTheFamilysNames) {
+  const testing::TemporaryFolder folder;
+  const auto training = checkpoint::open_training({.source = fixture(GetParam())});
+  checkpoint::SourceView tensors("a run");
+  for (const auto& [name, info] : training.tensors.tensors()) {
+    tensors.add(name, training.tensors, name);
+    tensors.add("optimizer/exp_avg/" + name, training.tensors, name);
+  }
+  checkpoint::write_checkpoint(tensors, folder.path() / "ours", {.about = training.about});
+  checkpoint::reshard({.source = folder.path() / "ours",
+                       .destination = folder.path() / "resharded",
+                       .num_files = 3});
+  EXPECT_EQ(checkpoint::Checkpoint(folder.path() / "resharded").tensors(), tensors.tensors());
+  checkpoint::reshard(
+      {.source = folder.path() / "ours", .destination = folder.path() / "one.safetensors"});
+  const checkpoint::SafetensorsFile one(folder.path() / "one.safetensors");
+  const checkpoint::SafetensorsFile stored(fixture(GetParam()) / "model.safetensors");
+  EXPECT_EQ(one.tensors().size(), 2 * stored.tensors().size());
+  for (const auto& name : stored.names()) {
+    const auto expected = checkpoint::read_tensor(stored, name);
+    for (const auto* prefix : {"", "optimizer/exp_avg/"}) {
+      EXPECT_TRUE(torch::equal(checkpoint::read_tensor(one, prefix + name), expected))
+          << prefix << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StoredTogether, ::testing::Values("gpt_oss", "phi3", "mixtral"),
+                         [](const auto& family) { return family.param; });
 
 class UpcycledTest : public StoredMixtureTest {};
 
@@ -232,8 +516,7 @@ TEST(Upcycled, RefusesInOneLine) {
             "--experts-per-token: expected 1 to 4, the number of experts, got 5");
   const std::string expected =
       ": --upcycle: expected a llama or mistral without biases, or a qwen3, with the same window "
-      "in "
-      "every layer, got a ";
+      "in every layer, got a ";
   for (const auto& [name, type] : std::map<std::string, std::string>{
            {"llama_biases", "llama"}, {"gemma2", "gemma2"}, {"mixtral", "mixtral"}}) {
     EXPECT_EQ(message(name, 4, 2), fixture(name).string() + expected + type);

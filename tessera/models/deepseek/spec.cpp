@@ -237,7 +237,7 @@ const FamilySpec& deepseek_spec() {
                                .problem = deepseek::problem,
                                .parameters = deepseek::parameters,
                                .activations = deepseek::activations,
-                               .window = window_after_full_layers,
+                               .window = window_of_sliding_layers,
                                .rotary_width = deepseek::rotary_width,
                                .mixture = deepseek::mixture_names,
                                .predicts_further = true,

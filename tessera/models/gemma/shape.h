@@ -1,12 +1,9 @@
 // What only Gemma says of its shape.
 #pragma once
 
-#include <vector>
-
 namespace tessera::models::gemma {
 
 struct Facts {
-  std::vector<bool> slides;   ///< has a layer a window, for each, or more
   double query_scalar = 256;  ///< scores are divided by its square root
   /// Gemma 3: theta of layers with a window, which are never stretched; 0: as the others.
   double local_theta = 0;

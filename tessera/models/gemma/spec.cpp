@@ -3,8 +3,6 @@
 // Gemma 3 has norms of heads, and angles of their own for layers with a window.
 #include "tessera/models/spec.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -86,8 +84,8 @@ ModelShape read(const JsonKeys& keys, const HfType& hf_type) {
   shape.qkv_bias = shape.out_bias = keys.flag("attention_bias", false);
   shape.qk_norm = type.is_third;
   shape.sliding_window = keys.size("sliding_window", kAbsentWindow);
-  Facts facts{.slides = read_slides(keys, type, shape.num_layers),
-              .query_scalar = keys.positive("query_pre_attn_scalar", 256)};
+  shape.sliding_layers = read_slides(keys, type, shape.num_layers);
+  Facts facts{.query_scalar = keys.positive("query_pre_attn_scalar", 256)};
   if (type.is_third) {
     for (const auto* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
       keys.refuse_unless(!keys.has(cap), cap, "null");
@@ -111,24 +109,9 @@ void write(const ModelShape& shape, nlohmann::ordered_json& config) {
   config["attention_bias"] = shape.out_bias;
   config["query_pre_attn_scalar"] = facts.query_scalar;
   if (facts.local_theta != 0) config["rope_local_base_freq"] = facts.local_theta;
-  config["sliding_window"] = shape.sliding_window;
-  auto types = nlohmann::ordered_json::array();
-  for (int64_t i = 0; i < shape.num_layers; ++i) {
-    types.push_back(facts.slides.at(i) ? "sliding_attention" : "full_attention");
-  }
-  config["layer_types"] = types;
   config["attn_logit_softcapping"] = config["final_logit_softcapping"] = nullptr;
   if (facts.attention_softcap != 0) config["attn_logit_softcapping"] = facts.attention_softcap;
   if (facts.logits_softcap != 0) config["final_logit_softcapping"] = facts.logits_softcap;
-}
-
-std::optional<ShapeProblem> problem(const ModelShape& shape) {
-  const auto known = std::ssize(shape.own.as<Facts>().slides);
-  if (shape.num_layers <= known) return std::nullopt;
-  return ShapeProblem{
-      "num_layers", fmt::format("expected at most {}, of which config.json says whether they have "
-                                "a window, got {}",
-                                known, shape.num_layers)};
 }
 
 ParameterSpecs parameters(const ModelShape& shape) {
@@ -147,13 +130,6 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   return numbers;
 }
 
-std::optional<int64_t> window(const ModelShape& shape, int64_t layer) {
-  // Sizes are also asked of shapes that nobody checked yet.
-  const auto& slides = shape.own.as<Facts>().slides;
-  if (layer >= std::ssize(slides) || !slides[static_cast<size_t>(layer)]) return std::nullopt;
-  return shape.sliding_window;
-}
-
 int64_t rotary_width(const ModelShape& shape) {
   return (shape.own.as<Facts>().local_theta != 0 ? 2 : 1) * shape.head_dim;
 }
@@ -168,10 +144,10 @@ const FamilySpec& gemma_spec() {
                                .type_of = gemma::type_of,
                                .write = gemma::write,
                                .config_names = decoder_config_names(),
-                               .problem = gemma::problem,
+                               .problem = no_problem,
                                .parameters = gemma::parameters,
                                .activations = gemma::activations,
-                               .window = gemma::window,
+                               .window = window_of_sliding_layers,
                                .rotary_width = gemma::rotary_width,
                                .tied_unless_said = true,
                                .norms_results = true,

@@ -212,7 +212,7 @@ const FamilySpec& llama_spec() {
                       .problem = no_problem,
                       .parameters = llama::parameters,
                       .activations = decoder_activations,
-                      .window = window_after_full_layers,
+                      .window = window_of_sliding_layers,
                       .rotary_width = whole_head_rotary,
                       .adapter_targets = {"q_proj", "v_proj"},
                       .presets = llama::presets()};

@@ -198,7 +198,7 @@ const FamilySpec& moe_spec() {
                                .problem = moe::problem,
                                .parameters = moe::parameters,
                                .activations = moe::activations,
-                               .window = window_after_full_layers,
+                               .window = window_of_sliding_layers,
                                .rotary_width = whole_head_rotary,
                                .mixture = moe::names_of,
                                .upcycled = moe::upcycled,

@@ -54,7 +54,7 @@ const FamilySpec& olmo2_spec() {
                                .problem = no_problem,
                                .parameters = olmo2::parameters,
                                .activations = olmo2::activations,
-                               .window = window_after_full_layers,
+                               .window = window_of_sliding_layers,
                                .rotary_width = whole_head_rotary,
                                .norms_results = true};
   return spec;

@@ -125,7 +125,7 @@ const FamilySpec& phi3_spec() {
       .problem = phi3::problem,
       .parameters = phi3::parameters,
       .activations = decoder_activations,
-      .window = window_after_full_layers,
+      .window = window_of_sliding_layers,
       .rotary_width = phi3::rotary_width,
       .fused = {{"self_attn.qkv_proj.weight",
                  {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},

@@ -89,7 +89,7 @@ const FamilySpec& smollm3_spec() {
                                .problem = smollm3::problem,
                                .parameters = smollm3::parameters,
                                .activations = decoder_activations,
-                               .window = window_after_full_layers,
+                               .window = window_of_sliding_layers,
                                .rotary_width = whole_head_rotary,
                                .tied_unless_said = true};
   return spec;

@@ -21,9 +21,11 @@ using torch::nn::Module;
 struct Named {
   std::string path;
   Module* module;
-  nn::Hookable* hookable;  // null, too, where an earlier name of the module is the one that counts
-  size_t owner;            // where the innermost Hookable stands that it is or lies in, or kNone
-  bool again;              // it has an earlier name
+  nn::Hookable*
+      hookable;  // null, too, where an earlier name of the module is the one that counts, and
+                 // in a module that does not call what it contains
+  size_t owner;  // where the innermost Hookable stands that it is or lies in, or kNone
+  bool again;    // it has an earlier name
   size_t end = 0;
 };
 
@@ -33,7 +35,8 @@ void append(Module& module, const std::string& path, size_t owner,
             std::unordered_set<const Module*>& seen, std::vector<Named>& modules) {
   const size_t place = modules.size();
   const bool again = !seen.insert(&module).second;
-  auto* hookable = again ? nullptr : dynamic_cast<nn::Hookable*>(&module);
+  const bool called = owner == kNone || modules[owner].hookable->calls_what_it_contains();
+  auto* hookable = again || !called ? nullptr : dynamic_cast<nn::Hookable*>(&module);
   if (hookable != nullptr) owner = place;
   modules.push_back({path, &module, hookable, owner, again});
   for (const auto& child : module.named_children()) {
@@ -102,7 +105,7 @@ Picked by_class(const std::vector<Named>& modules, const UnitRule& rule) {
 Picked by_name(const std::vector<Named>& modules, const UnitRule& rule) {
   std::vector<std::string> paths;
   for (const auto& named : modules) {
-    if (!named.again) paths.push_back(named.path);
+    if (named.hookable) paths.push_back(named.path);
   }
   for (const auto& pattern : rule.patterns) {
     const auto fits = [&](const Named& named) {

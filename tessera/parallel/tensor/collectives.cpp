@@ -196,6 +196,11 @@ Tensor leave(const Tensor& summand, const Activations& activations) {
 
 Tensor sum_over(const Tensor& part, const mesh::Axis& axis) { return SumOver::apply(part, axis); }
 
+std::function<void(const Tensor&)> adding_over(const mesh::Axis& axis) {
+  if (axis.size() == 1) return {};
+  return [axis](const Tensor& numbers) { axis.all_reduce(numbers).wait(); };
+}
+
 kernels::ProductOverRanksPtr leave_product(const Activations& activations) {
   if (activations.axis.size() == 1) return {};
   auto over_ranks = std::make_shared<kernels::ProductOverRanks>();
@@ -205,9 +210,6 @@ kernels::ProductOverRanksPtr leave_product(const Activations& activations) {
   };
   over_ranks->gradient = [activations](const Tensor& gradient) {
     return activations.sequence ? gather_positions(gradient, activations.axis) : gradient;
-  };
-  over_ranks->add_up = [axis = activations.axis](const Tensor& numbers) {
-    axis.all_reduce(numbers).wait();
   };
   return over_ranks;
 }

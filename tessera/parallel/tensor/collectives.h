@@ -3,6 +3,8 @@
 
 #include <torch/types.h>
 
+#include <functional>
+
 #include "tessera/kernels/linear.h"
 #include "tessera/mesh/mesh.h"
 
@@ -37,6 +39,9 @@ torch::Tensor leave(const torch::Tensor& summand, const Activations& activations
 /// The sum over ranks of a tensor that each makes of its part; every rank goes on with the sum in a
 /// way of its own, so the gradients are summed as well.
 torch::Tensor sum_over(const torch::Tensor& part, const mesh::Axis& axis);
+
+/// Adds numbers over ranks, in place and without a graph; empty: there is one rank.
+std::function<void(const torch::Tensor& numbers)> adding_over(const mesh::Axis& axis);
 
 /// The same within a product (kernels/linear.h).
 kernels::ProductOverRanksPtr leave_product(const Activations& activations);

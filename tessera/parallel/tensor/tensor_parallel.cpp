@@ -24,6 +24,7 @@ using torch::Tensor;
 
 struct Range {
   int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
 };
 
 /// The part of `count` things that rank `rank` has.
@@ -63,6 +64,7 @@ class Division {
   void column_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
   void row_wise(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
   void divided_norm(const std::string& path, torch::nn::Module& module, const TensorRule& rule);
+  void region(const std::string& path, const torch::nn::Module& module, const TensorRule& rule);
   void embedding(const std::string& path, torch::nn::Module& module);
   void head(const std::string& path, torch::nn::Module& module);
   void positions(const std::string& path, torch::nn::Module& module);
@@ -115,7 +117,7 @@ Range Division::divide_features(const std::string& path, const TensorRule& rule,
 /// `parameter` becomes the part of itself that `cut` describes, along `dim`.
 void Division::keep_part(const std::string& name, const Tensor& parameter, int64_t dim,
                          const Cut& cut, const Replication& replication) {
-  const int64_t kept = cut.range.end - cut.range.begin;
+  const int64_t kept = cut.range.size();
   TensorPart part{.shape = parameter.sizes().vec(),
                   .stripe = {.offset = cut.range.begin * cut.inner,
                              .run = kept * cut.inner,
@@ -172,7 +174,7 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
     check_dividable(path, parameter);
     if (parameter.in_dim < 0) {
       keep_whole(name, parameter.values,
-                 /*summands=*/!parameter.after_sum || activations_.sequence);
+                 /*summands=*/!parameter.after_sum || rule.summand || activations_.sequence);
       continue;
     }
     Replication replication;
@@ -182,8 +184,7 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
     if (range.begin % together != 0 || range.end % together != 0) {
       user_error(
           "{}: expected {} ranks of tp to divide its {} input features into multiples of {} "
-          "(blocks "
-          "of its quantised weight); set tp lower, or keep it in int8",
+          "(blocks of its quantised weight); set tp lower, or keep it in int8",
           path, ranks(), features, together);
     }
     range = {range.begin / together, range.end / together};
@@ -198,7 +199,12 @@ void Division::row_wise(const std::string& path, torch::nn::Module& given, const
                                module.in_features);
     }
   }
-  if (!rule.summand) module.over_ranks = leave_product(activations_);
+  module.add_up = adding_over(activations_.axis);
+  if (rule.summand) {
+    module.bias_share = 1.0 / ranks();
+  } else {
+    module.over_ranks = leave_product(activations_);
+  }
 }
 
 void Division::divided_norm(const std::string& path, torch::nn::Module& given,
@@ -215,6 +221,19 @@ void Division::divided_norm(const std::string& path, torch::nn::Module& given,
                     .sum = [axis = activations_.axis, copies](const Tensor& part) {
                       return sum_over(part / copies, axis);
                     }};
+}
+
+void Division::region(const std::string& path, const torch::nn::Module& module,
+                      const TensorRule& rule) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    const auto name = joined(path, item.key());
+    TORCH_CHECK_VALUE(item.value().dim() == 1 && item.value().size(0) == rule.heads,
+                      "tensor plan: ", name, ": style region expects a number for each of ",
+                      rule.heads, " heads, got ", item.value().sizes());
+    Replication replication;
+    const auto range = divide_features(path, rule, rule.heads, replication);
+    keep_part(name, item.value(), 0, cut_of(item.value(), 0, 1, range), replication);
+  }
 }
 
 /// Cuts an embedding or head to this rank's rows, which it returns.
@@ -256,10 +275,7 @@ void Division::head(const std::string& path, torch::nn::Module& given) {
                        .maximum = combine(comm::ReduceOp::max),
                        .sum = combine(comm::ReduceOp::sum)};
   std::vector<int64_t> sizes;
-  for (int i = 0; i < ranks(); ++i) {
-    const auto part = even_part(total, i, ranks());
-    sizes.push_back(part.end - part.begin);
-  }
+  for (int i = 0; i < ranks(); ++i) sizes.push_back(even_part(total, i, ranks()).size());
   module.add_hooks({.replace_output = [axis, sizes](Tensor& output) {
     if (output.dim() > 0) output = side_by_side(output, sizes, axis);  // logits, not the loss
   }});
@@ -324,8 +340,7 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
     case TensorStyle::positions:
       return positions(path, module);
     case TensorStyle::region:
-      TORCH_CHECK_VALUE(module.parameters(/*recurse=*/false).empty(), "tensor plan: ", path,
-                        ": style region expects a module without parameters of its own");
+      return region(path, module, rule);
   }
 }
 
