@@ -29,6 +29,7 @@
 #include "tessera/inference/request.h"
 #include "tessera/inference/stored_shape.h"
 #include "tessera/launch/launch.h"
+#include "tessera/models/mixture_spec.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
@@ -164,6 +165,14 @@ int export_peft(const ExportArguments& arguments) {
              below.empty() ? "" : fmt::format(", of rank {}", part.spec.rank),
              base.path.empty() ? "its base" : printable(base.path),
              arguments.own_only ? " with the adapters of adapter.base" : "");
+  const bool balanced = std::ranges::any_of(run.training.tensors.tensors(), [](const auto& tensor) {
+    return tensor.first.ends_with(models::kSelectionBias);
+  });
+  if (balanced) {
+    fmt::print(
+        "left out: the selection biases of its routers, for which PEFT's files have no "
+        "place; tessera merge-adapter writes them\n");
+  }
   return 0;
 }
 

@@ -68,8 +68,7 @@ void add_precision(CLI::App& app, int& exit_code) {
   command->footer(
       "Bytes are of weight, master weight, gradient and AdamW's states of a parameter of a linear "
       "layer, over all ranks of one copy; of a job that multiplies in 8 bits its layers follow, "
-      "with what "
-      "that gains.\nExample:\n  tessera precision --table");
+      "with what that gains.\nExample:\n  tessera precision --table");
   command->add_option("job", arguments->job, "Job file whose row is shown")->type_name("JOB.yaml");
   command->add_flag("--table", arguments->table, "All presets");
   command->callback([arguments, &exit_code] {

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <regex>
 #include <set>
+#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
@@ -201,14 +203,24 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
   std::vector<AdaptedModule> modules;
   for (const auto& p : adapted_matrices(spec, shape, parameters)) {
     auto module = adapted(p, spec_of(shape.family).inputs_first);
+    if (module.of_expert && spec.dropout > 0) {
+      // Its rows come in another order in each layout; PEFT refuses it, too.
+      user_error("adapter.dropout: expected 0 with adapters in experts ({}), got {}", module.path,
+                 spec.dropout);
+    }
     module.rank = ranks.value_of(p, spec.rank);
     const auto rank = static_cast<double>(module.rank);
     module.alpha = alphas.value_of(p, spec.alpha);
     module.scale = module.alpha / (spec.rslora ? std::sqrt(rank) : rank);
-    const auto most = std::min(module.inputs, module.outputs);
+    // Beyond its smaller side a rank says nothing more, but all-linear has layers of one row (and so
+    // has PEFT). What is decomposed has no more vectors.
+    const bool decomposed = spec.init == AdapterInit::orthogonal || spec.init == AdapterInit::pissa;
+    const auto [smaller, larger] = std::minmax(module.inputs, module.outputs);
+    const auto most = decomposed ? smaller : larger;
     if (module.rank < 1 || module.rank > most) {
-      user_error("adapter.rank: expected 1 to {}, the smaller side of {} ({} x {}), got {}", most,
-                 module.path, module.outputs, module.inputs, module.rank);
+      user_error("adapter.rank: expected 1 to {}, the {} side of {} ({} x {}), got {}", most,
+                 decomposed ? "smaller" : "larger", module.path, module.outputs, module.inputs,
+                 module.rank);
     }
     if (spec.init == AdapterInit::orthogonal && !module.embedding && module.rank % 2 != 0) {
       user_error("adapter.rank: expected an even one of {} for adapter.init orthogonal, got {}",
@@ -334,6 +346,33 @@ AdapterSpec without_idle_entries(AdapterSpec spec, const ModelShape& shape) {
   drop(spec.rank_pattern, ranks.idle());
   drop(spec.alpha_pattern, alphas.idle());
   return spec;
+}
+
+std::optional<std::string> uneven_experts(const AdapterSpec& spec, const ModelShape& shape,
+                                          int64_t ep) {
+  if (spec.type == AdapterType::none || ep == 1) return {};
+  constexpr std::string_view kExperts = ".experts.";
+  const int64_t each = shape.experts.num / ep;
+  std::map<std::string, std::vector<int64_t>>
+      of_ranks;  // how many each has, by what follows a number
+  for (const auto& parameter : trained_parameters(spec, shape)) {
+    if (!parameter.of_expert) continue;
+    const auto number = parameter.name.find(kExperts) + kExperts.size();
+    const auto end = parameter.name.find('.', number);
+    const auto expert = std::stoll(parameter.name.substr(number, end - number));
+    auto& counts = of_ranks[parameter.name.substr(0, number) + "*" + parameter.name.substr(end)];
+    counts.resize(static_cast<size_t>(ep));
+    ++counts[static_cast<size_t>(expert / each)];
+  }
+  for (const auto& [name, counts] : of_ranks) {
+    const auto [least, most] = std::ranges::minmax(counts);
+    if (least == most) continue;
+    return fmt::format(
+        "{} is trained in {} experts of one rank and {} of another of parallel.ep {}; take all "
+        "experts of a layer, or set parallel.ep to 1",
+        name, least, most, ep);
+  }
+  return {};
 }
 
 }  // namespace tessera::models

@@ -100,4 +100,8 @@ std::string trained_text(int64_t trained, int64_t all);
 /// The spec without entries that match nothing of the model, which PEFT ignores: for those that come from its files.
 AdapterSpec without_idle_entries(AdapterSpec spec, const ModelShape& shape);
 
+/// Why `ep` ranks that share out experts cannot train those that the spec names, if so: each must have as many.
+std::optional<std::string> uneven_experts(const AdapterSpec& spec, const ModelShape& shape,
+                                          int64_t ep);
+
 }  // namespace tessera::models

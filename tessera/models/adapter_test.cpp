@@ -170,6 +170,41 @@ TEST(AdapterTest, ARouterIsNoLinearLayer) {
               HasSubstr("adapter.targets: 'gate' matches no matrix"));
 }
 
+TEST(AdapterTest, RanksTrainAsManyExpertsEach) {
+  const auto shape = read_model_shape("tests/fixtures/mixtral_micro/config.json");
+  AdapterSpec spec{.type = AdapterType::lora, .targets = {"w1", "q_proj"}};
+  EXPECT_EQ(uneven_experts(spec, shape, 2), std::nullopt);
+  spec.targets = {"experts.0.w1", "q_proj"};
+  EXPECT_EQ(uneven_experts(spec, shape, 1), std::nullopt);
+  EXPECT_EQ(
+      uneven_experts(spec, shape, 2).value_or(""),
+      "model.layers.0.block_sparse_moe.experts.*.w1.lora_A is trained in 0 experts of one rank "
+      "and 1 of another of parallel.ep 2; take all experts of a layer, or set parallel.ep to 1");
+  spec.targets = {"q_proj"}, spec.modules_to_save = {"experts.1"};
+  EXPECT_NE(uneven_experts(spec, shape, 2), std::nullopt);
+}
+
+TEST(AdapterTest, RowsOfExpertsAreNotDropped) {
+  const auto shape = read_model_shape("tests/fixtures/mixtral_micro/config.json");
+  AdapterSpec spec{.type = AdapterType::lora, .dropout = 0.1, .targets = {"w2"}};
+  EXPECT_THAT(testing::message_of([&] { adapted_modules(spec, shape); }),
+              HasSubstr("adapter.dropout: expected 0 with adapters in experts "
+                        "(model.layers.0.block_sparse_moe.experts.0.w2), got 0.1"));
+  spec.targets = {"q_proj"};
+  EXPECT_FALSE(adapted_modules(spec, shape).empty());
+}
+
+// all-linear has the gate of the shared expert, of one row; decomposed it has one vector.
+TEST(AdapterTest, ARankMayBeAboveASmallerSide) {
+  const auto shape = read_model_shape("tests/fixtures/families/qwen2_moe/config.json");
+  AdapterSpec spec{.type = AdapterType::lora, .rank = 16, .targets = {"all-linear"}};
+  EXPECT_FALSE(adapted_modules(spec, shape).empty());
+  spec.init = AdapterInit::pissa;
+  EXPECT_THAT(testing::message_of([&] { adapted_modules(spec, shape); }),
+              HasSubstr("adapter.rank: expected 1 to 1, the smaller side of "
+                        "model.layers.0.mlp.shared_expert_gate (1 x 32), got 16"));
+}
+
 TEST(AdapterTest, ATiedHeadIsTheTable) {
   auto shape = shape_of("llama");
   shape.tie_embeddings = true;
@@ -237,11 +272,10 @@ TEST(AdapterTest, SlipsAreNamed) {
       "adapter.modules_to_save: 'lm_hed' matches no module of the model; did you mean 'lm_head'?");
   spec.modules_to_save = {};
   spec.targets = {"k_proj"};
-  spec.rank = 9;
+  spec.rank = 25;
   EXPECT_EQ(error_of(spec),
-            "adapter.rank: expected 1 to 8, the smaller side of model.layers.0.self_attn.k_proj (8 "
-            "x 24), "
-            "got 9");
+            "adapter.rank: expected 1 to 24, the larger side of model.layers.0.self_attn.k_proj (8 "
+            "x 24), got 25");
   EXPECT_THAT(error_of({.type = AdapterType::lora}, "phi3"),
               HasSubstr("adapter.targets: a phi3 has no usual ones; set all-linear"));
 }

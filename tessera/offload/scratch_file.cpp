@@ -90,10 +90,10 @@ void ScratchFile::open() {
 }
 
 void ScratchFile::reserve(int64_t bytes) const {
+  struct statvfs room {};  // before some of it is taken
+  const bool known = ::fstatvfs(fd_, &room) == 0;
   if (::fallocate(fd_, 0, 0, bytes) == 0) return;
   if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
-    struct statvfs room {};
-    const bool known = ::fstatvfs(fd_, &room) == 0;
     user_error(
         "paths: {}: needs {}, free {}; make room, or name another drive", folder_.string(),
         format_bytes(bytes),

@@ -21,13 +21,12 @@ struct BufferOptions {
   bool trained = true;
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
-  parallel::OnDrives on_drives =
-      parallel::OnDrives::nothing;  ///< where the device is the host: its
-                                    ///< optimizer's states at most elsewhere
-  bool device_is_host = true;       ///< as on a CPU, where offloading moves nothing
-  bool in_backward = false;         ///< updated once reduced: no gradient stays
-  bool fp8_weights = false;         ///< whole parameters are kept and gathered in 8 bits
-  bool fp8_gradients = false;       ///< reduced gradients are kept in 8 bits
+  /// Where the device is not the host, no more than the optimizer's states.
+  parallel::OnDrives on_drives = parallel::OnDrives::nothing;
+  bool device_is_host = true;  ///< as on a CPU, where offloading moves nothing
+  bool in_backward = false;    ///< updated once reduced: no gradient stays
+  bool fp8_weights = false;    ///< whole parameters are kept and gathered in 8 bits
+  bool fp8_gradients = false;  ///< reduced gradients are kept in 8 bits
   /// Bytes of an element: computed in, updated in, reduced in.
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool slice_has_type_of_whole = true;

@@ -1,6 +1,7 @@
 #include "tessera/plan/fp8_layers.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -80,8 +81,7 @@ std::string size_text(const Fp8Layer& layer) {
   user_error(
       "precision.fp8_keep: auto leaves no layer in 8 bits: {} {} has the most of it, {:.2f} x the "
       "speed of 16 bits on a device with 8-bit units; set precision.matmul to as_compute, or "
-      "remove "
-      "auto to see what 8 bits do to the loss",
+      "remove auto to see what 8 bits do to the loss",
       without_numbers(best->path), size_text(*best), best->gain);
 }
 
@@ -117,8 +117,7 @@ std::vector<Fp8Layer> fp8_layers(const config::RunConfig& config, int64_t num_bl
     const auto specs = models::spec_of(shape.family).parameters(shape);
     for (const auto& spec : specs.block) {
       constexpr std::string_view kSuffix = ".weight";
-      const bool is_router = spec.name.ends_with(".gate.weight");
-      if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || is_router) continue;
+      if (spec.shape.size() != 2 || !spec.name.ends_with(kSuffix) || spec.of_router) continue;
       auto& layer = layers.emplace_back(
           Fp8Layer{.path = fmt::format("{}{}.{}", specs.block_prefix, block,
                                        spec.name.substr(0, spec.name.size() - kSuffix.size())),
@@ -136,12 +135,16 @@ std::vector<Fp8Layer> fp8_layers(const config::RunConfig& config, int64_t num_bl
     if (used[i] || section.fp8_keep[i] == kAuto) continue;
     user_error(
         "precision.fp8_keep: '{}' matches no linear layer of a block; expected auto, first_last, "
-        "or "
-        "such as *.down_proj",
+        "or such as *.down_proj",
         section.fp8_keep[i]);
   }
-  if (config::keeps_losers(section) && std::ranges::all_of(layers, &Fp8Layer::kept))
-    nothing_left(layers);
+  if (std::ranges::all_of(layers, &Fp8Layer::kept)) {
+    if (config::keeps_losers(section)) nothing_left(layers);
+    user_error(
+        "precision.fp8_keep: {} leave no layer in 8 bits; take fewer, or remove precision.matmul "
+        "and precision.weights fp8",
+        fmt::join(section.fp8_keep, ", "));
+  }
   return layers;
 }
 

@@ -111,6 +111,9 @@ TEST(Fp8Layers, MistakesAreNamed) {
               HasSubstr("auto leaves no layer in 8 bits: model.layers.*.mlp."));
   run.precision.fp8_keep = {"auto", "*.typo"};
   EXPECT_THAT(refusal(wide()), HasSubstr("'*.typo' matches no linear layer"));
+  run.precision.fp8_keep = {"first_last", "*.1.*"};
+  EXPECT_THAT(refusal(wide()),
+              HasSubstr("precision.fp8_keep: first_last, *.1.* leave no layer in 8 bits"));
 }
 
 }  // namespace

@@ -127,6 +127,9 @@ std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::
   if (const auto problem = models::experts_problem(shape, mesh.ep)) {
     user_error("parallel.ep: {}", *problem);
   }
+  if (const auto problem = models::uneven_experts(config.adapter, shape, mesh.ep)) {
+    user_error("adapter: {}", *problem);
+  }
   RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
   note_trained(config.adapter, shape, any);
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;

@@ -77,6 +77,24 @@ TEST_F(FinetuneTest, ShowsTheJobAndDoesNothing) {
   EXPECT_FALSE(fs::exists(path("dry")));
 }
 
+// Their experts keep their weights as they are stored.
+TEST_F(FinetuneTest, AModelWithExpertsIsNotQuantised) {
+  const auto of_mixture = [](Arguments more) {
+    more.insert(more.begin(),
+                {"finetune", "tests/fixtures/families/qwen2_moe", path("chats.jsonl"), "--dry-run",
+                 "--data.tokenizer=" + path("base"), "--run-dir=" + path("mixture")});
+    return run_tessera(more);
+  };
+  const auto found = of_mixture({});
+  EXPECT_EQ(found.exit_code, 0) << found.error;
+  EXPECT_THAT(found.out, HasSubstr("  type: lora\n"));
+  EXPECT_THAT(found.out, Not(HasSubstr("qlora")));
+  const auto refused = of_mixture({"--qlora"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.error,
+              HasSubstr("finetune: --qlora: a model with experts cannot be quantised"));
+}
+
 TEST_F(FinetuneTest, RanksAnswerWhatIsHeldOutBeforeAndAfterAsOneDoes) {
   const auto answers = [&](const std::string& name, const Arguments& more) {
     Arguments arguments{path("chats.jsonl"),        "--full",
