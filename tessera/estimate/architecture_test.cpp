@@ -105,7 +105,8 @@ TEST(Architecture, CountsBiasesOfExperts) {
   EXPECT_EQ(models::num_active_parameters(*architecture.shape), 4187440704);
   constexpr int64_t kRotary = 4 * 64;  // the family has a table of half as many, or two
   EXPECT_NEAR(static_cast<double>(total_bytes(architecture.modules)), 81342494976.0, kRotary);
-  EXPECT_NEAR(static_cast<double>(largest_layer(architecture.modules).bytes), 3292747904.0, kRotary);
+  EXPECT_NEAR(static_cast<double>(largest_layer(architecture.modules).bytes), 3292747904.0,
+              kRotary);
   EXPECT_EQ(largest_layer(architecture.modules).name, "layers.0");
 }
 
@@ -159,10 +160,11 @@ TEST(Architecture, RefusesInOneLine) {
     return testing::message_of(
         [&] { architecture_of(nlohmann::json::parse(json), "m/config.json"); });
   };
-  EXPECT_EQ(message(R"({"model_type": "falcon"})"),
-            "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
-            "gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, "
-            "qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
+  EXPECT_EQ(
+      message(R"({"model_type": "falcon"})"),
+      "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
+      "gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, "
+      "qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
   EXPECT_EQ(message(R"({"model_type": "bert"})"),
             "m/config.json: hidden_size: expected a value, got none");
   EXPECT_EQ(message(R"({"model_type": "t5", "vocab_size": 100, "d_model": 9999999999999})"),

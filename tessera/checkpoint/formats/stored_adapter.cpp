@@ -62,8 +62,8 @@ void refuse_what_has_no_sum(const std::vector<AdapterPart>& below, const Adapter
       refuse(path + " has an adapter below, and none of DoRA above it");
     }
     if (summed.rank > std::max(summed.module.inputs, summed.module.outputs)) {
-      refuse(fmt::format("{}: ranks that add up to {}, more than its larger side", path,
-                         summed.rank));
+      refuse(
+          fmt::format("{}: ranks that add up to {}, more than its larger side", path, summed.rank));
     }
   }
 }
