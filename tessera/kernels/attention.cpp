@@ -214,7 +214,7 @@ at::Tensor as_kernels_take(const at::Tensor& sinks) {
 /// query by query: the same bits for any number of threads.
 at::Tensor gradient_of_sinks(const at::Tensor& grad_out, const at::Tensor& out,
                              const at::Tensor& log_sum_exp, const Rule& rule) {
-  const auto result = at::zeros_like(rule.sinks);
+  auto result = at::zeros_like(rule.sinks);
   const int64_t heads = out.size(2), dim = out.size(3);
   const auto parts = documents_in(rule.documents, out.size(0), out.size(1));
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, out.scalar_type(), "sinks", [&] {
