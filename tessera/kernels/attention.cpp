@@ -16,6 +16,7 @@
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/kernels/optional_tensor.h"
 
 namespace tessera::kernels {
 namespace {
@@ -200,10 +201,6 @@ std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const 
   run_parallel(problem, documents_in(rule.documents, q.size(0), q.size(1)), q.size(2),
                table().forward_workspace, table().forward);
   return {out, log_sum_exp};
-}
-
-at::TensorList list_of(const at::Tensor& optional) {
-  return optional.defined() ? at::TensorList(optional) : at::TensorList();
 }
 
 at::Tensor as_kernels_take(const at::Tensor& sinks) {

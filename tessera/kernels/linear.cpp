@@ -1,15 +1,9 @@
 #include "tessera/kernels/linear.h"
 
 #include "tessera/kernels/linears.h"
+#include "tessera/kernels/optional_tensor.h"
 
 namespace tessera::kernels {
-namespace {
-
-at::TensorList list_of(const at::Tensor& bias) {
-  return bias.defined() ? at::TensorList(bias) : at::TensorList();
-}
-
-}  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   const ProductOverRanksPtr& over_ranks, const LinearProductsPtr& products) {

@@ -6,6 +6,7 @@
 
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/optional_tensor.h"
 
 namespace tessera::kernels {
 namespace {
@@ -55,7 +56,7 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight, const at
   TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1),
                     "router_logits: expected x [N, D] and weight [E, D], got ", x.sizes(), " and ",
                     weight.sizes());
-  return RouterLogits::apply(x, weight, bias.defined() ? at::TensorList(bias) : at::TensorList());
+  return RouterLogits::apply(x, weight, list_of(bias));
 }
 
 }  // namespace tessera::kernels

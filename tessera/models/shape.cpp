@@ -36,9 +36,15 @@ int64_t num_elements(const std::vector<ParameterSpec>& parameters) {
       [](int64_t sum, const auto& parameter) { return sum + parameter.num_elements(); });
 }
 
-/// Weights of a block's experts that a token does not take.
-int64_t unused_weights(const ModelShape& s) {
-  return (s.experts.num - s.experts.top_k) * 3 * s.dim * s.ffn_dim;
+/// Elements of a block's parameters of which `counts` says yes: of experts those that a token takes.
+template <typename Counts>
+int64_t active_elements(const ModelShape& s, const std::vector<ParameterSpec>& block,
+                        const Counts& counts) {
+  int64_t of_experts = 0, others = 0;
+  for (const auto& parameter : block) {
+    if (counts(parameter)) (parameter.of_expert ? of_experts : others) += parameter.num_elements();
+  }
+  return others + (s.experts.num == 0 ? 0 : of_experts / s.experts.num * s.experts.top_k);
 }
 
 /// Sum over the blocks of what `number` says of one: its shape and its parameters.
@@ -214,19 +220,17 @@ int64_t num_parameters(const ModelShape& s) {
 }
 
 int64_t num_active_parameters(const ModelShape& s) {
-  return num_parameters(s) - over_blocks(s, [](const ModelShape& alike, const auto& /*block*/) {
-           const int64_t biases = alike.mlp_bias ? 2 * alike.ffn_dim + alike.dim : 0;
-           return unused_weights(alike) + (alike.experts.num - alike.experts.top_k) * biases;
-         });
+  const auto parameters = spec_of(s.family).parameters(s);
+  const int64_t blocks = over_blocks(s, [](const ModelShape& alike, const auto& block) {
+    return active_elements(alike, block, [](const ParameterSpec& /*parameter*/) { return true; });
+  });
+  return num_elements(parameters.embedding) + blocks + num_elements(parameters.head);
 }
 
 int64_t matrix_weights(const ModelShape& s) {
   const int64_t of_blocks = over_blocks(s, [](const ModelShape& alike, const auto& block) {
-    int64_t weights = -unused_weights(alike);
-    for (const auto& parameter : block) {
-      if (parameter.shape.size() > 1) weights += parameter.num_elements();
-    }
-    return weights;
+    return active_elements(
+        alike, block, [](const ParameterSpec& parameter) { return parameter.shape.size() > 1; });
   });
   return of_blocks + s.vocab_size * s.dim;
 }
