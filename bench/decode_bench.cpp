@@ -17,7 +17,9 @@
 #include "tessera/base/file.h"
 #include "tessera/generate/cached_model.h"
 #include "tessera/generate/generate.h"
+#include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/cpu/parallel.h"
+#include "tessera/nn/allocate.h"
 
 namespace tessera::bench {
 namespace {
@@ -66,7 +68,9 @@ double read_bandwidth() {
 }
 
 std::shared_ptr<models::LanguageModel> make_model(const std::string& preset, torch::Dtype dtype) {
-  auto model = models::make_language_model(models::model_preset(preset), torch::dtype(dtype));
+  auto model = models::make_language_model(models::model_preset(preset),
+                                           torch::dtype(dtype).device(torch::kMeta));
+  nn::allocate_parameters(*model, torch::kCPU);
   const torch::NoGradGuard no_grad;
   for (auto& item : model->named_parameters()) {
     const auto first = model->initial(item.key(), item.value().dim(), 0.02);
@@ -179,6 +183,7 @@ int main(int argc, char** argv) {
   app.add_option("--out", options.out, "JSON file");
   CLI11_PARSE(app, argc, argv);
   try {
+    tessera::kernels::install_caching_allocator();  // as the command does
     tessera::bench::run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "tessera_decode_bench: {}\n", error.what());

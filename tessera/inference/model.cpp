@@ -9,7 +9,7 @@
 #include "tessera/checkpoint/tensors.h"
 #include "tessera/inference/stored_shape.h"
 #include "tessera/models/adapt.h"
-#include "tessera/nn/replace_values.h"
+#include "tessera/nn/allocate.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/train/balance.h"
 #include "tessera/train/engine_options.h"
@@ -69,11 +69,9 @@ std::shared_ptr<const Stored> open_stored(const checkpoint::TrainingOptions& fro
 void fill_model(models::LanguageModel& model, const Fill& fill, const parallel::TensorParts& parts,
                 torch::Device device) {
   const torch::NoGradGuard no_grad;
+  nn::allocate_parameters(model, device);
   for (const auto& item : model.named_parameters()) {
-    const auto& parameter = item.value();
-    const auto values =
-        torch::empty(parameter.sizes(), parameter.options().device(device).requires_grad(false));
-    const auto flat = values.view({-1});
+    const auto flat = item.value().view({-1});
     const auto part = parts.find(item.key());
     if (part == parts.end()) {
       fill(item.key(), 0, flat);
@@ -83,7 +81,6 @@ void fill_model(models::LanguageModel& model, const Fill& fill, const parallel::
                                              fill(item.key(), position, flat.narrow(0, k, n));
                                            });
     }
-    nn::replace_values(parameter, values);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/kernels/adjacent.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
@@ -121,19 +122,19 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   TORCH_CHECK_VALUE(gate.sizes() == up.sizes(), "swiglu: expected up ", gate.sizes(), ", got ",
                     up.sizes());
   if (!can_fuse_gated(gate, up)) return swiglu_reference(gate, up);
-  return Swiglu::apply(gate, up, std::nullopt);
+  return autograd::apply<Swiglu>(gate, up, std::nullopt);
 }
 
 at::Tensor clamped_swiglu(const at::Tensor& gate, const at::Tensor& up, const GateClamp& clamp) {
   TORCH_CHECK_VALUE(gate.sizes() == up.sizes(), "clamped_swiglu: expected up ", gate.sizes(),
                     ", got ", up.sizes());
   if (!can_fuse_gated(gate, up)) return clamped_swiglu_reference(gate, up, clamp);
-  return Swiglu::apply(gate, up, std::optional(clamp));
+  return autograd::apply<Swiglu>(gate, up, std::optional(clamp));
 }
 
 at::Tensor gelu_tanh(const at::Tensor& x) {
   if (!can_fuse({x}) || x.numel() == 0) return gelu_tanh_reference(x);
-  return GeluTanh::apply(x.contiguous());
+  return autograd::apply<GeluTanh>(x.contiguous());
 }
 
 }  // namespace tessera::kernels

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/autocast.h"
@@ -311,14 +312,14 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
   const double scale = scale_of(q, options);
   const auto window = window_of(k, options);
   if (has_kernel(q)) {
-    return FusedAttention::apply(with_contiguous_rows(q), with_contiguous_rows(k),
-                                 with_contiguous_rows(v), list_of(sinks),
-                                 Rule{.scale = scale,
-                                      .causal = options.causal,
-                                      .window = window.value_or(q.size(1) + k.size(1)),
-                                      .softcap = options.softcap.value_or(0),
-                                      .sinks = {},
-                                      .documents = documents});
+    return autograd::apply<FusedAttention>(with_contiguous_rows(q), with_contiguous_rows(k),
+                                           with_contiguous_rows(v), list_of(sinks),
+                                           Rule{.scale = scale,
+                                                .causal = options.causal,
+                                                .window = window.value_or(q.size(1) + k.size(1)),
+                                                .softcap = options.softcap.value_or(0),
+                                                .sinks = {},
+                                                .documents = documents});
   }
   if (options.softcap || sinks.defined()) {
     return attention_reference(q, k, v, options, documents, sinks);

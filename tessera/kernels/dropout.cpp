@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
@@ -63,7 +64,7 @@ at::Tensor dropout(const at::Tensor& x, double probability, const DropoutKey& ke
   TORCH_CHECK_VALUE(probability >= 0 && probability < 1,
                     "dropout: expected a probability of at least 0 and below 1, got ", probability);
   if (probability == 0) return x;
-  return Dropout::apply(x.contiguous(), probability, key);
+  return autograd::apply<Dropout>(x.contiguous(), probability, key);
 }
 
 }  // namespace tessera::kernels

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::kernels {
@@ -177,12 +178,12 @@ ExpertOrder order_by_expert(const at::Tensor& experts, int64_t num_experts) {
 }
 
 at::Tensor gather_rows(const at::Tensor& x, const ExpertOrder& order) {
-  return GatherRows::apply(x, order.slots, order.places);
+  return autograd::apply<GatherRows>(x, order.slots, order.places);
 }
 
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights,
                         const ExpertOrder& order) {
-  return CombineRows::apply(rows, weights, order.slots, order.places);
+  return autograd::apply<CombineRows>(rows, weights, order.slots, order.places);
 }
 
 }  // namespace tessera::kernels

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/deferred_gradients.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/held.h"
@@ -224,8 +225,8 @@ at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at:
   if (is_autocast(weights[0])) {
     for (const auto& weight : weights) operands.push_back(autocast_weight(weight));
   }
-  return GroupedLinear::apply(autocast(x).contiguous(), counts, weights, biases, bias_share,
-                              operands);
+  return autograd::apply<GroupedLinear>(autocast(x).contiguous(), counts, weights, biases,
+                                        bias_share, operands);
 }
 
 at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/fused.h"
 
@@ -83,8 +84,8 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
                           bias.to(at::kFloat), eps)
         .to(at::kHalf);
   }
-  return LayerNorm::apply(x.contiguous(), weight.contiguous(), bias.contiguous(), eps,
-                          norm_result(x));
+  return autograd::apply<LayerNorm>(x.contiguous(), weight.contiguous(), bias.contiguous(), eps,
+                                    norm_result(x));
 }
 
 }  // namespace tessera::kernels

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/deferred_gradients.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/held.h"
@@ -284,7 +285,7 @@ std::vector<at::Tensor> linears(const at::Tensor& x, at::TensorList weights, at:
   if (is_autocast(weights[0])) {
     for (const auto& weight : weights) operands.push_back(autocast_weight(weight));
   }
-  return Linears::apply(autocast(x), weights, biases, operands, options);
+  return autograd::apply<Linears>(autocast(x), weights, biases, operands, options);
 }
 
 }  // namespace tessera::kernels

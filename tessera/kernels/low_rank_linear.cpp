@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/deferred_gradients.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/held.h"
@@ -161,8 +162,8 @@ at::Tensor low_rank_linear(const at::Tensor& x, const FrozenMatrix& base, const 
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
   const auto read = dropped.defined() ? std::optional(autocast(dropped)) : std::nullopt;
-  return LowRankLinear::apply(autocast(x), read, a, b, given(bias),
-                              AdaptedCall{base, scale, over_ranks});
+  return autograd::apply<LowRankLinear>(autocast(x), read, a, b, given(bias),
+                                        AdaptedCall{base, scale, over_ranks});
 }
 
 at::Tensor adapted_row_norms(const FrozenMatrix& base, const LowRank& adapter, at::ScalarType dtype,

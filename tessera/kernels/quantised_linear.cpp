@@ -9,6 +9,7 @@
 #include <atomic>
 #include <optional>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/held.h"
 #include "tessera/autograd/recompute.h"
@@ -184,7 +185,7 @@ at::Tensor quantised_linear(const at::Tensor& x, const Quantised& weight, const 
                     "quantised_linear: expected x [.., ", weight.shape.in, "] of floats, got ",
                     x.sizes(), " of ", x.scalar_type());
   const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return QuantisedLinear::apply(autocast(x), weight, given, over_ranks);
+  return autograd::apply<QuantisedLinear>(autocast(x), weight, given, over_ranks);
 }
 
 }  // namespace tessera::kernels

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
@@ -117,7 +118,7 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check(x, weight);
   if (!can_fuse({x, weight}) || x.numel() == 0) return rms_norm_reference(x, weight, eps);
-  return RmsNorm::apply(x.contiguous(), weight.contiguous(), eps, norm_result(x));
+  return autograd::apply<RmsNorm>(x.contiguous(), weight.contiguous(), eps, norm_result(x));
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
@@ -128,8 +129,8 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::T
   if (!can_fuse({x, residual, weight}) || x.numel() == 0) {
     return add_rms_norm_reference(x, residual, weight, eps);
   }
-  const auto out = AddRmsNorm::apply(x.contiguous(), residual.contiguous(), weight.contiguous(),
-                                     eps, norm_result(x));
+  const auto out = autograd::apply<AddRmsNorm>(x.contiguous(), residual.contiguous(),
+                                               weight.contiguous(), eps, norm_result(x));
   return {out[0], out[1]};
 }
 

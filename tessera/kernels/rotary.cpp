@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/kernels/fused.h"
 #include "tessera/kernels/reference.h"
 
@@ -156,7 +157,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
       c.scalar_type() != at::kFloat || x.numel() == 0) {
     return rotary_reference(x, c, s);
   }
-  return Rotary::apply(x, c.contiguous(), s.contiguous());
+  return autograd::apply<Rotary>(x, c.contiguous(), s.contiguous());
 }
 
 }  // namespace tessera::kernels

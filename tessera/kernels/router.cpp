@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/optional_tensor.h"
@@ -56,7 +57,7 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight, const at
   TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1),
                     "router_logits: expected x [N, D] and weight [E, D], got ", x.sizes(), " and ",
                     weight.sizes());
-  return RouterLogits::apply(x, weight, list_of(bias));
+  return autograd::apply<RouterLogits>(x, weight, list_of(bias));
 }
 
 }  // namespace tessera::kernels

@@ -15,26 +15,102 @@ TESSERA_INLINE float widened(Bf16 x) { return load_partial(&x, 1)[0]; }
 TESSERA_INLINE void put(float* place, float x) { *place = x; }
 TESSERA_INLINE void put(Bf16* place, float x) { store_partial(place, splat(x), 1); }
 
-/// Columns [column, column + C) of R rows, A vectors of each column at once: C A R sums, so that none
+/// What is multiplied at once along columns of float32: a vector of each.
+struct FloatStep {
+  static constexpr int kNumbers = kWidth;
+
+  template <int R, typename Part>
+  TESSERA_INLINE static void add(Vec (&sums)[R], const float* x, int64_t x_stride,
+                                 const float* matrix, Part part) {
+    const Vec numbers = part.load(matrix);
+    for (int r = 0; r < R; ++r) sums[r] += part.load(x + r * x_stride) * numbers;
+  }
+  static PartOfVector part(int64_t count) { return {count}; }
+};
+
+/// Along columns of bfloat16: two vectors, which one instruction each makes of what lies together, the
+/// numbers at even places and those at odd ones. x is split likewise (split_pairs).
+struct Bf16Step {
+  static constexpr int kNumbers = 2 * kWidth;
+  static_assert(kSplitUnit % kNumbers == 0);
+
+  TESSERA_INLINE static Vec even(BitsVec pairs) { return (Vec)(pairs << 16); }
+  TESSERA_INLINE static Vec odd(BitsVec pairs) { return (Vec)(pairs & 0xffff0000u); }
+
+  struct Whole {
+    TESSERA_INLINE BitsVec pairs(const Bf16* p) const {
+      BitsVec both;
+      __builtin_memcpy(&both, p, sizeof both);
+      return both;
+    }
+  };
+  struct Part {
+    int64_t count;
+    TESSERA_INLINE BitsVec pairs(const Bf16* p) const {
+      Bf16 buffer[kNumbers] = {};
+      for (int64_t i = 0; i < count; ++i) buffer[i] = p[i];
+      return Whole{}.pairs(buffer);
+    }
+  };
+
+  template <int R, typename AnyPart>
+  TESSERA_INLINE static void add(Vec (&sums)[R], const float* x, int64_t x_stride,
+                                 const Bf16* matrix, AnyPart part) {
+    const BitsVec both = part.pairs(matrix);
+    for (int r = 0; r < R; ++r) {
+      sums[r] += load(x + r * x_stride) * even(both);
+      sums[r] += load(x + r * x_stride + kWidth) * odd(both);
+    }
+  }
+  static Part part(int64_t count) { return {count}; }
+};
+
+template <typename X>
+struct StepOf {
+  using Step = FloatStep;
+  using Whole = WholeVector;
+};
+template <>
+struct StepOf<Bf16> {
+  using Step = Bf16Step;
+  using Whole = Bf16Step::Whole;
+};
+
+void split_pairs(const void* numbers, int64_t rows, int64_t depth, float* out) {
+  constexpr int64_t kNumbers = Bf16Step::kNumbers;
+  const Bf16* x = static_cast<const Bf16*>(numbers);
+  for (int64_t row = 0; row < rows; ++row, x += depth, out += split_depth(depth)) {
+    for (int64_t i = 0; i < split_depth(depth); i += kNumbers) {
+      const int64_t left = depth - i;
+      const BitsVec both =
+          left >= kNumbers ? Bf16Step::Whole{}.pairs(x + i) : Bf16Step::Part{left}.pairs(x + i);
+      store(out + i, Bf16Step::even(both));
+      store(out + i + kWidth, Bf16Step::odd(both));
+    }
+  }
+}
+
+/// Columns [column, column + C) of R rows, A steps of each column at once: C A R sums, so that none
 /// waits for the one before it.
 template <int R, int C, int A, typename X, typename Y>
 TESSERA_INLINE void dot_columns(const GemvArgs& args, int64_t column) {
-  const int64_t depth = args.depth;
-  const X* x = static_cast<const X*>(args.x);
+  using Step = typename StepOf<X>::Step;
+  const int64_t depth = args.depth, x_stride = args.x_stride;
+  const float* x = static_cast<const float*>(args.x);
   const X* matrix = static_cast<const X*>(args.matrix) + column * depth;
   Vec sums[C][A][R] = {};
   const auto add = [&](int64_t i, int a, auto part) __attribute__((always_inline)) {
     for (int c = 0; c < C; ++c) {
-      const Vec numbers = part.load(matrix + c * depth + i);
-      for (int r = 0; r < R; ++r) sums[c][a][r] += part.load(x + r * depth + i) * numbers;
+      Step::add(sums[c][a], x + i, x_stride, matrix + c * depth + i, part);
     }
   };
+  constexpr typename StepOf<X>::Whole kWhole{};
   int64_t begin = 0;
-  for (; begin + A * kWidth <= depth; begin += A * kWidth) {
-    for (int a = 0; a < A; ++a) add(begin + a * kWidth, a, WholeVector{});
+  for (; begin + A * Step::kNumbers <= depth; begin += A * Step::kNumbers) {
+    for (int a = 0; a < A; ++a) add(begin + a * Step::kNumbers, a, kWhole);
   }
-  for_each_vector(
-      begin, depth, [&](int64_t i, auto part) __attribute__((always_inline)) { add(i, 0, part); });
+  for (; begin + Step::kNumbers <= depth; begin += Step::kNumbers) add(begin, 0, kWhole);
+  if (begin < depth) add(begin, 0, Step::part(depth - begin));
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) {
       Vec sum = sums[c][0][r];
@@ -145,6 +221,7 @@ struct Gemv {
 }  // namespace
 
 extern constexpr GemvTable gemv_table = {
+    .split_pairs = split_pairs,
     .by_columns = {{by_rows<Gemv<float, float>::ByColumns>, nullptr},
                    {by_rows<Gemv<Bf16, float>::ByColumns>, by_rows<Gemv<Bf16, Bf16>::ByColumns>}},
     .by_depth = {{by_rows<Gemv<float, float>::ByDepth>, nullptr},

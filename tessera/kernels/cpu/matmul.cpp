@@ -105,7 +105,15 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
   const auto product =
       (by_depth ? table.by_depth : table.by_columns)[a.scalar_type() == at::kBFloat16]
                                                     [out.scalar_type() == at::kBFloat16];
-  const GemvArgs args{.x = a.const_data_ptr(),
+  const bool splits = a.scalar_type() == at::kBFloat16 && !by_depth;
+  at::Tensor split;
+  if (splits) {
+    split = at::empty({a.size(0), split_depth(depth)}, a.options().dtype(at::kFloat));
+    table.split_pairs(a.const_data_ptr(), a.size(0), depth, split.data_ptr<float>());
+  }
+  const auto& x = splits ? split : a;
+  const GemvArgs args{.x = x.const_data_ptr(),
+                      .x_stride = x.size(1),
                       .matrix = b.const_data_ptr(),
                       .out = out.data_ptr(),
                       .rows = a.size(0),
