@@ -61,9 +61,10 @@ void KvCache::Layer::make_room(const torch::Tensor& k, const torch::Tensor& v) {
   constexpr int64_t kLeast = 64;
   const int64_t kept = length - first, needed = kept + k.size(1);
   const auto moved = [&](const torch::Tensor& old, const torch::Tensor& like) {
-    auto sizes = like.sizes().vec();
-    sizes[1] = std::max(kLeast, 2 * needed);
-    const auto place = torch::empty(sizes, like.options());
+    // A head's tokens one behind the other, as a query reads them.
+    auto place = torch::empty(
+        {like.size(0), like.size(2), std::max(kLeast, 2 * needed), like.size(3)}, like.options());
+    place = place.transpose(1, 2);
     if (kept > 0) place.narrow(1, 0, kept).copy_(old.narrow(1, at, kept));
     return place;
   };
