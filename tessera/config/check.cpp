@@ -20,10 +20,6 @@
 namespace tessera::config {
 namespace {
 
-bool is_default(const Field& field, const RunConfig& config) {
-  return yaml_value(field, config) == yaml_value(field, RunConfig{});
-}
-
 /// The names of a mapping.
 void append_names(const Slot& slot, std::vector<std::string>& texts) {
   const auto append = [&](const auto& patterns) {
@@ -106,13 +102,6 @@ void check_model(const RunConfig& config, const Place& place) {
     place.error("data.seq_len", "expected at most {}, the positions of model.preset {}, got {}",
                 *longest, model.preset, config.data.seq_len);
   }
-}
-
-/// Of a preset; of a path the ranks see to it.
-void check_moe(const RunConfig& config, const Place& place) {
-  if (!config.model.path.empty()) return;
-  const auto problem = moe_problem(config, models::model_preset(config.model.preset));
-  if (problem) place.error(problem->key, "{}", problem->message);
 }
 
 void check_preference(const RunConfig& config, const Place& place) {
@@ -321,21 +310,6 @@ void check_in_backward(const RunConfig& config, const Place& place) {
 }
 
 }  // namespace
-
-std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape) {
-  if (shape.experts.num > 0) return {};
-  for (const auto& section : sections()) {
-    if (section.name != "moe") continue;
-    for (const auto& field : section.fields) {
-      if (is_default(field, config)) continue;
-      return KeyProblem{
-          field.key,
-          "has no effect here: the model has no experts; remove it, or set model.path "
-          "to a mixture such as Mixtral"};
-    }
-  }
-  return {};
-}
 
 std::string needed_for_effect(const std::string& key, const RunConfig& config) {
   for (const auto& need : find_field(key)->needs) {

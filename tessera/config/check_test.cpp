@@ -356,7 +356,8 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
          c.precision.compute = FloatType::bf16, c.precision.parameters = FloatType::bf16;
        },
        [](auto& c) { c.precision.stochastic_rounding = true; },
-       "model.init random, model.dropout or precision.stochastic_rounding"},
+       "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter or "
+       "moe.drop_policy random"},
       {"data.seed", [](auto& c) { c.data.seed = 1, c.data.shuffle = false; },
        [](auto& c) { c.data.shuffle = true; }, "data.shuffle"},
       {"optimizer.decay_norms_and_biases",
@@ -479,6 +480,8 @@ std::map<std::string, Change> contexts() {
          c.schedule.type = optim::LearningRateSchedule::wsd;
        }},
       {"a mixture", [](auto& c) { c.model.path = "x", c.moe.aux_loss = train::AuxLoss::sequence; }},
+      {"a mixture with a capacity",
+       [](auto& c) { c.model.path = "x", c.moe.capacity_factor = 1.5; }},
       {"forced balance", [](auto& c) { c.model.path = "x", c.moe.force_balance = true; }},
       {"nothing but training", [](auto& c) {
          c.data.validation_fraction = 0, c.data.shuffle = false, c.optimizer.weight_decay = 0;
@@ -521,6 +524,61 @@ TEST(Check, BalanceNeedsExperts) {
             "model.path to a mixture such as Mixtral");
   config.model.path = "x";  // the ranks look
   EXPECT_EQ(error_of(config), "no error");
+}
+
+/// A mixture of 8 experts, of which a token takes two, whose config.json has so much noise.
+models::ModelShape mixture(double jitter_noise = 0) {
+  models::ModelShape shape;
+  shape.experts = {.num = 8, .top_k = 2, .jitter_noise = jitter_noise};
+  return shape;
+}
+
+TEST(Check, ACapacityThatDropsNothingIsRefused) {
+  auto config = good();
+  config.data.seq_len = 64;
+  config.moe.capacity_factor = 2.0;
+  EXPECT_FALSE(moe_problem(config, mixture()));
+  config.moe.eval_capacity_factor = 4.0;
+  const auto problem = moe_problem(config, mixture());
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "moe.eval_capacity_factor");
+  EXPECT_EQ(
+      problem->message,
+      "has no effect here: 4 of a token's 2 choices among 8 experts is room for all 64 tokens "
+      "of a row; set it below 4, or remove it");
+  config.moe.min_capacity = 64;
+  EXPECT_EQ(moe_problem(config, mixture())->message,
+            "has no effect here: moe.min_capacity 64 is room for all 64 tokens of a row; set that "
+            "below 64, or remove both");
+}
+
+TEST(Check, CapacityAndItsPolicy) {
+  auto config = good();
+  config.model.path = "x";
+  config.moe.drop_policy = nn::DropPolicy::position;
+  EXPECT_EQ(error_of(config),
+            "moe.drop_policy: has no effect here: it needs moe.capacity_factor or "
+            "moe.eval_capacity_factor; remove one of them");
+  config.moe.eval_capacity_factor = 1.0, config.data.validation_fraction = 0.1;
+  EXPECT_EQ(error_of(config), "no error");
+  config.moe.drop_policy = nn::DropPolicy::random;
+  EXPECT_EQ(error_of(config),
+            "moe.drop_policy: random: draws in training alone, where nothing is dropped; set "
+            "moe.capacity_factor, or moe.drop_policy to position");
+  config.moe.capacity_factor = 1.0;
+  EXPECT_EQ(error_of(config), "no error");
+}
+
+TEST(Check, TheNoiseOfAConfigJsonIsAskedFor) {
+  auto config = good();
+  EXPECT_FALSE(moe_problem(config, mixture()));
+  EXPECT_EQ(
+      moe_problem(config, mixture(0.01))->message,
+      "expected a number above 0, as the model's config.json has router_jitter_noise 0.01; set "
+      "0.01 (of what enters routers; transformers multiplies what enters experts, too), or "
+      "router_jitter_noise to 0 in config.json");
+  config.moe.input_jitter = 0.02;
+  EXPECT_FALSE(moe_problem(config, mixture(0.01)));
 }
 
 // A recipe keeps two checkpoints; an option that saves none makes that moot, and is no mistake.

@@ -86,8 +86,10 @@ Section model_section() {
            kAlways, {.aliases = {"bnb_4bit_quant_type", "quantization", "quantize"}})
       .add("weights_block", &S::weights_block, "elements of a 4-bit weight that share an absmax",
            {kFourBitWeights}, {.range = {64, 4096}, .aliases = {"blocksize"}})
-      .add("seed", &S::seed, "of the random initial weights, of dropout and of stochastic rounding",
-           {kRandomNumbers}, {.range = at_least(0)})
+      .add(
+          "seed", &S::seed,
+          "of the random initial weights, of dropout, of stochastic rounding and of routers' noise",
+          {kRandomNumbers}, {.range = at_least(0)})
       .add("init_std", &S::init_std, "standard deviation of the random initial weights",
            {kRandomWeights}, {.range = above(0), .aliases = {"initializer_range"}})
       .add("vocab_size", &S::vocab_size, "instead of the shape's number of tokens", kAlways,
@@ -576,8 +578,8 @@ Section moe_section() {
   using S = MoeSection;
   return SectionBuilder(
              "moe", &RunConfig::moe,
-             "What keeps the experts of a mixture evenly used (moe.md). Coefficients mean "
-             "the same on any number of ranks and for any size of micro-batches.")
+             "What keeps the experts of a mixture evenly used, and how many tokens each takes "
+             "(moe.md): the same on any number of ranks and for any size of micro-batches.")
       .add("aux_loss", &S::aux_loss,
            "loss that is added for balance: E sum f_i P_i of each layer (Fedus et al. 2022) within "
            "each row (sequence) or over the global batch (batch; with several micro-batches a "
@@ -605,6 +607,29 @@ Section moe_section() {
            "experts take turns, whatever routers say: for benchmarks alone, nothing useful is "
            "learned",
            kAlways, {.aliases = {"moe_router_force_load_balancing", "moe_force_load_balance"}})
+      .add("capacity_factor", &S::capacity_factor,
+           "an expert takes ceil(T K / E times this) of the T tokens of a row at most, K being the "
+           "experts of a token, E all; the others' choices are dropped. null: nothing is dropped",
+           {kRoutersChoose},
+           {.range = above(0),
+            .aliases = {"moe_expert_capacity_factor", "expert_capacity_factor", "drop_tokens"}})
+      .add("eval_capacity_factor", &S::eval_capacity_factor,
+           "the same where nothing is learned: validation, samples. null: nothing is dropped there",
+           {kRoutersChoose, kValidates}, {.range = above(0)})
+      .add("min_capacity", &S::min_capacity, "an expert takes so many tokens of a row in any case",
+           {kCapacity}, {.range = at_least(0), .aliases = {"minimum_capacity"}})
+      .add("drop_policy", &S::drop_policy,
+           "which tokens of a row stay with an expert that has no room for all: those with the "
+           "highest scores (probs), the first (position), those whose first choice it is, then "
+           "their second (choice), or drawn ones (random; of what is not trained the first)",
+           {kCapacity}, {.aliases = {"moe_token_drop_policy", "token_drop_policy", "use_rts"}})
+      .add("input_jitter", &S::input_jitter,
+           "in training, what enters routers is multiplied by numbers drawn uniformly from 1 - "
+           "this to 1 + this (Fedus et al. 2022: 0.01); what enters experts is not",
+           kAlways,
+           {.range = below(0, 1),
+            .aliases = {"moe_input_jitter_eps", "router_jitter_noise", "jitter_eps", "jitter_noise",
+                        "noisy_gate_policy"}})
       .build();
 }
 

@@ -42,10 +42,11 @@ class ChoiceSlot {
 };
 
 /// The place of one value inside a RunConfig. Its alternative is the type of the field.
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                          std::vector<int64_t>*, std::vector<double>*, std::optional<int64_t>*,
-                          std::optional<bool>*, parallel::ReshardAfterForward*, ChoiceSlot,
-                          models::Patterns<int64_t>*, models::Patterns<double>*>;
+using Slot =
+    std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
+                 std::vector<int64_t>*, std::vector<double>*, std::optional<int64_t>*,
+                 std::optional<double>*, std::optional<bool>*, parallel::ReshardAfterForward*,
+                 ChoiceSlot, models::Patterns<int64_t>*, models::Patterns<double>*>;
 
 /// Allowed numbers: low <= x <= high, an end left out where it is open; `also` is allowed on top
 /// (-1 for "automatic").

@@ -283,6 +283,19 @@ std::vector<ModelShape> all_shapes() {
   return shapes;
 }
 
+// It changes nothing but training, which asks for it (Check.TheNoiseOfAConfigJsonIsAskedFor).
+TEST(HfConfig, TheNoiseOfARouterIsReadAndWritten) {
+  auto json = fixture("mixtral_micro");
+  json["router_jitter_noise"] = 0.01;
+  const auto shape = shape_of(json);
+  EXPECT_EQ(shape.experts.jitter_noise, 0.01);
+  EXPECT_EQ(to_hf_config(shape)["router_jitter_noise"], 0.01);
+  EXPECT_EQ(error_with("mixtral_micro", "router_jitter_noise", 1.5),
+            "router_jitter_noise: expected a number of at least 0 and below 1, got '1.5'");
+  EXPECT_EQ(error_with("mixtral_micro", "router_jitter_noise", "some"),
+            "router_jitter_noise: expected a number of at least 0 and below 1, got '\"some\"'");
+}
+
 TEST(HfConfig, WhatIsWrittenIsReadBackTheSame) {
   const auto shapes = all_shapes();
   EXPECT_GE(shapes.size(), 21u);

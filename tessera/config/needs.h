@@ -36,7 +36,8 @@ inline bool has_bf16_state(const RunConfig& c) {
 /// Random numbers of a run beside the order of its data: first weights, dropout, rounding.
 inline bool draws_numbers(const RunConfig& c) {
   return c.model.init == models::Init::random || c.model.dropout > 0 ||
-         c.precision.stochastic_rounding;
+         c.precision.stochastic_rounding || c.moe.input_jitter > 0 ||
+         c.moe.drop_policy == nn::DropPolicy::random;
 }
 inline bool validates(const RunConfig& c) {
   return !c.data.validation.empty() || c.data.validation_fraction > 0;
@@ -51,8 +52,10 @@ constexpr Need kRandomWeights{
 constexpr Need kPretrained{"model.init pretrained", [](const RunConfig& c) {
                              return c.model.init == models::Init::pretrained;
                            }};
-constexpr Need kRandomNumbers{"model.init random, model.dropout or precision.stochastic_rounding",
-                              draws_numbers};
+constexpr Need kRandomNumbers{
+    "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter or "
+    "moe.drop_policy random",
+    draws_numbers};
 
 inline bool has_adapter(const RunConfig& c) { return c.adapter.type != models::AdapterType::none; }
 constexpr Need kAdapter{"adapter.type lora or dora", has_adapter};
@@ -141,6 +144,10 @@ constexpr Need kRoutersChoose{"moe.force_balance false",
                               [](const RunConfig& c) { return !c.moe.force_balance; }};
 constexpr Need kAuxLoss{"moe.aux_loss sequence, batch or transformers",
                         [](const RunConfig& c) { return c.moe.aux_loss != train::AuxLoss::none; }};
+
+constexpr Need kCapacity{"moe.capacity_factor or moe.eval_capacity_factor", [](const RunConfig& c) {
+                           return c.moe.capacity_factor || c.moe.eval_capacity_factor;
+                         }};
 
 constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};

@@ -36,5 +36,7 @@ class Place {
 void check_precision(const RunConfig& config, const Place& place);
 /// What 8 bits of weights and gradients do not go with.
 void check_fp8_storage(const RunConfig& config, const Place& place);
+/// What a mixture of experts is asked for; of a preset, whether it has some.
+void check_moe(const RunConfig& config, const Place& place);
 
 }  // namespace tessera::config

@@ -53,6 +53,7 @@ void change(const Field& field, RunConfig& config) {
           }
           if constexpr (std::is_same_v<T, models::Patterns<double>>) *value = {{"a.*\\.b", 0.1}};
           if constexpr (std::is_same_v<T, std::optional<int64_t>>) *value = 24;
+          if constexpr (std::is_same_v<T, std::optional<double>>) *value = 0.1;
           if constexpr (std::is_same_v<T, std::optional<bool>>) *value = true;
         }
       },

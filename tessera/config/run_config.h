@@ -12,6 +12,7 @@
 #include "tessera/base/aux_loss.h"
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
+#include "tessera/base/expert_capacity.h"
 #include "tessera/base/fp8.h"
 #include "tessera/base/offload.h"
 #include "tessera/base/optimizer_states.h"
@@ -200,6 +201,11 @@ struct MoeSection {
   double z_coefficient = 0;        ///< of the router's z-loss
   double selection_bias_rate = 0;  ///< per step; 0: biases stay as they are
   bool force_balance = false;      ///< for benchmarks: routers are not asked
+  /// Of each row, in means of an expert's share (nn::ExpertCapacity); none: nothing is dropped.
+  std::optional<double> capacity_factor = {}, eval_capacity_factor = {};
+  int64_t min_capacity = 4;
+  nn::DropPolicy drop_policy = nn::DropPolicy::probs;
+  double input_jitter = 0;  ///< of what enters routers
 
   bool operator==(const MoeSection&) const = default;
 };

@@ -282,6 +282,10 @@ std::string yaml_value(const Field& field, const RunConfig& config) {
                     slot);
 }
 
+bool is_default(const Field& field, const RunConfig& config) {
+  return yaml_value(field, config) == yaml_value(field, RunConfig{});
+}
+
 std::string type_name(const Field& field) {
   RunConfig config;
   return std::visit(
@@ -292,7 +296,8 @@ std::string type_name(const Field& field) {
           using T = std::decay_t<decltype(*value)>;
           if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::optional<int64_t>>)
             return "integer";
-          if constexpr (std::is_same_v<T, double>) return "number";
+          if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>)
+            return "number";
           if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>)
             return "true/false";
           if constexpr (std::is_same_v<T, std::string>) return "text";

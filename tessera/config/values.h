@@ -34,6 +34,9 @@ void copy_field(const Field& field, const RunConfig& from, RunConfig& to);
 /// The field's value in YAML; set_field reads it back to the same value.
 std::string yaml_value(const Field& field, const RunConfig& config);
 
+/// Is it what a job file without the key has?
+bool is_default(const Field& field, const RunConfig& config);
+
 /// "integer", "number", "true/false", "text", "list", "list of integers", "mapping to integers" or "true/false, or integer".
 std::string type_name(const Field& field);
 

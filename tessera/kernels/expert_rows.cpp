@@ -33,17 +33,25 @@ Sizes sizes_of(const at::Tensor& places, const at::Tensor& rows) {
   return {places.size(0), places.size(1), rows.size(1)};
 }
 
+/// What each slot finds at its place, nothing but zeros where it has none: values [R, ..] -> [N K, ..].
+at::Tensor at_places(const at::Tensor& values, const at::Tensor& places) {
+  if (values.size(0) == places.numel()) return values.index_select(0, places.flatten());
+  auto nothing = values.sizes().vec();
+  nothing[0] = 1;
+  return at::cat({values, at::zeros(nothing, values.options())}).index_select(0, places.flatten());
+}
+
 /// out[n] = sum over j of weights[n, j] rows[places[n, j]].
 at::Tensor sum_of_slots(const at::Tensor& rows, const at::Tensor& weights,
                         const at::Tensor& places) {
   const auto sizes = sizes_of(places, rows);
   if (!rows.is_cpu()) {
-    auto of_slots =
-        rows.index_select(0, places.flatten()).view({sizes.tokens, sizes.slots, sizes.dim});
+    auto of_slots = at_places(rows, places).view({sizes.tokens, sizes.slots, sizes.dim});
     if (!weights.defined()) return of_slots.sum(1);
     return of_slots.mul(weights.unsqueeze(2)).sum(1).to(rows.scalar_type());
   }
   auto out = at::empty({sizes.tokens, sizes.dim}, rows.options());
+  const int64_t num_places = rows.size(0);
   const auto* place = places.const_data_ptr<int64_t>();
   const auto* weight = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "rows", [&] {
@@ -56,6 +64,7 @@ at::Tensor sum_of_slots(const at::Tensor& rows, const at::Tensor& weights,
                    for (int64_t n = begin; n < end; ++n) {
                      std::ranges::fill(sum, sum_t{0});
                      for (int64_t slot = n * sizes.slots; slot < (n + 1) * sizes.slots; ++slot) {
+                       if (place[slot] == num_places) continue;
                        const auto* row = from + place[slot] * sizes.dim;
                        const sum_t factor = weight == nullptr ? 1 : weight[slot];
                        for (int64_t d = 0; d < sizes.dim; ++d)
@@ -83,9 +92,10 @@ SlotGradients gradients_of_slots(const at::Tensor& grad, const at::Tensor& rows,
     const auto factors = weights.flatten().index_select(0, order.slots);
     const auto dots = spread.to(at::kFloat).mul(rows).sum(1);
     return {spread.mul(factors.unsqueeze(1)).to(rows.scalar_type()),
-            dots.index_select(0, order.places.flatten()).view_as(weights)};
+            at_places(dots, order.places).view_as(weights)};
   }
   SlotGradients result{at::empty_like(rows), at::empty_like(weights)};
+  const int64_t num_places = rows.size(0);
   const auto* place = order.places.const_data_ptr<int64_t>();
   const auto* weight = weights.const_data_ptr<float>();
   auto* by_weight = result.weights.data_ptr<float>();
@@ -97,6 +107,10 @@ SlotGradients gradients_of_slots(const at::Tensor& grad, const at::Tensor& rows,
     parallel_for(0, sizes.tokens, tokens_per_task(sizes.slots, sizes.dim),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t slot = begin * sizes.slots; slot < end * sizes.slots; ++slot) {
+                     if (place[slot] == num_places) {
+                       by_weight[slot] = 0;
+                       continue;
+                     }
                      const auto* gradient = of_token + slot / sizes.slots * sizes.dim;
                      const auto* row = from + place[slot] * sizes.dim;
                      auto* by_row = to + place[slot] * sizes.dim;
@@ -147,34 +161,56 @@ struct CombineRows : torch::autograd::Function<CombineRows> {
   }
 };
 
-}  // namespace
-
-ExpertOrder order_by_expert(const at::Tensor& experts, int64_t num_experts) {
-  const int64_t num_slots = experts.numel();
-  if (!experts.is_cpu()) {
-    const auto slots = at::argsort(experts.flatten(), /*stable=*/true);
-    const auto in_order = at::arange(num_slots, experts.options());
-    return {.slots = slots,
-            .places = at::empty_like(slots).scatter_(0, slots, in_order).view_as(experts),
-            .counts = at::zeros({num_experts}, experts.options())
-                          .scatter_add_(0, experts.flatten(), at::ones_like(slots))};
+/// Of `chosen` [N K], whose places are of `sizes` [N, K]. Those dropped stand behind all others.
+ExpertOrder order_on_device(const at::Tensor& chosen, at::IntArrayRef sizes, int64_t num_experts,
+                            bool some_dropped) {
+  const auto experts =
+      some_dropped ? at::where(chosen.lt(0), at::full({}, num_experts, chosen.options()), chosen)
+                   : chosen;
+  auto slots = at::argsort(experts, /*stable=*/true);
+  auto places =
+      at::empty_like(slots).scatter_(0, slots, at::arange(slots.numel(), slots.options()));
+  auto counts = at::zeros({num_experts + 1}, slots.options())
+                    .scatter_add_(0, experts, at::ones_like(slots))
+                    .narrow(0, 0, num_experts);
+  if (some_dropped) {
+    const auto num_places = counts.sum().item<int64_t>();
+    slots = slots.narrow(0, 0, num_places), places.clamp_max_(num_places);
   }
-  const auto chosen = experts.contiguous();
-  const auto* expert = chosen.const_data_ptr<int64_t>();
-  ExpertOrder order{.slots = at::empty({num_slots}, experts.options()),
-                    .places = at::empty_like(chosen),
+  return {.slots = slots, .places = places.view(sizes), .counts = counts};
+}
+
+ExpertOrder order_here(const at::Tensor& experts, int64_t num_experts) {
+  const auto* expert = experts.const_data_ptr<int64_t>();
+  ExpertOrder order{.slots = {},
+                    .places = at::empty_like(experts),
                     .counts = at::zeros({num_experts}, experts.options())};
   auto* counts = order.counts.data_ptr<int64_t>();
-  for (int64_t slot = 0; slot < num_slots; ++slot) ++counts[expert[slot]];
+  int64_t num_places = 0;
+  for (int64_t slot = 0; slot < experts.numel(); ++slot) {
+    if (expert[slot] < 0) continue;
+    ++counts[expert[slot]], ++num_places;
+  }
   std::vector<int64_t> next(static_cast<size_t>(num_experts), 0);
   for (size_t e = 1; e < next.size(); ++e) next[e] = next[e - 1] + counts[e - 1];
+  order.slots = at::empty({num_places}, experts.options());
   auto* slots = order.slots.data_ptr<int64_t>();
   auto* places = order.places.data_ptr<int64_t>();
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
+  for (int64_t slot = 0; slot < experts.numel(); ++slot) {
+    places[slot] = num_places;
+    if (expert[slot] < 0) continue;
     places[slot] = next[static_cast<size_t>(expert[slot])]++;
     slots[places[slot]] = slot;
   }
   return order;
+}
+
+}  // namespace
+
+ExpertOrder order_by_expert(const at::Tensor& experts, int64_t num_experts, bool some_dropped) {
+  return experts.is_cpu()
+             ? order_here(experts.contiguous(), num_experts)
+             : order_on_device(experts.flatten(), experts.sizes(), num_experts, some_dropped);
 }
 
 at::Tensor gather_rows(const at::Tensor& x, const ExpertOrder& order) {

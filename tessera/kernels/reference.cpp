@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/kernels/random_bits.h"
+
 namespace tessera::kernels {
 namespace {
 
@@ -43,20 +45,10 @@ at::Tensor clamped_swiglu_reference(const at::Tensor& gate, const at::Tensor& up
   return g * at::sigmoid(g * static_cast<double>(clamp.scale)) * (up.clamp(-limit, limit) + 1);
 }
 
-// The bits of cpu/flat_impl.h, 32 at a time in int64.
 at::Tensor dropout_reference(const at::Tensor& x, double probability, const DropoutKey& key) {
-  constexpr int64_t kLow = 0xffffffff;
-  const auto mixed = [](at::Tensor bits) {
-    bits = bits.bitwise_xor(bits.bitwise_right_shift(16)).mul(0x7feb352d).bitwise_and(kLow);
-    bits = bits.bitwise_xor(bits.bitwise_right_shift(15)).mul(0x846ca68b).bitwise_and(kLow);
-    return bits.bitwise_xor(bits.bitwise_right_shift(16));
-  };
-  const auto [first, second] = random_key(key);
   const auto position = at::arange(key.first_position, key.first_position + x.numel(),
                                    x.options().dtype(at::kLong).requires_grad(false));
-  const auto low = mixed(position.bitwise_and(kLow).bitwise_xor(int64_t{first}));
-  const auto high = position.bitwise_right_shift(32).mul(0x9e3779b1);
-  const auto bits = mixed((low + high + int64_t{second}).bitwise_and(kLow));
+  const auto bits = random_bits(position, key);
   const auto kept = bits.ge(int64_t{drop_threshold(probability)}).view(x.sizes());
   return at::where(kept, x / (1 - probability), at::zeros({}, x.options().requires_grad(false)));
 }

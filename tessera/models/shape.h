@@ -84,6 +84,9 @@ struct ExpertsShape {
   bool router_bias = false;      ///< of its logits, learned
   int64_t num_dense_layers = 0;  ///< the first layers, which have one feed-forward instead
   int64_t dense_ffn_dim = 0;     ///< of those; where there are none, what config.json says of them
+  /// Of config.json (router_jitter_noise): written as it was read. It concerns training alone, where
+  /// transformers multiplies what enters the whole mixture.
+  double jitter_noise = 0;
 
   bool operator==(const ExpertsShape&) const = default;
 };

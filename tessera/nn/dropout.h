@@ -33,6 +33,13 @@ class RandomScope {
   std::optional<RandomContext> before_;
 };
 
+/// Does this thread's call of `module` serve training? Not in evaluation, nor outside of a RandomScope without
+/// grad mode, unless it is the first forward of a checkpointed module.
+bool trains(const Hookable& module);
+
+/// The context that `layer` draws from in training. ValueError outside of a RandomScope.
+const RandomContext& random_context(const std::string& layer);
+
 /// kernels::dropout of x [B, ..] with the context's numbers: what is dropped is a function of
 /// (seed, step, `name`, row in the global batch, position in the row), so it depends neither on the
 /// number of ranks, nor on micro-batches, nor on checkpointing. In evaluation x is returned; so it

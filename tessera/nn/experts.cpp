@@ -12,7 +12,7 @@ namespace tessera::nn {
 
 torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
                             const ExpertProducts& products) {
-  const auto order = kernels::order_by_expert(routing.experts, num_experts);
+  const auto order = kernels::order_by_expert(routing.experts, num_experts, routing.some_dropped);
   const auto results = products(kernels::gather_rows(x, order), order.counts);
   return kernels::combine_rows(results, routing.weights, order);
 }

@@ -1,5 +1,5 @@
-// The experts of a mixture: feed-forwards of which each token takes a few. Without capacity: no
-// token is dropped, no row padded.
+// The experts of a mixture: feed-forwards of which each token takes a few. They take what the routing
+// sends them: no row is padded.
 #pragma once
 
 #include <cstdint>

@@ -63,10 +63,8 @@ class DenseWeight : public LinearWeight {
   }
 
  private:
-  /// A checkpointed module's first forward has no graph: it is known by its scope.
   static kernels::LinearProductsPtr products_of(const LinearImpl& layer) {
-    const bool trains = torch::GradMode::is_enabled() || RandomScope::current().has_value();
-    return layer.is_training() && trains ? layer.products : nullptr;
+    return trains(layer) ? layer.products : nullptr;
   }
 
   WeightLayout layout_;

@@ -7,12 +7,15 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cmath>
 #include <tuple>
 
-#include "tessera/kernels/router.h"
+#include "tessera/base/portable_numbers.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/kept_choices.h"
 
 namespace tessera::nn {
 namespace {
@@ -64,25 +67,61 @@ RouterImpl::RouterImpl(int64_t dim, const RouterOptions& options,
   }
 }
 
+/// Of a call with rows of `row_size` numbers.
+kernels::DropoutKey RouterImpl::numbers_of(const char* purpose, int64_t row_size) const {
+  const auto& context = random_context(name);
+  return {.seed = context.seed,
+          .step = context.step,
+          .layer = name_key(name + purpose),
+          .first_position = context.first_row * row_size};
+}
+
+torch::Tensor RouterImpl::kept(const RouterCall& call) const {
+  const auto& capacity = training.capacity;
+  const bool draws = trains(*this);
+  const auto factor = draws ? capacity.factor : capacity.eval_factor;
+  if (!factor || call.num_sequences == 0) return {};
+  const int64_t num_experts = call.scores.size(1);
+  const int64_t seq_len = call.experts.size(0) / call.num_sequences;
+  const auto most = expert_capacity(seq_len, num_experts, options_.top_k, *factor, capacity.least);
+  if (most >= seq_len) return {};
+  const Choices choices{call.num_sequences, call.experts, call.scores};
+  if (capacity.policy != DropPolicy::random) return kept_choices(choices, most, capacity.policy);
+  // What does not train has no step to draw for.
+  if (!draws) return kept_choices(choices, most, DropPolicy::position);
+  return kept_choices(choices, most, capacity.policy, numbers_of(".drop", seq_len * num_experts));
+}
+
 Routing RouterImpl::forward(const torch::Tensor& x) {
-  RouterCall call{.num_sequences = x.size(0), .logits = {}, .scores = {}, .experts = {}};
-  call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight, bias);
+  RouterCall call;
+  call.num_sequences = x.size(0);
+  kernels::Jitter jitter;
+  if (training.jitter > 0 && x.numel() > 0 && trains(*this)) {
+    jitter = {.eps = training.jitter, .key = numbers_of(".jitter", x.numel() / x.size(0))};
+  }
+  call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight, bias, jitter);
   call.scores = scores_of(call.logits, options_.scores);
-  if (takes_turns) {
+  if (training.takes_turns) {
     call.experts = in_turn(call.logits.size(0), options_, x.device());
   } else {
     auto chosen_by = call.scores.detach();
     if (selection_bias.defined()) chosen_by = chosen_by + selection_bias;
     call.experts = std::get<1>(in_best_groups(chosen_by, options_).topk(options_.top_k, 1));
   }
+  call.kept = kept(call);
   auto weights = call.scores.gather(1, call.experts);
+  if (call.kept.defined()) weights = weights * call.kept;
   if (options_.normalise) {
-    constexpr double kTiny = 1e-20;  // sigmoids of very low logits may all be 0
+    constexpr double kTiny = 1e-20;  // sigmoids of very low logits may all be 0, and all be dropped
     weights = weights / (weights.sum(1, /*keepdim=*/true) + kTiny);
   }
   if (options_.scale != 1) weights = weights * options_.scale;
   if (balance) weights = balance(call, weights);
-  return {call.experts, weights};
+  if (!call.kept.defined()) return {.experts = call.experts, .weights = weights};
+  const auto nobody = torch::full({}, -1, call.experts.options());
+  return {.experts = at::where(call.kept, call.experts, nobody),
+          .weights = weights,
+          .some_dropped = true};
 }
 
 }  // namespace tessera::nn

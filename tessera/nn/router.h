@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
+#include "tessera/base/expert_capacity.h"
+#include "tessera/kernels/router.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::nn {
@@ -29,8 +32,9 @@ struct RouterOptions {
 
 /// Where the rows of N tokens go.
 struct Routing {
-  torch::Tensor experts;  ///< int64 [N, K]
-  torch::Tensor weights;  ///< float32 [N, K], of the experts' results
+  torch::Tensor experts;      ///< int64 [N, K]; of a dropped choice -1
+  torch::Tensor weights;      ///< float32 [N, K], of the experts' results; of a dropped choice 0
+  bool some_dropped = false;  ///< may some be?
 
   void visit_tensors(const auto& visit) { visit(experts), visit(weights); }
 };
@@ -39,11 +43,29 @@ struct Routing {
 struct RouterCall {
   int64_t num_sequences = 0;     ///< B
   torch::Tensor logits, scores;  ///< float32 [N, E], with their graph
-  torch::Tensor experts;         ///< int64 [N, K]
+  torch::Tensor experts;         ///< int64 [N, K], those dropped, too
+  torch::Tensor kept;            ///< bool [N, K]; undefined: all
+};
+
+/// What training asks of a router beside its family's options.
+struct RouterTraining {
+  /// Of each sequence of a call: so what is dropped depends on the sequence alone, not on the others beside it. A
+  /// token all of whose choices are dropped gets nothing from experts.
+  ExpertCapacity capacity;
+  /// In training the router's input is multiplied by uniform numbers of [1 - jitter, 1 + jitter), see
+  /// kernels::Jitter; the experts' is not.
+  double jitter = 0;
+  /// For benchmarks: tokens take the experts in turn, whatever their scores.
+  bool takes_turns = false;
 };
 
 /// A router, in float32 whatever the model's dtype: logits x W^T + b, scores of them, the K best. Its
-/// weight [E, D] is the register's `weight`, as Hugging Face's `gate.weight`; b [E] its `bias`.
+/// weight [E, D] is the register's `weight`, as Hugging Face's `gate.weight`; b [E] its `bias`. Where a capacity
+/// drops choices, `normalise` divides by the sum of those that stay, as DeepSpeed's gates of two and more do.
+///
+/// Random numbers are functions of (seed, step, `name`, row in the global batch, place in the row): they depend
+/// neither on ranks nor on micro-batches nor on checkpointing. A training forward that draws some needs a
+/// RandomScope (nn/dropout.h).
 class RouterImpl : public Hookable {
  public:
   RouterImpl(int64_t dim, const RouterOptions& options, const torch::TensorOptions& tensors = {});
@@ -55,13 +77,17 @@ class RouterImpl : public Hookable {
   /// Added to the scores that experts are chosen by, not to their weights: float32 [E], or
   /// undefined (Wang et al., Auxiliary-Loss-Free Load Balancing, 2024).
   torch::Tensor selection_bias;
-  /// For benchmarks: tokens take the experts in turn, whatever their scores.
-  bool takes_turns = false;
+  RouterTraining training;
+  std::string name = "router";  ///< of the layer, for its random numbers
   /// Sees each call, and gives the weights [N, K] to go on with: what it adds to the loss hangs on
   /// their graph. Empty: nothing.
   std::function<torch::Tensor(const RouterCall& call, const torch::Tensor& weights)> balance;
 
  private:
+  kernels::DropoutKey numbers_of(const char* purpose, int64_t row_size) const;
+  /// Undefined: all stay.
+  torch::Tensor kept(const RouterCall& call) const;
+
   RouterOptions options_;
 };
 using Router = Hooked<RouterImpl>;

@@ -205,7 +205,7 @@ void add_routers(const RunConfig& config, const plan::RankPart& part, Communicat
   if (experts.num == 0 || along.size() != 1) return;
   const int64_t times = train::is_of_counts(config.moe.aux_loss) ? 2 : 1;
   const int64_t routers = std::ssize(part.blocks) - experts.num_dense_layers;
-  constexpr int64_t kOthers = 3;  // beside each expert's choices and sum of probabilities
+  constexpr int64_t kOthers = 4;  // beside each expert's choices and sum of probabilities
   moved.along(along.front()).all_reduce +=
       real(times * routers * (2 * experts.num + kOthers)) * kDouble;
 }

@@ -1,6 +1,10 @@
 #include "tessera/report/expert_load.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "tessera/report/plot_frame.h"
 
 namespace tessera::report {
 
@@ -8,11 +12,16 @@ void ExpertTotals::add(const StepRecord& record) {
   if (record.experts.empty()) return;
   if (map_.layers.empty()) {
     for (const auto& load : record.experts) map_.layers.push_back(load.layer);
+    dropped_.layers = map_.layers;
   }
   if (record.experts.size() != map_.layers.size()) return;  // of a log that another model began
-  std::vector<double> violations;
-  for (const auto& load : record.experts) violations.push_back(load.max_violation());
+  std::vector<double> violations, dropped;
+  for (const auto& load : record.experts) {
+    violations.push_back(load.max_violation());
+    if (load.dropped) dropped.push_back(100 * *load.dropped);
+  }
   map_.add(record.step, violations);
+  if (dropped.size() == dropped_.layers.size()) dropped_.add(record.step, dropped);
   last_.push_back(record.experts);
   if (last_.size() > kLastSteps) last_.pop_front();
 }
@@ -31,6 +40,9 @@ std::vector<ExpertSummary> ExpertTotals::last() const {
         layer.load.tokens[e] += load.tokens[e];
       }
       layer.load.entropy += load.entropy / count;
+      if (load.dropped) {
+        layer.load.dropped = layer.load.dropped.value_or(0) + *load.dropped / count;
+      }
       layer.mean_of_max_violation += load.max_violation() / count;
     }
   }
@@ -38,10 +50,19 @@ std::vector<ExpertSummary> ExpertTotals::last() const {
 }
 
 std::string expert_load_svg(const ExpertTotals& totals, const ExpertLoadOptions& options) {
-  return layer_map_svg(totals.violations(), {.title = options.title,
-                                             .subtitle = options.subtitle,
-                                             .measure = "MaxVio",
-                                             .least_darkest = 0.1});
+  const auto load = layer_map_svg(totals.violations(), {.title = options.title,
+                                                        .subtitle = options.subtitle,
+                                                        .measure = "MaxVio",
+                                                        .least_darkest = 0.1});
+  if (totals.dropped().empty()) return load;
+  const auto dropped = layer_map_svg(totals.dropped(), {.title = "Choices dropped",
+                                                        .subtitle = "for which experts had no room",
+                                                        .measure = "%",
+                                                        .least_darkest = 1});
+  return fmt::format(
+      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}">)"
+      "\n{2}<svg y=\"{3:.0f}\"{4}</svg>\n",
+      kPlotWidth, 2 * kPlotHeight, load, kPlotHeight, dropped.substr(std::string("<svg").size()));
 }
 
 }  // namespace tessera::report

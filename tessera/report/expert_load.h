@@ -13,7 +13,7 @@ namespace tessera::report {
 
 /// The load of one layer's experts over the last steps of a run together.
 struct ExpertSummary {
-  ExpertLoad load;                   ///< tokens: sums over these steps; entropy: the mean
+  ExpertLoad load;                   ///< tokens: sums over these steps; entropy, dropped: the means
   double mean_of_max_violation = 0;  ///< of each step alone
 };
 
@@ -27,10 +27,11 @@ class ExpertTotals {
 
   std::vector<ExpertSummary> last() const;  ///< by layer; empty: the model has no experts
   bool empty() const { return map_.empty(); }
-  const LayerMap& violations() const { return map_; }  ///< MaxVio
+  const LayerMap& violations() const { return map_; }   ///< MaxVio
+  const LayerMap& dropped() const { return dropped_; }  ///< in %; empty: none is ever dropped
 
  private:
-  LayerMap map_;
+  LayerMap map_, dropped_;
   std::deque<std::vector<ExpertLoad>> last_;
 };
 
@@ -39,7 +40,8 @@ struct ExpertLoadOptions {
   std::string subtitle;
 };
 
-/// The layer map (layer_map.h) of MaxVio: darker where the fullest expert is further above the mean.
+/// The layer map (layer_map.h) of MaxVio: darker where the fullest expert is further above the mean. Where
+/// experts have no room for all tokens, the map of the shares dropped stands below it, in a picture twice as high.
 std::string expert_load_svg(const ExpertTotals& totals, const ExpertLoadOptions& options = {});
 
 }  // namespace tessera::report

@@ -42,6 +42,27 @@ TEST(ExpertLoadTest, LastStepsTogether) {
   EXPECT_NEAR(last[1].mean_of_max_violation, 1, 1e-12);
 }
 
+TEST(ExpertLoadTest, WhatIsDroppedHasAMeanAndAPictureOfItsOwn) {
+  ExpertTotals totals;
+  for (int64_t step = 1; step <= 20; ++step) {
+    totals.add(
+        step_with(step, {{.layer = 3, .tokens = {3, 1}, .dropped = step % 2 == 0 ? 0.2 : 0.4},
+                         {.layer = 4, .tokens = {2, 2}, .dropped = 0.0}}));
+  }
+  const auto last = totals.last();
+  EXPECT_NEAR(last[0].load.dropped.value(), 0.3, 1e-12);
+  EXPECT_EQ(last[1].load.dropped.value(), 0);
+  EXPECT_EQ(totals.dropped().values[0][0], 40);
+  const auto svg = expert_load_svg(totals);
+  EXPECT_TRUE(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+  EXPECT_NE(svg.find("Choices dropped"), std::string::npos);
+  EXPECT_NE(svg.find("viewBox=\"0 0 900 960\""), std::string::npos);
+  ExpertTotals without;
+  without.add(step_with(1, {{.layer = 3, .tokens = {3, 1}}}));
+  EXPECT_FALSE(without.last()[0].load.dropped);
+  EXPECT_EQ(expert_load_svg(without).find("Choices dropped"), std::string::npos);
+}
+
 TEST(ExpertLoadTest, APictureHasARowForEachLayerAndStaysSmall) {
   ExpertTotals totals;
   for (int64_t step = 1; step <= 3000; ++step) {

@@ -48,9 +48,11 @@ std::vector<ExpertLoad> experts_of(const Json& json) {
   std::vector<ExpertLoad> loads;
   if (!json.contains(kExpertTokens)) return loads;
   for (const auto& [layer, tokens] : json.at(kExpertTokens).items()) {
-    loads.push_back({.layer = std::stoll(layer),
-                     .tokens = tokens.get<std::vector<int64_t>>(),
-                     .entropy = json.value("moe/layer_" + layer + "/entropy", 0.0)});
+    const auto prefix = "moe/layer_" + layer + "/";
+    auto& load = loads.emplace_back();
+    load.layer = std::stoll(layer), load.tokens = tokens.get<std::vector<int64_t>>();
+    load.entropy = json.value(prefix + "entropy", 0.0);
+    if (json.contains(prefix + "dropped")) load.dropped = json.value(prefix + "dropped", 0.0);
   }
   return loads;
 }

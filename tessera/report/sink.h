@@ -31,6 +31,8 @@ struct ExpertLoad {
   int64_t layer = 0;
   std::vector<int64_t> tokens;  ///< by expert
   double entropy = 0;           ///< of the router's probabilities, the mean of tokens; 1: all alike
+  /// The share of choices for which experts had no room; unset: none is ever dropped.
+  std::optional<double> dropped = {};
 
   /// MaxVio: how much the fullest expert is above the mean, in means (Wang et al., 2024); 0: even.
   double max_violation() const;

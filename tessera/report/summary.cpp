@@ -107,6 +107,15 @@ void add_answers(const std::vector<HeldOutAnswer>& answers, size_t indent, Lines
   }
 }
 
+/// ", dropped 3.1 % at most (layer 2)" of the layer that dropped most.
+std::string dropped_text(const std::vector<ExpertSummary>& experts) {
+  const auto share = [](const ExpertSummary& layer) { return layer.load.dropped.value_or(-1); };
+  const auto most = std::ranges::max_element(experts, {}, share);
+  if (!most->load.dropped) return "";
+  return fmt::format(", dropped {:.2g} % at most (layer {})", 100 * *most->load.dropped,
+                     most->load.layer);
+}
+
 /// The layer with the fullest expert: "MaxVio 0.31 (layer 2, of the last 50 steps)".
 std::string experts_line(const RunSummary& summary) {
   const auto violation = [](const ExpertSummary& layer) { return layer.load.max_violation(); };
@@ -116,8 +125,8 @@ std::string experts_line(const RunSummary& summary) {
     entropy += layer.load.entropy / static_cast<double>(summary.experts.size());
   }
   return fmt::format(
-      "MaxVio {:.2f} at most (layer {}), {:.2f} in a step, entropy {:.2f}{}", violation(*worst),
-      worst->load.layer, worst->mean_of_max_violation, entropy,
+      "MaxVio {:.2f} at most (layer {}), {:.2f} in a step, entropy {:.2f}{}{}", violation(*worst),
+      worst->load.layer, worst->mean_of_max_violation, entropy, dropped_text(summary.experts),
       summary.forced_balance ? "; NOT ROUTED: experts took turns (moe.force_balance)" : "");
 }
 
@@ -125,10 +134,12 @@ std::string experts_line(const RunSummary& summary) {
 nlohmann::ordered_json experts_json(const std::vector<ExpertSummary>& experts) {
   auto layers = nlohmann::ordered_json::object();
   for (const auto& [load, mean_of_max_violation] : experts) {
-    layers[std::to_string(load.layer)] = {{"tokens", load.tokens},
-                                          {"max_violation", load.max_violation()},
-                                          {"mean_of_max_violation", mean_of_max_violation},
-                                          {"entropy", load.entropy}};
+    auto& layer = layers[std::to_string(load.layer)];
+    layer = {{"tokens", load.tokens},
+             {"max_violation", load.max_violation()},
+             {"mean_of_max_violation", mean_of_max_violation},
+             {"entropy", load.entropy}};
+    if (load.dropped) layer["dropped"] = *load.dropped;
   }
   return layers;
 }

@@ -18,7 +18,7 @@ using torch::Tensor;
 
 /// Sums over the positions that a router saw: choices of each expert [E], its probabilities [E], and
 /// then these.
-enum Column : int64_t { kEntropy, kSquaredLogSumExp, kRowLosses, kNumColumns };
+enum Column : int64_t { kEntropy, kSquaredLogSumExp, kRowLosses, kDropped, kNumColumns };
 
 Tensor probabilities_of(const nn::RouterCall& call, nn::RouterScores scores) {
   switch (scores) {
@@ -28,6 +28,25 @@ Tensor probabilities_of(const nn::RouterCall& call, nn::RouterScores scores) {
       return call.scores / (call.scores.sum(1, /*keepdim=*/true) + 1e-20);
   }
   TORCH_INTERNAL_ASSERT(false);
+}
+
+nn::RouterTraining training_of(const config::MoeSection& section) {
+  return {.capacity = {.factor = section.capacity_factor,
+                       .eval_factor = section.eval_capacity_factor,
+                       .least = section.min_capacity,
+                       .policy = section.drop_policy},
+          .jitter = section.input_jitter,
+          .takes_turns = section.force_balance};
+}
+
+void add_figures(const report::ExpertLoad& load, std::vector<report::Figure>& figures) {
+  const auto add = [&](const char* name, double value) {
+    figures.push_back(
+        {.tag = fmt::format("moe/layer_{}/{}", load.layer, name), .value = value, .shown = ""});
+  };
+  add("max_violation", load.max_violation());
+  add("entropy", load.entropy);
+  if (load.dropped) add("dropped", *load.dropped);
 }
 
 /// The sum over rows of E sum_i f_i P_i.
@@ -117,7 +136,8 @@ Balance::Balance(std::vector<LayerRouter> routers, const models::LanguageModel& 
       router.selection_bias = torch::zeros({num_experts_}, number);
     }
     has_biases_ |= router.selection_bias.defined();
-    router.takes_turns = section.force_balance;
+    router.training = training_of(section);
+    router.name = all_[i].path;
     is_here_.push_back(parameters.contains(all_[i].path + ".weight"));
     router.balance = [this, i](const nn::RouterCall& call, const Tensor& weights) {
       return see(i, call, weights);
@@ -187,6 +207,7 @@ Tensor Balance::see(size_t index, const nn::RouterCall& call, const Tensor& weig
     rest[kEntropy].add_(at::special_entr(probabilities).sum(torch::kFloat64));
     rest[kSquaredLogSumExp].add_(log_sum_exp.square().sum(torch::kFloat64));
     if (by_rows) rest[kRowLosses].add_(of_rows);
+    if (call.kept.defined()) rest[kDropped].add_(call.kept.logical_not().sum());
   }
   if (!torch::GradMode::is_enabled() || !call.logits.requires_grad()) return weights;
   auto result = weights;
@@ -234,6 +255,7 @@ BalanceResult Balance::finish_step(bool skipped) {
   const double most_entropy = std::max(std::log(static_cast<double>(num_experts_)), 1e-20);
   BalanceResult result;
   double worst = 0;
+  const auto choices = static_cast<double>(top_k_);  // of a position
   std::vector<report::Figure> by_layer;
   for (size_t i = 0; i < all_.size(); ++i) {
     const auto row = sums[static_cast<int64_t>(i)].narrow(0, 0, num_experts_).contiguous();
@@ -244,11 +266,11 @@ BalanceResult Balance::finish_step(bool skipped) {
     for (int64_t e = 0; e < num_experts_; ++e) {
       load.tokens.push_back(std::llround(row[e].item<double>()));
     }
-    const double violation = load.max_violation();
-    worst = std::max(worst, violation);
-    const auto prefix = fmt::format("moe/layer_{}/", load.layer);
-    by_layer.push_back({.tag = prefix + "max_violation", .value = violation, .shown = ""});
-    by_layer.push_back({.tag = prefix + "entropy", .value = load.entropy, .shown = ""});
+    if (section_.capacity_factor) {
+      load.dropped = rest[static_cast<int64_t>(i)][kDropped].item<double>() / choices;
+    }
+    worst = std::max(worst, load.max_violation());
+    add_figures(load, by_layer);
     result.layers.push_back(std::move(load));
   }
   const auto means = rest.mean(0);
@@ -259,6 +281,11 @@ BalanceResult Balance::finish_step(bool skipped) {
       {.tag = "moe/z_loss", .value = means[kSquaredLogSumExp].item<double>(), .shown = ""},
       {.tag = "moe/entropy", .value = means[kEntropy].item<double>() / most_entropy, .shown = ""},
       {.tag = "moe/max_violation", .value = worst, .shown = "MaxVio"}};
+  if (section_.capacity_factor) {
+    result.figures.push_back({.tag = "moe/dropped",
+                              .value = means[kDropped].item<double>() / choices,
+                              .shown = "dropped"});
+  }
   std::ranges::move(by_layer, std::back_inserter(result.figures));
   return result;
 }

@@ -1,4 +1,5 @@
-// What the routers of a mixture did in a step, over all ranks, and what keeps their experts evenly used.
+// What the routers of a mixture did in a step, over all ranks, and what training asks of them: experts evenly
+// used, room for so many tokens, noise.
 #pragma once
 
 #include <cstdint>
@@ -59,8 +60,8 @@ struct BalanceAmounts {
 class Balance {
  public:
   /// `routers`: of the whole model, some of which this rank may not have. `world`: all ranks; those of
-  /// `tensor_axis` see the same tokens. Gives routers a bias, of zeros unless they have one, where
-  /// moe.selection_bias_rate is above 0 or their family's files have it.
+  /// `tensor_axis` see the same tokens. Gives routers their nn::RouterTraining and a bias, of zeros unless they
+  /// have one, where moe.selection_bias_rate is above 0 or their family's files have it.
   Balance(std::vector<LayerRouter> routers, const models::LanguageModel& model,
           const config::MoeSection& section, mesh::Axis world, mesh::Axis tensor_axis,
           torch::Device device);

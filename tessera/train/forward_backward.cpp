@@ -54,12 +54,45 @@ std::unique_ptr<precision::Autocast> autocast_of(const Run& run) {
   return std::make_unique<precision::Autocast>(*run.autocast, run.device.type());
 }
 
+/// What each micro-batch of a step draws random numbers from.
+std::vector<nn::RandomContext> random_contexts(const Run& run, int64_t step,
+                                               const std::vector<data::Batch>& batches) {
+  std::vector<nn::RandomContext> contexts;
+  int64_t first_row = run.train_loader.rows().begin;
+  for (const auto& batch : batches) {
+    contexts.push_back({.seed = static_cast<uint64_t>(run.config.model.seed),
+                        .step = step,
+                        .first_row = first_row});
+    first_row += batch.inputs.size(0);
+  }
+  return contexts;
+}
+
+/// The sum of what the head returns for `batches`, without gradients. `contexts`: of a training forward; empty: of
+/// one that nothing is learned from.
+double loss_sum_in(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss,
+                   const std::vector<nn::RandomContext>& contexts) {
+  const auto autocast = autocast_of(run);
+  return sum_of(run.pipeline.evaluate(
+      [&](int stage, int micro_batch, torch::Tensor hidden) {
+        const auto index = static_cast<size_t>(micro_batch);
+        std::optional<nn::RandomContext> context;
+        if (!contexts.empty()) context = contexts[index];
+        const nn::RandomScope random(context);
+        run.parallel.begin_pass(stage, micro_batch);
+        return forward_stage(run, stage, std::move(hidden), batches[index], loss);
+      },
+      static_cast<int>(batches.size())));
+}
+
 /// A forward without gradients that tells what a loss of the whole batch's counts needs, where its
-/// backward begins before its last forward.
-void count_first(Run& run, const std::vector<data::Batch>& batches) {
+/// backward begins before its last forward. It draws and drops what the step's own will.
+void count_first(Run& run, const std::vector<data::Batch>& batches,
+                 const std::vector<nn::RandomContext>& contexts) {
   const bool at_once = batches.size() == 1 && run.pipeline_axis.size() == 1;
   if (!run.balance || !run.balance->needs_counts() || at_once) return;
-  loss_sum(run, batches, [](const data::Batch&) { return kernels::TokenLoss(1); });
+  loss_sum_in(
+      run, batches, [](const data::Batch&) { return kernels::TokenLoss(1); }, contexts);
   run.balance->know_counts();
   run.balance->count_anew();
 }
@@ -82,17 +115,13 @@ void prepare(Run& run, const Action& action) {
 
 double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
                             const BatchLoss& loss) {
-  count_first(run, batches);
+  const auto contexts = random_contexts(run, step, batches);
+  count_first(run, batches, contexts);
   const auto autocast = autocast_of(run);
-  std::vector<int64_t> first_rows{run.train_loader.rows().begin};
-  for (const auto& batch : batches) first_rows.push_back(first_rows.back() + batch.inputs.size(0));
   const auto before = held_bytes(run);
   const auto forward = [&](int stage, int micro_batch, torch::Tensor hidden) {
     const auto index = static_cast<size_t>(micro_batch);
-    const nn::RandomScope random(
-        nn::RandomContext{.seed = static_cast<uint64_t>(run.config.model.seed),
-                          .step = step,
-                          .first_row = first_rows[index]});
+    const nn::RandomScope random(contexts[index]);
     auto result = forward_stage(run, stage, std::move(hidden), batches[index], loss);
     run.peak_activations = std::max(run.peak_activations, held_bytes(run) - before);
     return result;
@@ -109,14 +138,7 @@ double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batc
 }
 
 double loss_sum(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss) {
-  const auto autocast = autocast_of(run);
-  return sum_of(run.pipeline.evaluate(
-      [&](int stage, int micro_batch, torch::Tensor hidden) {
-        run.parallel.begin_pass(stage, micro_batch);
-        return forward_stage(run, stage, std::move(hidden),
-                             batches[static_cast<size_t>(micro_batch)], loss);
-      },
-      static_cast<int>(batches.size())));
+  return loss_sum_in(run, batches, loss, {});
 }
 
 torch::Tensor logits_at(Run& run, const torch::Tensor& ids, const TextPosition& at) {

@@ -217,6 +217,14 @@ void Draw::draw_balance(Settings& function) {
   }
   if (chance(0.3)) function["moe.z_coefficient"] = "0.05";
   if (chance(0.3)) function["moe.selection_bias_rate"] = "0.01";
+  if (chance(0.4)) {
+    // Below 1 experts lack room in any row, be all of them chosen.
+    function["moe.capacity_factor"] = one_of<std::string>({"0.5", "0.75"});
+    function["moe.min_capacity"] = one_of<std::string>({"0", "4"});
+    function["moe.drop_policy"] = one_of<std::string>({"probs", "position", "choice", "random"});
+    if (chance(0.5)) function["moe.eval_capacity_factor"] = "0.6";
+  }
+  if (chance(0.3)) function["moe.input_jitter"] = "0.1";
 }
 
 std::optional<Trial> Draw::candidate() {

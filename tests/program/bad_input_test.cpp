@@ -174,6 +174,29 @@ TEST_F(BadInputTest, ImpossibleValue) {
                  "that is a multiple of model\\.num_heads");
 }
 
+TEST_F(BadInputTest, ExpertsWithoutRoomOrReason) {
+  const auto mixture = (before_ / "tests/fixtures/mixtral_micro").string();
+  change("  preset: micro\n  vocab_size: 256", "  path: " + mixture);
+  expect_refusal({"train", "job.yaml", "--moe.capacity_factor=0"},
+                 "--moe\\.capacity_factor: expected a number > 0, got '0'");
+  expect_refusal({"train", "job.yaml", "--moe.capacity_factor=some"},
+                 "--moe\\.capacity_factor: expected a number > 0, got 'some'");
+  expect_refusal({"train", "job.yaml", "--moe.drop_policy=position"},
+                 "--moe\\.drop_policy: has no effect here: it needs moe\\.capacity_factor or "
+                 "moe\\.eval_capacity_factor; remove one of them");
+  expect_refusal(
+      {"train", "job.yaml", "--moe.capacity_factor=1", "--moe.drop_policy=last"},
+      "--moe\\.drop_policy: expected one of probs, position, choice, random, got 'last'");
+  expect_refusal({"train", "job.yaml", "--moe.input_jitter=1"},
+                 "--moe\\.input_jitter: expected a number in \\[0, 1\\), got '1'");
+  expect_refusal({"train", "job.yaml", "--moe.capacity_factor=2"},
+                 "moe\\.capacity_factor: has no effect here: 2 of a token's 2 choices among 4 "
+                 "experts is room for all 16 tokens of a row; set it below 2, or remove it");
+  expect_refusal({"train", "job.yaml", "--moe.capacity_factor=1", "--moe.force_balance=true"},
+                 "--moe\\.capacity_factor: has no effect here: it needs moe\\.force_balance false; "
+                 "remove one of them");
+}
+
 TEST_F(BadInputTest, MoreRanksThanSamples) {
   folder_.write("tokens.bin", bytes_of(std::vector<uint16_t>(17, 7)));
   expect_refusal({"train", "job.yaml"},

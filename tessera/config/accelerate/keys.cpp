@@ -15,6 +15,7 @@ using enum KeyType;
 
 const Range kAtLeastZero{.low = 0, .high = 1e12};
 const Range kAtLeastOne{.low = 1, .high = 1e12};
+const Range kAboveZero{.low = 0, .high = 1e12, .low_open = true};
 const Range kDegree{.low = 1, .high = 65536};  ///< of a kind of parallelism, of ranks
 
 /// What few keys have. Option and variable follow from the key's name if they are not given.
@@ -191,13 +192,29 @@ std::vector<Key> parallelism_keys() {
       .build();
 }
 
-/// Megatron's own arguments, which Accelerate hands on from a script (other_megatron_args) and has no option
-/// for.
+/// One of Megatron's own arguments, which Accelerate hands on from a script (other_megatron_args) and has no
+/// option for.
+void add_megatron_own(SectionKeys& keys, const char* name, KeyType type, const char* value,
+                      const char* meaning, const Rest& rest) {
+  keys.add(name, type, value, meaning,
+           {.choices = rest.choices, .range = rest.range, .option = "", .variable = ""});
+}
+
+void add_megatron_experts(SectionKeys& keys) {
+  add_megatron_own(keys, "moe_expert_capacity_factor", number, "",
+                   "tokens that an expert takes, in means of its share", {.range = kAboveZero});
+  add_megatron_own(keys, "moe_token_drop_policy", text, "probs",
+                   "which of them stay where it has no room", {.choices = {"probs", "position"}});
+  add_megatron_own(keys, "moe_pad_expert_input_to_capacity", boolean, "false",
+                   "each expert's rows are filled up to its capacity", {});
+  add_megatron_own(keys, "moe_input_jitter_eps", number, "", "noise of what enters routers",
+                   {.range = {.low = 0, .high = 1, .high_open = true}});
+}
+
 void add_megatron_fp8(SectionKeys& keys) {
   const auto own = [&](const char* name, KeyType type, const char* value, const char* meaning,
                        const Rest& rest = {}) {
-    keys.add(name, type, value, meaning,
-             {.choices = rest.choices, .range = rest.range, .option = "", .variable = ""});
+    add_megatron_own(keys, name, type, value, meaning, rest);
   };
   own("fp8_format", text, "", "products in 8 bits: which fp8", {.choices = {"e4m3", "hybrid"}});
   own("fp8_recipe", text, "delayed", "what shares a scale",
@@ -257,6 +274,7 @@ std::vector<Key> megatron_lm_keys() {
       .add("attention_softmax_in_fp32", boolean, "", "softmax in fp32")
       .add("calculate_per_token_loss", boolean, "", "the loss is divided by the number of tokens")
       .add("use_rotary_position_embeddings", boolean, "", "rotary positions");
+  add_megatron_experts(keys);
   add_megatron_fp8(keys);
   return keys.build();
 }

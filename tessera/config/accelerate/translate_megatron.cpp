@@ -23,6 +23,28 @@ Decision expert_tensor_degree(const RuleInput& input) {
   return refused(fmt::format("experts are divided over the {} ranks of tp_degree; set {}", tp, tp));
 }
 
+/// Megatron has no least number of tokens, and drops in validation, too.
+Decision expert_capacity(const RuleInput& input) {
+  const auto& factor = input.setting.value;
+  return translated_if_effective({{"moe.capacity_factor", factor},
+                                  {"moe.eval_capacity_factor", factor},
+                                  {"moe.min_capacity", "0"}},
+                                 "counted in each row instead of each rank's micro-batch");
+}
+
+Decision drop_policy(const RuleInput& input) {
+  return translated_if_effective({{"moe.drop_policy", input.setting.value}});
+}
+
+Decision padded_experts(const RuleInput& input) {
+  if (input.setting.value == "false") return honoured();
+  return not_applicable("rows of experts need no padding");
+}
+
+Decision input_jitter(const RuleInput& input) {
+  return translated({{"moe.input_jitter", input.setting.value}});
+}
+
 Decision tensor_degree(const RuleInput& input) {
   return translated({{"parallel.tp", input.setting.value}});
 }
@@ -109,6 +131,10 @@ const Rules& megatron_lm_rules() {
         {kPrefix + "pp_degree", pipeline_degree},
         {kPrefix + "expert_model_parallel_size", expert_degree},
         {kPrefix + "expert_tensor_parallel_size", expert_tensor_degree},
+        {kPrefix + "moe_expert_capacity_factor", expert_capacity},
+        {kPrefix + "moe_token_drop_policy", drop_policy},
+        {kPrefix + "moe_pad_expert_input_to_capacity", padded_experts},
+        {kPrefix + "moe_input_jitter_eps", input_jitter},
         {kPrefix + "context_parallel_size", context_degree},
         {kPrefix + "num_micro_batches", micro_batches},
         {kPrefix + "sequence_parallelism", sequence_parallelism},

@@ -255,6 +255,23 @@ TEST(TranslateTest, MegatronLm) {
             "experts are divided over the 1 ranks of tp_degree; set 1");
 }
 
+TEST(TranslateTest, MegatronExperts) {
+  const auto with = [](const Values& own) {
+    Values values{{"distributed_type", "MEGATRON_LM"}, {"num_processes", "2"}};
+    for (const auto& [key, value] : own) values.emplace_back("megatron_lm_config." + key, value);
+    return values;
+  };
+  const auto job = job_of(with({{"moe_expert_capacity_factor", "1.25"},
+                                {"moe_token_drop_policy", "position"},
+                                {"moe_input_jitter_eps", "0.01"}}));
+  EXPECT_THAT(job, IsSupersetOf({"moe.capacity_factor=1.25", "moe.eval_capacity_factor=1.25",
+                                 "moe.min_capacity=0", "moe.drop_policy=position",
+                                 "moe.input_jitter=0.01"}));
+  EXPECT_EQ(verdict_of(with({{"moe_pad_expert_input_to_capacity", "true"}}),
+                       "megatron_lm_config.moe_pad_expert_input_to_capacity"),
+            Verdict::not_applicable);
+}
+
 /// Megatron's defaults are other ones than ours: a history of one step, the most recent maximum.
 TEST(TranslateTest, MegatronFp8) {
   const auto with = [](const Values& own) {

@@ -48,10 +48,17 @@ ExpertsShape read_experts(const JsonKeys& keys) {
 }
 
 void read_mixtral(const JsonKeys& keys, ModelShape& shape) {
-  const bool jitters = keys.has("router_jitter_noise") && keys.at("router_jitter_noise") != 0.0;
-  keys.refuse_unless(!jitters, "router_jitter_noise", "0");
+  double noise = 0;
+  if (keys.has("router_jitter_noise")) {
+    const auto& value = keys.at("router_jitter_noise");
+    if (value.is_number()) noise = value.get<double>();
+    if (!value.is_number() || noise < 0 || noise >= 1) {
+      keys.wrong("router_jitter_noise", "a number of at least 0 and below 1");
+    }
+  }
   shape.experts = {.num = keys.size("num_local_experts"),
-                   .top_k = keys.size("num_experts_per_tok")};
+                   .top_k = keys.size("num_experts_per_tok"),
+                   .jitter_noise = noise};
   if (keys.has("sliding_window")) shape.sliding_window = keys.size("sliding_window");
 }
 
@@ -123,7 +130,7 @@ void write(const ModelShape& s, nlohmann::ordered_json& config) {
                  {"router_aux_loss_coef", 0.001}});
   if (kind == Kind::mixtral) {
     config.update({{"num_local_experts", s.experts.num},
-                   {"router_jitter_noise", 0.0},
+                   {"router_jitter_noise", s.experts.jitter_noise},
                    {"sliding_window", nullptr}});
     if (s.sliding_window != 0) config["sliding_window"] = s.sliding_window;
     return;

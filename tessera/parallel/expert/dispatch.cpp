@@ -81,7 +81,7 @@ Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_exper
   const int64_t ranks = axis.size();
   TORCH_CHECK_VALUE(num_experts % ranks == 0, "experts: expected a multiple of the ", ranks,
                     " ranks of ", axis.name(), ", got ", num_experts);
-  const auto order = kernels::order_by_expert(routing.experts, num_experts);
+  const auto order = kernels::order_by_expert(routing.experts, num_experts, routing.some_dropped);
   const auto counts = gathered_counts(order.counts, axis);
   const auto sent = row_counts(counts);
   const auto arrived = exchange_rows(kernels::gather_rows(x, order), sent, axis);

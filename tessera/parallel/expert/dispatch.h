@@ -25,9 +25,9 @@ torch::Tensor exchange_rows(const torch::Tensor& rows, const RowCounts& counts,
 
 /// An nn::ExpertDispatch of E experts, of which rank r of `axis` has [r E/N, (r+1) E/N): x [tokens, D] ->
 /// [tokens, D]. `products` is called once, with whatever rows there are, be it none. Each rank has tokens of its own, any number of them.
-/// No token is dropped. Collective: a gather of N E counts and two exchanges of rows, whatever the
-/// choice, and two in the backward; a rank sends K D elements of each token each time on average over the ranks (K experts of it),
-/// less those that stay.
+/// Choices that the routing dropped are not sent. Collective: a gather of N E counts and two exchanges of rows, whatever the
+/// choice, and two in the backward; a rank sends D elements of each choice that stays each time on average over the ranks (K choices of
+/// a token), less those of its own experts.
 /// Throws c10::ValueError if N does not divide E.
 torch::Tensor over_ranks(const torch::Tensor& x, const nn::Routing& routing, int64_t num_experts,
                          const nn::ExpertProducts& products, const mesh::Axis& axis);
