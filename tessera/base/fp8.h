@@ -53,8 +53,20 @@ template <>
 inline constexpr auto kTexts<PrecisionPreset> =
     std::to_array<std::string_view>({"none", "fp16_amp", "te", "msamp_o1", "msamp_o2", "msamp_o3"});
 
+/// Are products computed by units of 8 bits, or of numbers that were rounded to those and are multiplied in wider
+/// types?
+enum class Fp8Emulate {
+  automatic,  ///< by the units of a GPU that has them; on the CPU, and by recipes that its units lack, emulated
+  always,
+  never
+};
+template <>
+inline constexpr auto kTexts<Fp8Emulate> = std::to_array<std::string_view>({"auto", "true",
+                                                                            "false"});
+
 struct Fp8Recipe {
   Matmul matmul = Matmul::fp8_tensor;
+  bool by_device = false;  ///< by its units of 8 bits, else emulated
   Fp8Format format = Fp8Format::hybrid;
   bool weights_are_fp8 =
       false;  ///< already, with a power of two for each: they are not rounded again
@@ -69,5 +81,10 @@ struct Fp8Recipe {
 
 /// What the sizes of a layer must be multiples of, so that devices multiply it by this recipe.
 constexpr int64_t fp8_multiple(Matmul matmul) { return matmul == Matmul::mxfp8 ? 32 : 16; }
+
+/// What devices get operands as multiples of, with zeros beyond: whole blocks that share a scale.
+constexpr int64_t fp8_code_multiple(Matmul matmul) {
+  return matmul == Matmul::fp8_block ? 128 : fp8_multiple(matmul);
+}
 
 }  // namespace tessera

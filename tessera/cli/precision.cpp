@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/worker_program.h"
+#include "tessera/plan/fp8_units.h"
 #include "tessera/plan/run_plan.h"
 
 namespace tessera::cli {
@@ -55,6 +56,8 @@ void run_precision(const PrecisionArguments& arguments) {
   auto& ranks = config.parallel.num_ranks;
   ranks = std::max<int64_t>(1, ranks);  // of a number that the machine decides
   const auto plan = plan::make_plan(config, config::resolve_model_shape(config.model));
+  fmt::print("products: {}\n",
+             plan::units_text(config.precision.matmul, config.precision.fp8_emulate));
   fmt::print("layers by what products in 8 bits gain on a device that has them:\n");
   for (const auto& line : plan::fp8_table(plan.fp8)) fmt::print("  {}\n", line);
 }

@@ -1,5 +1,7 @@
 #include "tessera/comm/nccl.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <cstdlib>
@@ -12,6 +14,14 @@ bool built_with_cuda() { return true; }
 int num_gpus() { return c10::cuda::device_count(); }
 
 void select_gpu(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+
+GpuModel gpu_model(int index) {
+  GpuModel model;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&model.major, cudaDevAttrComputeCapabilityMajor, index));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&model.minor, cudaDevAttrComputeCapabilityMinor, index));
+  model.cuda = static_cast<int>(at::detail::getCUDAHooks().versionCUDART());
+  return model;
+}
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const std::string& name,
                                             const c10::intrusive_ptr<c10d::Store>& store, int rank,

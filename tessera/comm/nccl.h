@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/base/gpu_model.h"
+
 namespace tessera::comm {
 
 bool built_with_cuda();
@@ -13,6 +15,8 @@ int num_gpus();  ///< that this process sees; 0 where there is no driver
 
 /// Makes it this process's current GPU.
 void select_gpu(int index);
+
+GpuModel gpu_model(int index);
 
 /// A group on the current GPUs of its ranks. Every rank uses a store with the same prefix; they
 /// connect at the first collective. Once a peer is lost or an operation has run for `timeout`, a

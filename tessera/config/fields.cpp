@@ -571,6 +571,11 @@ Section precision_section() {
            {.range = between(0, 32)})
       .add("fp8_interval", &S::fp8_interval, "steps between new scales", {kFp8Delayed},
            {.range = at_least(1)})
+      .add("fp8_emulate", &S::fp8_emulate,
+           "auto: products by a GPU's 8-bit units, emulated on the CPU and where units lack the "
+           "recipe; "
+           "true: emulated, on older GPUs, too; false: an error where there are no such units",
+           {kFp8}, {.aliases = {"emulate"}})
       .build();
 }
 

@@ -176,7 +176,9 @@ struct PrecisionSection {
   AmaxOf fp8_amax = AmaxOf::max;
   int64_t fp8_margin = 0;
   int64_t fp8_interval = 1;
+  Fp8Emulate fp8_emulate = Fp8Emulate::automatic;
 
+  /// As it is emulated; whoever has a device says so (plan/fp8_units.h).
   Fp8Recipe fp8_recipe() const {
     return {.matmul = matmul,
             .format = fp8_format,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cfloat>
 #include <cmath>
@@ -74,29 +75,15 @@ float largest_in(const std::vector<float>& values) {
 /// What rounded numbers are multiplied by; an infinite one among them leaves no scale.
 float inverse_of(float scale, float amax) { return std::isfinite(amax) ? 1 / scale : NAN; }
 
-/// How many numbers of a tensor without gaps are further from zero than `bound`.
-int64_t num_above(const at::Tensor& x, float bound) {
-  if (!x.device().is_cpu()) return x.abs().gt(bound).sum().item<int64_t>();
-  const auto from = readable(x);
-  const int64_t parts = ceil_div(x.numel(), kRoundedPerTask);
-  std::vector<int64_t> found(static_cast<size_t>(parts));
-  parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      const int64_t begin = part * kRoundedPerTask;
-      found[static_cast<size_t>(part)] = fp8_table().num_above[is_narrow(from)](
-          at_element(from, begin), std::min(kRoundedPerTask, x.numel() - begin), bound);
-    }
-  });
-  return std::accumulate(found.begin(), found.end(), int64_t{0});
-}
-
 // --- A matrix on the host.
 
 class Rounding {
  public:
-  Rounding(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values)
+  Rounding(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values,
+           const Fp8RoundOptions& options)
       : x_(readable(matrix)),
         scaling_(scaling),
+        options_(options),
         rows_(x_.size(0)),
         columns_(x_.size(1)),
         high_(scaling.rows > 0 ? std::min(scaling.rows, rows_) : rows_),
@@ -104,9 +91,10 @@ class Rounding {
     result_.values = at::empty(x_.sizes(), x_.options().dtype(values));
   }
 
-  Fp8Rounded whole(std::optional<float> given) && {
+  Fp8Rounded whole() && {
     result_.amax = amax_of_all();
-    const float scale = given ? *given : fp8_scale(result_.amax, scaling_.type, scaling_.rule);
+    const float scale =
+        options_.scale ? *options_.scale : fp8_scale(result_.amax, scaling_.type, scaling_.rule);
     const float inverse = inverse_of(scale, result_.amax);
     const bool exact = scaling_.rule == Fp8ScaleRule::exact;
     result_.factor = exact ? inverse : 1;
@@ -114,20 +102,20 @@ class Rounding {
     parallel_for(0, x_.numel(), kRoundedPerTask, [&](int64_t begin, int64_t end) {
       round(begin, end - begin, {.scale = scale, .inverse = exact ? 1 : inverse});
     });
-    return std::move(result_);
+    return result();
   }
 
   /// Each column of `high_` rows has a scale of its own.
   Fp8Rounded by_columns() && {
     result_.scales = at::empty({ceil_div(rows_, high_), columns_});
     over_blocks(kColumnsAtOnce, [&](const Block& block) { return round_columns(block); });
-    return std::move(result_);
+    return result();
   }
 
   Fp8Rounded by_rectangles() && {
     result_.scales = at::empty({ceil_div(rows_, high_), ceil_div(columns_, wide_)});
     over_blocks(wide_, [&](const Block& block) { return round_rectangle(block); });
-    return std::move(result_);
+    return result();
   }
 
  private:
@@ -169,8 +157,13 @@ class Rounding {
     }
   }
 
-  void round(int64_t begin, int64_t count, const Scales& by) const {
-    table_.round[is_narrow(x_)][is_narrow(result_.values)](
+  Fp8Rounded result() {
+    result_.underflows = underflows_;
+    return std::move(result_);
+  }
+
+  void round(int64_t begin, int64_t count, const Scales& by) {
+    underflows_ += table_.round[is_narrow(x_)][is_narrow(result_.values)](
         {.x = at_element(x_, begin),
          .out = at_element_of(result_.values, begin),
          .count = count,
@@ -178,7 +171,8 @@ class Rounding {
          .inverse = by.inverse,
          .scales = by.scales,
          .inverses = by.inverses,
-         .e5m2 = scaling_.type == Fp8Type::e5m2});
+         .e5m2 = scaling_.type == Fp8Type::e5m2,
+         .counts = options_.counts});
   }
 
   float amax(int64_t begin, int64_t count) const {
@@ -197,7 +191,7 @@ class Rounding {
     return largest_in(largest);
   }
 
-  float round_columns(const Block& block) const {
+  float round_columns(const Block& block) {
     std::array<float, kColumnsAtOnce> largest{}, inverses;
     over_rows(block, [&](int64_t begin) {
       table_.amax_of_columns[is_narrow(x_)](at_element(x_, begin), block.num_columns,
@@ -214,7 +208,7 @@ class Rounding {
     return *std::max_element(largest.begin(), largest.begin() + block.num_columns);
   }
 
-  float round_rectangle(const Block& block) const {
+  float round_rectangle(const Block& block) {
     float largest = 0;
     over_rows(block,
               [&](int64_t begin) { largest = std::max(largest, amax(begin, block.num_columns)); });
@@ -230,8 +224,10 @@ class Rounding {
   const Fp8Table& table_ = fp8_table();
   at::Tensor x_;
   Fp8Scaling scaling_;
+  Fp8RoundOptions options_;
   int64_t rows_, columns_, high_, wide_;
   Fp8Rounded result_;
+  std::atomic<int64_t> underflows_ = 0;  // of all threads
 };
 
 /// The largest magnitudes [R / rows, C / columns] of rectangles.
@@ -300,23 +296,23 @@ float fp8_scale(float amax, Fp8Type type, Fp8ScaleRule rule) {
 }
 
 Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values,
-                        std::optional<float> scale) {
+                        const Fp8RoundOptions& options) {
   TORCH_INTERNAL_ASSERT(matrix.dim() == 2);
-  if (!matrix.device().is_cpu()) return round_to_fp8_reference(matrix, scaling, values, scale);
+  if (!matrix.device().is_cpu()) return round_to_fp8_reference(matrix, scaling, values, options);
   if (!matrix.is_contiguous() && matrix.t().is_contiguous()) {
-    auto result = round_to_fp8(matrix.t(), scaling.transposed(), values, scale);
+    auto result = round_to_fp8(matrix.t(), scaling.transposed(), values, options);
     result.values = result.values.t(), result.scales = result.scales.t();
     return result;
   }
-  Rounding rounding(matrix, scaling, values);
-  if (scaling.rows == 0 && scaling.columns == 0) return std::move(rounding).whole(scale);
-  TORCH_INTERNAL_ASSERT(!scale && scaling.rule != Fp8ScaleRule::exact);
+  Rounding rounding(matrix, scaling, values, options);
+  if (scaling.rows == 0 && scaling.columns == 0) return std::move(rounding).whole();
+  TORCH_INTERNAL_ASSERT(!options.scale && scaling.rule != Fp8ScaleRule::exact);
   return scaling.columns == 1 ? std::move(rounding).by_columns()
                               : std::move(rounding).by_rectangles();
 }
 
 Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
-                                  at::ScalarType values, std::optional<float> scale) {
+                                  at::ScalarType values, const Fp8RoundOptions& options) {
   const auto x = matrix.to(at::kFloat);
   const int64_t rows = scaling.rows > 0 ? scaling.rows : x.size(0);
   const int64_t columns = scaling.columns > 0 ? scaling.columns : x.size(1);
@@ -324,7 +320,8 @@ Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& sc
   auto scales = at::empty_like(amax), inverses = at::empty_like(amax);
   for (int64_t i = 0; i < amax.numel(); ++i) {
     const float largest = amax.data_ptr<float>()[i];
-    const float own = scale ? *scale : fp8_scale(largest, scaling.type, scaling.rule);
+    const float own =
+        options.scale ? *options.scale : fp8_scale(largest, scaling.type, scaling.rule);
     scales.data_ptr<float>()[i] = own;
     inverses.data_ptr<float>()[i] = inverse_of(own, largest);
   }
@@ -347,6 +344,7 @@ Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& sc
   }
   if (amax.numel() > 0) result.amax = amax.max().item<float>();
   result.values = rounded.to(values);
+  if (options.counts) result.underflows = num_above(matrix, 0) - num_above(result.values, 0);
   return result;
 }
 
@@ -356,18 +354,20 @@ Fp8Losses& Fp8Losses::operator+=(const Fp8Losses& other) {
   return *this;
 }
 
-Fp8Losses fp8_losses(const at::Tensor& matrix, const Fp8Rounded& rounded, Fp8Type type) {
-  const bool as_it_is = matrix.is_contiguous();
-  const auto x = as_it_is ? matrix : matrix.t();
-  const auto values = as_it_is ? rounded.values : rounded.values.t();
-  Fp8Losses losses{.numbers = x.numel()};
-  losses.underflows = num_above(x, 0) - num_above(values, 0);
-  if (rounded.scales.numel() > 0) losses.least_scale = rounded.scales.min().item<float>();
-  if (rounded.scales.numel() == 1) {  // which may be another's; their own is rounded itself
-    constexpr float kRoundedUp = 1 + 0x1p-20f;
-    losses.overflows = num_above(x, largest_of(type) / losses.least_scale * kRoundedUp);
-  }
-  return losses;
+int64_t num_above(const at::Tensor& matrix, float bound) {
+  const auto x = matrix.is_contiguous() ? matrix : matrix.t();
+  if (!x.device().is_cpu()) return x.abs().gt(bound).sum().item<int64_t>();
+  const auto from = readable(x);
+  const int64_t parts = ceil_div(x.numel(), kRoundedPerTask);
+  std::vector<int64_t> found(static_cast<size_t>(parts));
+  parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; ++part) {
+      const int64_t begin = part * kRoundedPerTask;
+      found[static_cast<size_t>(part)] = fp8_table().num_above[is_narrow(from)](
+          at_element(from, begin), std::min(kRoundedPerTask, x.numel() - begin), bound);
+    }
+  });
+  return std::accumulate(found.begin(), found.end(), int64_t{0});
 }
 
 }  // namespace tessera::kernels

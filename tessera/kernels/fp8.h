@@ -8,6 +8,8 @@
 #include <limits>
 #include <optional>
 
+#include "tessera/kernels/fused_args.h"
+
 namespace tessera::kernels {
 
 /// E4M3: to 448, without infinity (float8_e4m3fn). E5M2: to 57344.
@@ -23,13 +25,7 @@ at::Tensor to_fp8(const at::Tensor& x, Fp8Type type, float scale = 1, bool satur
 /// The numbers of such codes, times `factor`, in float32 or bfloat16.
 at::Tensor from_fp8(const at::Tensor& codes, at::ScalarType dtype, float factor = 1);
 
-/// How a scale follows from the largest magnitude of the numbers that share it.
-enum class Fp8ScaleRule {
-  exact,         ///< largest_of(type) / amax, at least 1e-12 (torchao)
-  power_of_two,  ///< the power of two below that
-  block,         ///< the same in float32, 1 for zeros (Transformer Engine's blocks)
-  e8m0           ///< 2^-e with e = amax / largest_of(type) rounded up to a power of two (MXFP8)
-};
+/// The scale of numbers whose largest magnitude is `amax`.
 float fp8_scale(float amax, Fp8Type type, Fp8ScaleRule rule);
 
 /// Which numbers of a matrix share a scale: rectangles of rows x columns, the last ones smaller; 0:
@@ -49,18 +45,24 @@ struct Fp8Scaling {
 struct Fp8Rounded {
   at::Tensor values;  ///< [R, C], laid out as the matrix
   float factor = 1;
-  at::Tensor scales;  ///< float32, one for each rectangle
-  float amax = 0;     ///< of all
+  at::Tensor scales;       ///< float32, one for each rectangle
+  float amax = 0;          ///< of all
+  int64_t underflows = 0;  ///< numbers that are zero now, and were not; where `counts`
+};
+
+struct Fp8RoundOptions {
+  std::optional<float> scale =
+      std::nullopt;     ///< in the place of its own, for a scaling of the whole
+  bool counts = false;  ///< underflows
 };
 
 /// `matrix` [R, C] of any floating dtype, contiguous or the transpose of such, with `values` in
-/// float32 or bfloat16. `scale`: in the place of its own, for a scaling of the whole matrix. On the
-/// threads of LibTorch; on devices by its operators.
+/// float32 or bfloat16. On the threads of LibTorch; on devices by its operators.
 Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at::ScalarType values,
-                        std::optional<float> scale = std::nullopt);
+                        const Fp8RoundOptions& options = {});
 /// The same by LibTorch's operators.
 Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
-                                  at::ScalarType values, std::optional<float> scale = std::nullopt);
+                                  at::ScalarType values, const Fp8RoundOptions& options = {});
 
 /// What rounding did to numbers. Sums of it are of all of them.
 struct Fp8Losses {
@@ -71,7 +73,8 @@ struct Fp8Losses {
 
   Fp8Losses& operator+=(const Fp8Losses& other);
 };
-/// `rounded`: by round_to_fp8 of `matrix`. Reads both once; its scales, where it is of one.
-Fp8Losses fp8_losses(const at::Tensor& matrix, const Fp8Rounded& rounded, Fp8Type type);
+
+/// How many numbers of a matrix, contiguous or the transpose of such, are further from zero than `bound`.
+int64_t num_above(const at::Tensor& matrix, float bound);
 
 }  // namespace tessera::kernels

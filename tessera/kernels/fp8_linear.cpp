@@ -10,9 +10,97 @@
 #include <utility>
 
 #include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/fp8_recipe.h"
 
 namespace tessera::kernels {
 namespace {
+
+/// Of numbers in wider types, which hold them exactly.
+class EmulatedProducts : public LinearProducts {
+ public:
+  EmulatedProducts(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history)
+      : recipe_(recipe), watch_(std::move(watch)), history_(std::move(history)) {}
+
+  at::Tensor forward(const at::Tensor& rows, const at::Tensor& weight) const override {
+    const auto x = rounded(rows, Fp8Operand::input, Sum::along_rows);
+    const auto w = rounded(weight, Fp8Operand::weight, Sum::along_rows);
+    return product(x, w.values.t(), w.factor, rows.scalar_type());
+  }
+
+  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const override {
+    const auto g = rounded(gradient, Fp8Operand::gradient, Sum::along_rows);
+    const auto w = rounded(weight, Fp8Operand::weight, Sum::along_columns);
+    return product(g, w.values, w.factor, gradient.scalar_type());
+  }
+
+  at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& rows,
+                             const at::Tensor& gradient, bool in_out,
+                             const at::TensorOptions& options) const override {
+    if (recipe_.matmul == Matmul::fp8_row_wgrad16) {
+      return weight_gradient_in_compute(sink, rows, gradient, in_out, options);
+    }
+    const auto g = rounded(gradient, Fp8Operand::gradient, Sum::along_columns);
+    const auto x = rounded(rows, Fp8Operand::input, Sum::along_columns);
+    const auto &left = in_out ? x : g, &right = in_out ? g : x;
+    const float factor = g.factor * x.factor;
+    const auto target = sink.defined() ? sink.scalar_type() : options.dtype().toScalarType();
+    if (is_result(left.values, target)) {
+      return multiply_into(sink, left.values.t(), right.values, options, factor);
+    }
+    const auto wide =
+        multiply_into({}, left.values.t(), right.values, options.dtype(at::kFloat), factor);
+    if (!sink.defined()) return wide.to(target);
+    sink.add_(wide);
+    return {};
+  }
+
+ private:
+  Fp8Rounded rounded(const at::Tensor& matrix, Fp8Operand operand, Sum sum) const {
+    const bool narrow =
+        matrix.device().is_cpu() ? multiplies_bf16_into_float() : matrix.element_size() == 2;
+    const auto scale = given_scale(recipe_, history_, operand);
+    const auto scaling = scaling_of(recipe_, operand, sum);
+    const bool counts = watch_->counts && sum == Sum::along_rows;  // each operand once
+    auto result = round_to_fp8(matrix, scaling, narrow ? at::kBFloat16 : at::kFloat,
+                               {.scale = scale, .counts = counts});
+    auto& largest = watch_->amax[static_cast<size_t>(operand)];
+    largest = std::max(largest, result.amax);
+    if (counts)
+      watch_->losses[static_cast<size_t>(operand)] += losses_of(matrix, result, scaling, scale);
+    return result;
+  }
+
+  static Fp8Losses losses_of(const at::Tensor& matrix, const Fp8Rounded& rounded,
+                             const Fp8Scaling& scaling, std::optional<float> given) {
+    Fp8Losses losses{.numbers = matrix.numel(), .underflows = rounded.underflows};
+    if (rounded.amax == 0) return losses;
+    // Of several that of the largest number is told. Its own holds all numbers, a given one may not.
+    losses.least_scale = given ? *given : fp8_scale(rounded.amax, scaling.type, scaling.rule);
+    const float bound = largest_of(scaling.type) / losses.least_scale;
+    if (given && rounded.amax > bound) losses.overflows = num_above(matrix, bound);
+    return losses;
+  }
+
+  /// Can `multiply` leave a result of this type of such operands?
+  static bool is_result(const at::Tensor& operand, at::ScalarType type) {
+    return type == at::kFloat || type == operand.scalar_type();
+  }
+
+  static at::Tensor product(const Fp8Rounded& left, const at::Tensor& right, float factor,
+                            at::ScalarType type) {
+    const auto used = is_result(left.values, type) ? type : at::kFloat;
+    auto result =
+        at::empty({left.values.size(0), right.size(1)}, left.values.options().dtype(used));
+    multiply(result, left.values, right, /*accumulate=*/false, left.factor * factor);
+    return result.to(type);
+  }
+
+  Fp8Recipe recipe_;
+  Fp8WatchPtr watch_;
+  Fp8HistoryPtr history_;
+};
+
+}  // namespace
 
 Fp8Type type_of(const Fp8Recipe& recipe, Fp8Operand operand) {
   const bool by_tensor =
@@ -21,13 +109,9 @@ Fp8Type type_of(const Fp8Recipe& recipe, Fp8Operand operand) {
   return by_tensor && wide ? Fp8Type::e5m2 : Fp8Type::e4m3;
 }
 
-/// Is it a weight that was rounded where it is kept?
 bool keeps_weight(const Fp8Recipe& recipe, Fp8Operand operand) {
   return recipe.weights_are_fp8 && operand == Fp8Operand::weight;
 }
-
-/// Along which dimension of an operand a product adds up.
-enum class Sum { along_rows, along_columns };
 
 Fp8Scaling scaling_of(const Fp8Recipe& recipe, Fp8Operand operand, Sum sum) {
   const auto type = type_of(recipe, operand);
@@ -61,85 +145,18 @@ Fp8Scaling scaling_of(const Fp8Recipe& recipe, Fp8Operand operand, Sum sum) {
   __builtin_unreachable();
 }
 
-class Fp8Products : public LinearProducts {
- public:
-  Fp8Products(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history)
-      : recipe_(recipe), watch_(std::move(watch)), history_(std::move(history)) {}
+at::Tensor weight_gradient_in_compute(const at::Tensor& sink, const at::Tensor& rows,
+                                      const at::Tensor& gradient, bool in_out,
+                                      const at::TensorOptions& options) {
+  const auto& [left, right] = in_out ? std::tie(rows, gradient) : std::tie(gradient, rows);
+  return multiply_into(sink, left.t(), right, options);
+}
 
-  at::Tensor forward(const at::Tensor& rows, const at::Tensor& weight) const override {
-    const auto x = rounded(rows, Fp8Operand::input, Sum::along_rows);
-    const auto w = rounded(weight, Fp8Operand::weight, Sum::along_rows);
-    return product(x, w.values.t(), w.factor, rows.scalar_type());
-  }
-
-  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const override {
-    const auto g = rounded(gradient, Fp8Operand::gradient, Sum::along_rows);
-    const auto w = rounded(weight, Fp8Operand::weight, Sum::along_columns);
-    return product(g, w.values, w.factor, gradient.scalar_type());
-  }
-
-  at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& rows,
-                             const at::Tensor& gradient, bool in_out,
-                             const at::TensorOptions& options) const override {
-    if (recipe_.matmul == Matmul::fp8_row_wgrad16) {
-      const auto& [left, right] = in_out ? std::tie(rows, gradient) : std::tie(gradient, rows);
-      return multiply_into(sink, left.t(), right, options);
-    }
-    const auto g = rounded(gradient, Fp8Operand::gradient, Sum::along_columns);
-    const auto x = rounded(rows, Fp8Operand::input, Sum::along_columns);
-    const auto &left = in_out ? x : g, &right = in_out ? g : x;
-    const float factor = g.factor * x.factor;
-    const auto target = sink.defined() ? sink.scalar_type() : options.dtype().toScalarType();
-    if (is_result(left.values, target)) {
-      return multiply_into(sink, left.values.t(), right.values, options, factor);
-    }
-    const auto wide =
-        multiply_into({}, left.values.t(), right.values, options.dtype(at::kFloat), factor);
-    if (!sink.defined()) return wide.to(target);
-    sink.add_(wide);
-    return {};
-  }
-
- private:
-  Fp8Rounded rounded(const at::Tensor& matrix, Fp8Operand operand, Sum sum) const {
-    const bool narrow =
-        matrix.device().is_cpu() ? multiplies_bf16_into_float() : matrix.element_size() == 2;
-    std::optional<float> scale;
-    if (history_ && !keeps_weight(recipe_, operand)) scale = history_->scale(operand);
-    const auto scaling = scaling_of(recipe_, operand, sum);
-    auto result = round_to_fp8(matrix, scaling, narrow ? at::kBFloat16 : at::kFloat, scale);
-    auto& largest = watch_->amax[static_cast<size_t>(operand)];
-    largest = std::max(largest, result.amax);
-    if (watch_->counts && sum == Sum::along_rows) {  // each operand once
-      auto losses = fp8_losses(matrix, result, scaling.type);
-      // Zeros have a scale, too: what is told is that of the largest number.
-      if (!scale) losses.least_scale = fp8_scale(result.amax, scaling.type, scaling.rule);
-      if (result.amax == 0) losses.least_scale = std::numeric_limits<float>::infinity();
-      watch_->losses[static_cast<size_t>(operand)] += losses;
-    }
-    return result;
-  }
-
-  /// Can `multiply` leave a result of this type of such operands?
-  static bool is_result(const at::Tensor& operand, at::ScalarType type) {
-    return type == at::kFloat || type == operand.scalar_type();
-  }
-
-  static at::Tensor product(const Fp8Rounded& left, const at::Tensor& right, float factor,
-                            at::ScalarType type) {
-    const auto used = is_result(left.values, type) ? type : at::kFloat;
-    auto result =
-        at::empty({left.values.size(0), right.size(1)}, left.values.options().dtype(used));
-    multiply(result, left.values, right, /*accumulate=*/false, left.factor * factor);
-    return result.to(type);
-  }
-
-  Fp8Recipe recipe_;
-  Fp8WatchPtr watch_;
-  Fp8HistoryPtr history_;
-};
-
-}  // namespace
+std::optional<float> given_scale(const Fp8Recipe& recipe, const Fp8HistoryPtr& history,
+                                 Fp8Operand operand) {
+  if (!history || keeps_weight(recipe, operand)) return std::nullopt;
+  return history->scale(operand);
+}
 
 Fp8History::Fp8History(const Fp8Recipe& recipe)
     : recipe_(recipe), state_(at::zeros({kFp8Operands, 1 + recipe.history})) {
@@ -169,7 +186,8 @@ void Fp8History::finish_step(int64_t step, const Fp8Amax& seen) {
 LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history) {
   TORCH_INTERNAL_ASSERT(recipe.matmul != Matmul::as_compute);
   TORCH_INTERNAL_ASSERT((history != nullptr) == (recipe.matmul == Matmul::fp8_delayed));
-  return std::make_shared<Fp8Products>(recipe, std::move(watch), std::move(history));
+  if (recipe.by_device) return fp8_products_of_device(recipe, std::move(watch), std::move(history));
+  return std::make_shared<EmulatedProducts>(recipe, std::move(watch), std::move(history));
 }
 
 }  // namespace tessera::kernels

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "tessera/base/fp8.h"
 #include "tessera/kernels/fp8.h"
@@ -21,8 +22,14 @@ struct Fp8Watch {
   bool counts = false;  ///< losses, too: a pass over each operand
   Fp8Amax amax{};
   std::array<Fp8Losses, kFp8Operands> losses{};  ///< by the first product that reads an operand
+  /// float32 [kFp8Operands, 4]: largest, least scale, underflows and overflows of numbers that a device rounded and
+  /// that `collect` has not brought here; or undefined.
+  at::Tensor on_device = {};
 };
 using Fp8WatchPtr = std::shared_ptr<Fp8Watch>;
+
+/// What devices saw becomes part of each watch's amax and losses: the host waits once for all.
+void collect(const std::vector<Fp8WatchPtr>& watches);
 
 /// What fp8_delayed knows of one layer: scales for its three operands, and the largest magnitudes of
 /// earlier steps, which they follow from.
@@ -47,7 +54,7 @@ class Fp8History {
 using Fp8HistoryPtr = std::shared_ptr<Fp8History>;
 
 /// Products as `recipe.matmul` says (not as_compute), each of numbers rounded for it, summed in
-/// float32, and NaN where a number of an operand is infinite, which has no scale; `watch` is told of
+/// float32 (but see scaled_product.h), and NaN where a number of an operand is infinite, which has no scale; `watch` is told of
 /// operands; `history`: of fp8_delayed, and null else.
 ///
 /// y = x W^T: by row 1 x I of x and of W; block 1 x 128, 128 x 128; mxfp8 1 x 32. The input's
@@ -56,6 +63,10 @@ using Fp8HistoryPtr = std::shared_ptr<Fp8History>;
 /// Numbers that were rounded are kept in bfloat16, which holds them exactly, where products of it are
 /// summed in float32 (multiplies_bf16_into_float), else in float32: the size of the operands while
 /// they are multiplied.
+///
+/// `recipe.by_device`: by at::_scaled_mm of codes, for sizes of any kind, which zeros fill up (fp8_code_multiple). The host
+/// waits for nothing: `watch` has it once `collect` was called. Codes of a gradient are made once for both products, if
+/// they have one scale; those of inputs and weights again in the backward, where only the matrices were kept.
 LinearProductsPtr fp8_products(const Fp8Recipe& recipe, Fp8WatchPtr watch,
                                Fp8HistoryPtr history = nullptr);
 

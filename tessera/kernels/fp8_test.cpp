@@ -216,6 +216,22 @@ TEST_P(Fp8Test, ResultsHaveTheTypeThatTheyAreReadIn) {
   }
 }
 
+/// An expert without tokens, divided over ranks: they meet for its sum all the same.
+TEST_P(Fp8Test, NoRowsGiveNone) {
+  const auto over_ranks = std::make_shared<ProductOverRanks>();
+  over_ranks->sum = [](const at::Tensor& summand) { return summand; };
+  over_ranks->gradient = [](const at::Tensor& gradient) { return gradient; };
+  for (const auto matmul : {Matmul::fp8_tensor, Matmul::fp8_row, Matmul::fp8_block}) {
+    const auto products = fp8_products({.matmul = matmul}, std::make_shared<Fp8Watch>());
+    const auto x = at::empty({0, 64}).requires_grad_(), w = at::randn({32, 64}).requires_grad_();
+    const auto y = linear(x, w, {}, over_ranks, products);
+    EXPECT_EQ(y.sizes(), (at::IntArrayRef{0, 32}));
+    y.sum().backward();
+    EXPECT_EQ(x.grad().sizes(), x.sizes());
+    EXPECT_TRUE(at::equal(w.grad(), at::zeros({32, 64})));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, Fp8Test, ::testing::ValuesIn(usable_sets()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 

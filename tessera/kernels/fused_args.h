@@ -152,6 +152,30 @@ struct RoundArgs {
   int64_t count;
 };
 
+/// How a scale follows from the largest magnitude of the numbers that share it.
+enum class Fp8ScaleRule {
+  exact,         ///< largest_of(type) / amax, at least 1e-12 (torchao)
+  power_of_two,  ///< the power of two below that
+  block,         ///< the same in float32, 1 for zeros (Transformer Engine's blocks)
+  e8m0           ///< 2^-e with e = amax / largest_of(type) rounded up to a power of two (MXFP8)
+};
+
+/// Codes of numbers times the scale of their rectangle, saturated; see kernels/fp8_codes.h.
+struct Fp8CastArgs {
+  const void* x;  ///< [rows, columns], both multiples of 16
+  int64_t rows, columns;
+  int64_t high,
+      wide;  ///< a rectangle's rows and columns, which divide those; wide: 1, or a multiple of 8
+  const float* amax;  ///< [rows / high, columns / wide]
+  Fp8ScaleRule rule;
+  const float* scale;       ///< on the host: in the place of the rule's; or null
+  uint8_t* plain;           ///< [rows, columns], or null
+  uint8_t* transposed;      ///< [columns, rows], or null
+  float *scales, *factors;  ///< as amax; factors: 1 / scale, NaN where amax is not finite
+  bool e5m2;
+  Element type;
+};
+
 /// y = x * scale where an element's random bits are at least `threshold`, else 0.
 struct DropArgs {
   const void* x;

@@ -41,6 +41,11 @@ struct Kept {
   autograd::DeferredGradientsPtr deferred;  ///< or null
 };
 
+/// Does it take the products of these rows? Without any (an expert's, over ranks) nothing is to be taken.
+bool takes(const LinearProductsPtr& products, const at::Tensor& rows) {
+  return products != nullptr && rows.size(0) > 0;
+}
+
 at::Tensor matrix_of(const at::Tensor& y) { return y.reshape({-1, y.size(-1)}); }
 
 /// `rows` [N, I] times `right` [I, O], plus a bias [O], which comes in parts.
@@ -58,7 +63,7 @@ at::Tensor product(const at::Tensor& rows, const at::Tensor& right, at::TensorLi
 /// One member's result [N, O].
 at::Tensor result_of(const at::Tensor& rows, const at::Tensor& weight, at::TensorList bias,
                      const LinearProductsPtr& products) {
-  if (!products) return product(rows, weight.t(), bias);
+  if (!takes(products, rows)) return product(rows, weight.t(), bias);
   auto y = products->forward(rows.contiguous(), weight);
   return bias.empty() ? y : y.add_(bias[0].to(y.scalar_type()));
 }
@@ -101,7 +106,7 @@ at::Tensor input_gradient(at::TensorList gradients, at::TensorList weights,
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto matrix = out_in(weights[i], options.in_out);
-    if (options.products) {
+    if (takes(options.products, gradient)) {
       const auto part = options.products->input_gradient(gradient, matrix);
       sum = sum.defined() ? sum.add_(part) : part;
       continue;
@@ -129,7 +134,7 @@ variable_list add_weight_gradients(const at::Tensor& x, at::TensorList gradients
   for (size_t i = 0; i < weights.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const auto gradient = gradients[i].contiguous();
-    if (options.products) {
+    if (takes(options.products, gradient)) {
       results[i] = options.products->weight_gradient(sinks[i], rows, gradient, options.in_out,
                                                      weights[i].options());
     } else {

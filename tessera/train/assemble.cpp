@@ -352,7 +352,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
   auto fp8 = layers_in_fp8(plan.fp8);
-  multiply_in_fp8(*model, fp8, config.precision);
+  auto fp8_note = multiply_in_fp8(*model, fp8, config.precision, mesh.device());
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
   checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
@@ -383,6 +383,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .fp8 = std::move(fp8),
+          .fp8_note = std::move(fp8_note),
           .adapter = adapter.spec,
           .initial = adapter.initial,
           .optimizer = std::move(optimizer),

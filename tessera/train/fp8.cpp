@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/nccl.h"
 #include "tessera/nn/linear.h"
+#include "tessera/plan/fp8_units.h"
 #include "tessera/report/progress.h"
 #include "tessera/train/assemble.h"
 
@@ -132,6 +135,14 @@ std::vector<report::Fp8Rounding> roundings_of_all(const Run& run) {
   return all;
 }
 
+void collect_watches(const Run& run) {
+  std::vector<kernels::Fp8WatchPtr> watches;
+  for (const auto& layer : run.fp8) {
+    if (layer.watch != nullptr) watches.push_back(layer.watch);
+  }
+  kernels::collect(watches);
+}
+
 bool multiplies_in_fp8(const Run& run) {
   return run.config.precision.matmul != Matmul::as_compute && !run.fp8.empty();
 }
@@ -152,10 +163,14 @@ std::function<bool(const std::string&)> are_weights_of(const std::vector<Fp8Laye
   return [names = std::move(names)](const std::string& name) { return names.contains(name); };
 }
 
-void multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
-                     const config::PrecisionSection& section) {
-  if (section.matmul == Matmul::as_compute) return;
-  const auto recipe = section.fp8_recipe();
+std::string multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
+                            const config::PrecisionSection& section, torch::Device device) {
+  if (section.matmul == Matmul::as_compute) return "";
+  std::optional<GpuModel> gpu;
+  if (device.is_cuda()) gpu = comm::gpu_model(device.index());
+  auto choice = plan::choose_units(section.matmul, section.fp8_emulate, gpu);
+  auto recipe = section.fp8_recipe();
+  recipe.by_device = choice.by_device;
   const auto modules = model.named_modules();
   for (auto& layer : layers) {
     auto* module = modules[layer.path]->as<nn::LinearImpl>();
@@ -167,6 +182,7 @@ void multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers
     }
     module->products = kernels::fp8_products(recipe, layer.watch, layer.history);
   }
+  return std::move(choice.note);
 }
 
 void note_fp8_here(const models::LanguageModel& model, std::vector<Fp8Layer>& layers) {
@@ -182,6 +198,7 @@ void begin_fp8_step(Run& run, int64_t step) {
 
 Fp8Step finish_fp8_step(Run& run, int64_t step, bool skipped) {
   if (run.fp8.empty()) return {};
+  collect_watches(run);
   if (skipped) return {.layers = {}, .without_scale = without_scale(run)};
   if (!multiplies_in_fp8(run)) return {};
   if (run.config.precision.matmul == Matmul::fp8_delayed) finish_histories(run, step);

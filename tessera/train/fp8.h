@@ -32,9 +32,10 @@ std::vector<Fp8Layer> layers_in_fp8(const std::vector<plan::Fp8Layer>& planned);
 std::function<bool(const std::string& name)> are_weights_of(const std::vector<Fp8Layer>& layers);
 
 /// Lets `layers` multiply so. To be called once the model is divided over tp, and before it is over pp.
-/// UserError: a part that a rank has of a weight is no multiple of 16 (mxfp8: 32).
-void multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
-                     const config::PrecisionSection& section);
+/// Gives a line that says by what, for GPUs. UserError: a part that a rank has of a weight is no multiple of 16
+/// (mxfp8: 32); `device` cannot (plan/fp8_units.h).
+std::string multiply_in_fp8(models::LanguageModel& model, std::vector<Fp8Layer>& layers,
+                            const config::PrecisionSection& section, torch::Device device);
 
 /// Notes which layers' weights the model still has. To be called once pp has divided it.
 void note_fp8_here(const models::LanguageModel& model, std::vector<Fp8Layer>& layers);

@@ -179,6 +179,7 @@ const std::map<std::string, Tried>& tried() {
       {"precision.fp8_amax", fixed(kFp8)},
       {"precision.fp8_margin", fixed(kFp8)},
       {"precision.fp8_interval", fixed(kFp8)},
+      {"precision.fp8_emulate", fixed(kFp8)},
       {"memory.checkpointing", layout()},
       {"memory.checkpoint_every", layout({"2", "3"})},
       {"checkpoint.dir", fixed("each run has its own")},

@@ -411,6 +411,8 @@ std::vector<std::string> samples(const Key& key) {
     values.insert(values.end(), key.choices.begin(), key.choices.end());
   } else if (key.type == KeyType::boolean) {
     values.insert(values.end(), {"true", "false"});
+  } else if (key.type == KeyType::number && key.range.high <= 1) {
+    values.insert(values.end(), {"0.25", "0.5"});
   } else if (key.type == KeyType::integer || key.type == KeyType::number) {
     values.insert(values.end(), {"1", "2", "4"});
   } else if (key.name == "main_process_ip") {

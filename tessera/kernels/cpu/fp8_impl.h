@@ -91,6 +91,12 @@ void amax_of_columns(const void* data, int64_t count, float* largest) {
       });
 }
 
+TESSERA_INLINE int64_t total_of(BitsVec counts) {
+  int64_t sum = 0;
+  for (int lane = 0; lane < kWidth; ++lane) sum += counts[lane];
+  return sum;
+}
+
 template <typename T>
 int64_t num_above(const void* data, int64_t count, float bound) {
   const T* x = static_cast<const T*>(data);
@@ -99,35 +105,45 @@ int64_t num_above(const void* data, int64_t count, float bound) {
       0, count, [&](int64_t i, auto access) __attribute__((always_inline)) {
         found -= (BitsVec)(abs(access.load(x + i)) > bound);  // true is -1
       });
-  int64_t sum = 0;
-  for (int lane = 0; lane < kWidth; ++lane) sum += found[lane];
-  return sum;
+  return total_of(found);
 }
 
 // --- Rounding.
 
-template <bool kE5M2, typename X, typename Y>
-TESSERA_INLINE void round_row(const Fp8RoundArgs& args) {
+template <bool kE5M2, bool kCounts, typename X, typename Y>
+TESSERA_INLINE int64_t round_row(const Fp8RoundArgs& args) {
   const X* x = static_cast<const X*>(args.x);
   Y* out = static_cast<Y*>(args.out);
+  BitsVec lost = {};
+  const auto one = [&](Vec own, Vec scale) __attribute__((always_inline)) {
+    const Vec result = rounded<kE5M2>(own * scale);
+    if (kCounts) lost -= (BitsVec)(own != 0.0f) & (BitsVec)(result == 0.0f);  // true is -1
+    return result;
+  };
   if (args.scales == nullptr) {
     for_each_vector(
         0, args.count, [&](int64_t i, auto access) __attribute__((always_inline)) {
-          access.store(out + i, rounded<kE5M2>(access.load(x + i) * args.scale) * args.inverse);
+          access.store(out + i, one(access.load(x + i), splat(args.scale)) * args.inverse);
         });
-    return;
+  } else {
+    for_each_vector(
+        0, args.count, [&](int64_t i, auto access) __attribute__((always_inline)) {
+          const Vec result = one(access.load(x + i), access.load(args.scales + i));
+          access.store(out + i, result * access.load(args.inverses + i));
+        });
   }
-  for_each_vector(
-      0, args.count, [&](int64_t i, auto access) __attribute__((always_inline)) {
-        const Vec scaled = access.load(x + i) * access.load(args.scales + i);
-        access.store(out + i, rounded<kE5M2>(scaled) * access.load(args.inverses + i));
-      });
+  return total_of(lost);
+}
+
+template <bool kCounts, typename X, typename Y>
+TESSERA_INLINE int64_t round_as(const Fp8RoundArgs& args) {
+  return args.e5m2 ? round_row<true, kCounts, X, Y>(args) : round_row<false, kCounts, X, Y>(args);
 }
 
 template <typename X, typename Y>
-void round(const Fp8RoundArgs& given) {
+int64_t round(const Fp8RoundArgs& given) {
   const Fp8RoundArgs args = given;  // a copy: no store can change it
-  args.e5m2 ? round_row<true, X, Y>(args) : round_row<false, X, Y>(args);
+  return args.counts ? round_as<true, X, Y>(args) : round_as<false, X, Y>(args);
 }
 
 // --- Codes.

@@ -27,6 +27,7 @@ struct Fp8RoundArgs {
   float scale, inverse;
   const float *scales, *inverses;
   bool e5m2;
+  bool counts;  ///< what became zero
 };
 
 struct Fp8Table {
@@ -36,8 +37,8 @@ struct Fp8Table {
   void (*amax_of_columns[2])(const void* x, int64_t count, float* amax);
   /// How many of `count` numbers are further from zero than `bound`; NaN is not.
   int64_t (*num_above[2])(const void* x, int64_t count, float bound);
-  /// By dtype of [x][out].
-  void (*round[2][2])(const Fp8RoundArgs& args);
+  /// By dtype of [x][out]. Gives how many numbers became zero, which were not; without `counts` 0.
+  int64_t (*round[2][2])(const Fp8RoundArgs& args);
   /// Codes of x * scale, by dtype of x.
   void (*encode[2])(const void* x, int64_t count, float scale, bool e5m2, bool saturate,
                     uint8_t* codes);

@@ -136,7 +136,8 @@ const FusedKernels& cpu_kernels() {
                                             .adamw = adamw_on_cpu,
                                             .round_stochastically = round_on_cpu,
                                             .drop = drop_on_cpu,
-                                            .sum_of_squares = sum_of_squares_on_cpu};
+                                            .sum_of_squares = sum_of_squares_on_cpu,
+                                            .fp8_cast = nullptr};
   return kKernels;
 }
 

@@ -64,7 +64,8 @@ const FusedKernels& gpu_kernels() {
       .adamw = on_current_stream<adamw>,
       .round_stochastically = on_current_stream<round_stochastically>,
       .drop = on_current_stream<drop>,
-      .sum_of_squares = sum_of_squares_on_gpu};
+      .sum_of_squares = sum_of_squares_on_gpu,
+      .fp8_cast = on_current_stream<fp8_cast>};
   return kKernels;
 }
 

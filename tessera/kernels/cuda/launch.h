@@ -43,6 +43,10 @@ void gelu_tanh(const GeluArgs& args, Stream stream);
 
 void cross_entropy(const CrossEntropyArgs& args, Stream stream);
 
+// --- fp8.cu
+
+void fp8_cast(const Fp8CastArgs& args, Stream stream);
+
 // --- flat.cu
 
 void adamw(const AdamWArgs& args, Stream stream);

@@ -1,0 +1,36 @@
+// A matrix as numbers of 8 bits, for products by a device's own units.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "tessera/kernels/fp8.h"
+
+namespace tessera::kernels {
+
+/// Numbers codes * factor, each with the factor of its rectangle. Those that share one with an infinite
+/// number are NaN. Sizes R, C are the matrix's, rounded up to a multiple by zeros.
+struct Fp8Codes {
+  at::Tensor plain;            ///< [R, C] of dtype_of(type), or undefined
+  at::Tensor transposed;       ///< [C, R], contiguous, or undefined
+  at::Tensor scales, factors;  ///< float32 [R / rows, C / columns]; factor = 1 / scale
+  at::Tensor amax;             ///< float32, as scales: the largest magnitudes
+};
+
+struct Fp8CodesOptions {
+  bool plain = true, transposed = false;  ///< which orders are made
+  int64_t multiple = 16;  ///< of both sizes, so that a scaling's rectangles divide them
+  std::optional<float> scale = std::nullopt;  ///< in the place of its own, for a scaling of all
+};
+
+/// `matrix` [R, C] of any floating dtype, contiguous or the transpose of such, not empty. On a device by two
+/// kernels, which read it once each, and the host does not wait; elsewhere by fp8_codes_reference.
+Fp8Codes fp8_codes(const at::Tensor& matrix, const Fp8Scaling& scaling,
+                   const Fp8CodesOptions& options);
+/// The same by LibTorch's operators. Scales are computed on the host, which waits for them.
+Fp8Codes fp8_codes_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
+                             const Fp8CodesOptions& options);
+
+}  // namespace tessera::kernels
