@@ -48,11 +48,24 @@ TEST(ExpertRows, ThoseDroppedHaveNoPlace) {
                   .equal(at::arange(chosen.numel()).masked_select(kept)));
 }
 
-class ExpertRowsTest : public ::testing::TestWithParam<at::ScalarType> {};
+class ExpertRowsTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  double tolerance() const { return GetParam() == at::kFloat ? 1e-5 : 4e-2; }
+
+  /// Results, and gradients of rows and weights, are alike.
+  void expect_alike(const at::Tensor& got, const at::Tensor& want, const at::Tensor& x,
+                    const at::Tensor& weights) const {
+    EXPECT_TRUE(at::allclose(got, want, tolerance(), tolerance()));
+    const auto loss = [](const at::Tensor& y) { return y.to(at::kFloat).sin().sum(); };
+    const auto of_got = torch::autograd::grad({loss(got)}, {x, weights});
+    const auto of_want = torch::autograd::grad({loss(want)}, {x, weights});
+    EXPECT_TRUE(at::allclose(of_got[0], of_want[0], tolerance(), tolerance()));
+    EXPECT_TRUE(at::allclose(of_got[1], of_want[1], tolerance(), 10 * tolerance()));
+  }
+};
 
 TEST_P(ExpertRowsTest, GoAndComeBackWithTheirWeights) {
   const auto order = order_by_expert(experts(), kExperts);
-  const double tolerance = GetParam() == at::kFloat ? 1e-5 : 4e-2;
   const auto x = at::randn({kTokens, kDim}).to(GetParam()).requires_grad_();
   const auto weights = at::rand({kTokens, kSlots}).requires_grad_();
   const auto through = [&](bool plain) {
@@ -61,12 +74,7 @@ TEST_P(ExpertRowsTest, GoAndComeBackWithTheirWeights) {
     return rows.mul(weights.unsqueeze(2)).sum(1).to(GetParam());
   };
   const auto got = through(false), want = through(true);
-  EXPECT_TRUE(at::allclose(got, want, tolerance, tolerance));
-  const auto loss = [](const at::Tensor& y) { return y.to(at::kFloat).sin().sum(); };
-  const auto of_got = torch::autograd::grad({loss(got)}, {x, weights});
-  const auto of_want = torch::autograd::grad({loss(want)}, {x, weights});
-  EXPECT_TRUE(at::allclose(of_got[0], of_want[0], tolerance, tolerance));
-  EXPECT_TRUE(at::allclose(of_got[1], of_want[1], tolerance, 10 * tolerance));
+  expect_alike(got, want, x, weights);
 }
 
 TEST_P(ExpertRowsTest, DroppedOnesAddNothing) {
@@ -75,19 +83,13 @@ TEST_P(ExpertRowsTest, DroppedOnesAddNothing) {
     const auto dropped = at::rand(chosen.sizes()).lt(share);
     chosen.masked_fill_(dropped, -1);
     const auto order = order_by_expert(chosen, kExperts, /*some_dropped=*/true);
-    const double tolerance = GetParam() == at::kFloat ? 1e-5 : 4e-2;
     const auto x = at::randn({kTokens, kDim}).to(GetParam()).requires_grad_();
     const auto weights = at::rand({kTokens, kSlots}).requires_grad_();
     const auto got = combine_rows(gather_rows(x, order).square(), weights, order);
     const auto rows = x.repeat_interleave(kSlots, 0).square().view({kTokens, kSlots, kDim});
     const auto want =
         rows.mul((weights * dropped.logical_not()).unsqueeze(2)).sum(1).to(GetParam());
-    EXPECT_TRUE(at::allclose(got, want, tolerance, tolerance));
-    const auto loss = [](const at::Tensor& y) { return y.to(at::kFloat).sin().sum(); };
-    const auto of_got = torch::autograd::grad({loss(got)}, {x, weights});
-    const auto of_want = torch::autograd::grad({loss(want)}, {x, weights});
-    EXPECT_TRUE(at::allclose(of_got[0], of_want[0], tolerance, tolerance));
-    EXPECT_TRUE(at::allclose(of_got[1], of_want[1], tolerance, 10 * tolerance));
+    expect_alike(got, want, x, weights);
   }
 }
 

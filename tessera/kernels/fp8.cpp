@@ -311,20 +311,25 @@ Fp8Rounded round_to_fp8(const at::Tensor& matrix, const Fp8Scaling& scaling, at:
                               : std::move(rounding).by_rectangles();
 }
 
+Fp8Scales fp8_scales(const at::Tensor& amax, const Fp8Scaling& scaling,
+                     std::optional<float> given) {
+  Fp8Scales result{at::empty_like(amax), at::empty_like(amax)};
+  for (int64_t i = 0; i < amax.numel(); ++i) {
+    const float largest = amax.const_data_ptr<float>()[i];
+    const float scale = given ? *given : fp8_scale(largest, scaling.type, scaling.rule);
+    result.scales.data_ptr<float>()[i] = scale;
+    result.inverses.data_ptr<float>()[i] = inverse_of(scale, largest);
+  }
+  return result;
+}
+
 Fp8Rounded round_to_fp8_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
                                   at::ScalarType values, const Fp8RoundOptions& options) {
   const auto x = matrix.to(at::kFloat);
   const int64_t rows = scaling.rows > 0 ? scaling.rows : x.size(0);
   const int64_t columns = scaling.columns > 0 ? scaling.columns : x.size(1);
   const auto amax = amax_of_rectangles(x, rows, columns).cpu().contiguous();
-  auto scales = at::empty_like(amax), inverses = at::empty_like(amax);
-  for (int64_t i = 0; i < amax.numel(); ++i) {
-    const float largest = amax.data_ptr<float>()[i];
-    const float own =
-        options.scale ? *options.scale : fp8_scale(largest, scaling.type, scaling.rule);
-    scales.data_ptr<float>()[i] = own;
-    inverses.data_ptr<float>()[i] = inverse_of(own, largest);
-  }
+  const auto [scales, inverses] = fp8_scales(amax, scaling, options.scale);
   const auto spread = [&](const at::Tensor& numbers) {
     return numbers.to(x.device())
         .repeat_interleave(rows, 0)

@@ -39,6 +39,15 @@ struct Fp8Scaling {
   Fp8Scaling transposed() const { return {type, columns, rows, rule}; }
 };
 
+/// What numbers of rectangles are multiplied by before they are rounded, and after it: 1 / scale, NaN where the
+/// largest is not finite.
+struct Fp8Scales {
+  at::Tensor scales, inverses;  ///< float32
+};
+/// Those of rectangles with the largest magnitudes `amax`, float32 and contiguous on the host. `given`: in the
+/// place of their own.
+Fp8Scales fp8_scales(const at::Tensor& amax, const Fp8Scaling& scaling, std::optional<float> given);
+
 /// A matrix whose numbers were rounded: they are values * factor. Values are exact in bfloat16: where
 /// scales are powers of two the numbers themselves, and factor is 1. Numbers that share a scale with
 /// an infinite one have none: they are NaN.

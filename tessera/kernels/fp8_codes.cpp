@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "tessera/kernels/fused.h"
@@ -105,16 +104,8 @@ Fp8Codes fp8_codes_reference(const at::Tensor& matrix, const Fp8Scaling& scaling
   Fp8Codes codes{
       .plain = {}, .transposed = {}, .scales = {}, .factors = {}, .amax = amax_of(x, each)};
   const auto amax = codes.amax.cpu().contiguous();
-  auto scales = at::empty_like(amax), factors = at::empty_like(amax);
-  for (int64_t i = 0; i < amax.numel(); ++i) {
-    const float largest = amax.const_data_ptr<float>()[i];
-    const float own =
-        options.scale ? *options.scale : fp8_scale(largest, scaling.type, scaling.rule);
-    scales.data_ptr<float>()[i] = own;
-    factors.data_ptr<float>()[i] =
-        std::isfinite(largest) ? 1 / own : std::numeric_limits<float>::quiet_NaN();
-  }
-  codes.scales = scales.to(x.device()), codes.factors = factors.to(x.device());
+  const auto [scales, inverses] = fp8_scales(amax, scaling, options.scale);
+  codes.scales = scales.to(x.device()), codes.factors = inverses.to(x.device());
   const float largest = largest_of(scaling.type);
   const auto scale_of_each =
       codes.scales.repeat_interleave(each.high, 0).repeat_interleave(each.wide, 1);

@@ -14,6 +14,7 @@
 
 #include "tessera/kernels/fp8_codes.h"
 #include "tessera/kernels/fp8_linear.h"
+#include "tessera/kernels/testing.h"
 #include "tests/support/scaled_mm.h"
 
 namespace tessera::kernels {
@@ -43,19 +44,6 @@ at::Tensor numbers_of(const Fp8Codes& codes, const Fp8Scaling& scaling, const at
       .narrow(1, 0, matrix.size(1));
 }
 
-std::vector<Fp8Scaling> scalings() {
-  return {{.type = Fp8Type::e5m2},
-          {},
-          {.rule = Fp8ScaleRule::power_of_two},
-          {.rows = 1, .columns = 0, .rule = Fp8ScaleRule::power_of_two},
-          {.rows = 0, .columns = 1, .rule = Fp8ScaleRule::power_of_two},
-          {.rows = 1, .columns = 128, .rule = Fp8ScaleRule::block},
-          {.rows = 128, .columns = 1, .rule = Fp8ScaleRule::block},
-          {.rows = 128, .columns = 128, .rule = Fp8ScaleRule::block},
-          {.rows = 1, .columns = 32, .rule = Fp8ScaleRule::e8m0},
-          {.type = Fp8Type::e5m2, .rows = 32, .columns = 1, .rule = Fp8ScaleRule::e8m0}};
-}
-
 /// Numbers of all sizes, zeros, and groups with an infinite one.
 at::Tensor awkward(int64_t rows, int64_t columns) {
   at::manual_seed(3);
@@ -70,7 +58,7 @@ TEST(Fp8Codes, AreTheHostsNumbersInBothOrders) {
   finite[139][135] = 1;
   for (const auto& matrix : {awkward(140, 270), finite}) {
     for (const auto& x : {matrix, matrix.t(), matrix.to(at::kBFloat16), matrix.to(at::kHalf)}) {
-      for (const auto& scaling : scalings()) {
+      for (const auto& scaling : all_fp8_scalings()) {
         const auto host = round_to_fp8_reference(x, scaling, at::kFloat);
         const auto codes = fp8_codes(x, scaling, {.transposed = true, .multiple = 128});
         EXPECT_TRUE(are_alike(numbers_of(codes, scaling, x), host.values * host.factor));

@@ -96,20 +96,10 @@ TEST_P(Fp8Test, NumbersOfAllCodesAreThoseOfLibTorch) {
 }
 
 TEST_P(Fp8Test, RoundedMatricesAreWhatLibTorchsOperatorsGive) {
-  const std::vector<Fp8Scaling> scalings = {
-      {.type = Fp8Type::e5m2},
-      {.rule = Fp8ScaleRule::power_of_two},
-      {.rows = 1, .columns = 0, .rule = Fp8ScaleRule::power_of_two},
-      {.rows = 0, .columns = 1, .rule = Fp8ScaleRule::power_of_two},
-      {.rows = 1, .columns = 128, .rule = Fp8ScaleRule::block},
-      {.rows = 128, .columns = 1, .rule = Fp8ScaleRule::block},
-      {.rows = 128, .columns = 128, .rule = Fp8ScaleRule::block},
-      {.rows = 1, .columns = 32, .rule = Fp8ScaleRule::e8m0},
-      {.type = Fp8Type::e5m2, .rows = 32, .columns = 1, .rule = Fp8ScaleRule::e8m0}};
   auto matrix = at::randn({140, 270}) * at::logspace(-8, 6, 270);
   matrix.slice(0, 32, 64).zero_();
   for (const auto& x : {matrix, matrix.t(), matrix.to(at::kBFloat16), matrix.to(at::kHalf)}) {
-    for (const auto& scaling : scalings) {
+    for (const auto& scaling : all_fp8_scalings()) {
       for (const auto values : {at::kFloat, at::kBFloat16}) {
         const auto ours = round_to_fp8(x, scaling, values);
         const auto plain = round_to_fp8_reference(x, scaling, values);

@@ -18,6 +18,7 @@ TESSERA_INLINE void put(Bf16* place, float x) { store_partial(place, splat(x), 1
 /// What is multiplied at once along columns of float32: a vector of each.
 struct FloatStep {
   static constexpr int kNumbers = kWidth;
+  using Whole = WholeVector;
 
   template <int R, typename Part>
   TESSERA_INLINE static void add(Vec (&sums)[R], const float* x, int64_t x_stride,
@@ -67,13 +68,11 @@ struct Bf16Step {
 
 template <typename X>
 struct StepOf {
-  using Step = FloatStep;
-  using Whole = WholeVector;
+  using Type = FloatStep;
 };
 template <>
 struct StepOf<Bf16> {
-  using Step = Bf16Step;
-  using Whole = Bf16Step::Whole;
+  using Type = Bf16Step;
 };
 
 void split_pairs(const void* numbers, int64_t rows, int64_t depth, float* out) {
@@ -94,7 +93,7 @@ void split_pairs(const void* numbers, int64_t rows, int64_t depth, float* out) {
 /// waits for the one before it.
 template <int R, int C, int A, typename X, typename Y>
 TESSERA_INLINE void dot_columns(const GemvArgs& args, int64_t column) {
-  using Step = typename StepOf<X>::Step;
+  using Step = typename StepOf<X>::Type;
   const int64_t depth = args.depth, x_stride = args.x_stride;
   const float* x = static_cast<const float*>(args.x);
   const X* matrix = static_cast<const X*>(args.matrix) + column * depth;
@@ -104,7 +103,7 @@ TESSERA_INLINE void dot_columns(const GemvArgs& args, int64_t column) {
       Step::add(sums[c][a], x + i, x_stride, matrix + c * depth + i, part);
     }
   };
-  constexpr typename StepOf<X>::Whole kWhole{};
+  constexpr typename Step::Whole kWhole{};
   int64_t begin = 0;
   for (; begin + A * Step::kNumbers <= depth; begin += A * Step::kNumbers) {
     for (int a = 0; a < A; ++a) add(begin + a * Step::kNumbers, a, kWhole);
