@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 
 #include "tessera/chat/parser.h"
 #include "tessera/chat/value.h"
@@ -173,7 +174,10 @@ ExpressionPtr Parser::unary(bool with_filters) {
 }
 
 ExpressionPtr Parser::constant(const Token& token) {
-  if (token.kind == Kind::real) return make(token.line, std::stod(token.text), {});
+  if (token.kind == Kind::real) {
+    return make(token.line, std::strtod(token.text.c_str(), nullptr),
+                {});  // 1e999 is inf, as Python has it
+  }
   int64_t number = 0;
   const auto* end = token.text.data() + token.text.size();
   if (std::from_chars(token.text.data(), end, number).ec != std::errc()) {

@@ -90,6 +90,14 @@ TEST(ChatTemplate, RendersAsJinjaRecordedIt) {
   EXPECT_EQ(num_rendered.size(), 9);
 }
 
+TEST(ChatTemplate, NumbersBeyondADoubleAreInfiniteOrZero) {
+  const auto result = ChatTemplate("t",
+                                   "{{ 1e999 }} {{ -1e999 }} {{ 1e-999 }} {{ 1e999 - 1e999 }} "
+                                   "{{ 1e999 | tojson }} {{ 1e999 | round(2) }}")
+                          .render({});
+  EXPECT_EQ(result.text, "inf -inf 0.0 nan Infinity inf");
+}
+
 TEST(ChatTemplate, EveryByteKnowsItsSource) {
   const Inputs inputs{.messages = Json::parse(R"([{"role":"user","content":"  Hi there "},
       {"role":"assistant","content":"<think>hm</think>Yes","tool_calls":[{"name":"f","arguments":{"a":[1,"x"]}}]}])"),

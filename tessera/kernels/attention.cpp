@@ -24,13 +24,11 @@ namespace {
 
 const AttentionTable& table() {
 #if defined(__x86_64__)
-  static constexpr const AttentionTable* kTables[4] = {
+  static constexpr const AttentionTable* kTables[] = {
       &generic::attention_table, &avx2::attention_table, &avx512::attention_table,
-      &avx512_bf16::attention_table};
+      &avx512_bf16::attention_table, &amx_bf16::attention_table};
 #else
-  static constexpr const AttentionTable* kTables[4] = {
-      &generic::attention_table, &generic::attention_table, &generic::attention_table,
-      &generic::attention_table};
+  static constexpr const AttentionTable* kTables[] = {&generic::attention_table};
 #endif
   return table_in_use(kTables);
 }

@@ -542,6 +542,7 @@ TEST(Linear, SharesAGradientBufferWithAnEmbedding) {
 
 TEST(IsaChoice, NamesAndLimits) {
   EXPECT_EQ(name_of(Isa::avx512_bf16), "avx512_bf16");
+  EXPECT_EQ(name_of(Isa::amx_bf16), "amx_bf16");
   EXPECT_LE(current_isa(), detected_isa());
   if (detected_isa() < Isa::avx512_bf16) {
     EXPECT_THROW(IsaScope{Isa::avx512_bf16}, UserError);

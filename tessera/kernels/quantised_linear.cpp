@@ -58,7 +58,7 @@ at::Tensor multiply_rows_by_codes(const at::Tensor& rows, const Quantised& weigh
 
 /// In what panels are made and multiplied: without instructions for 16 bits float32 is faster.
 at::ScalarType type_of_product(const at::Tensor& rows) {
-  const bool narrow = rows.scalar_type() == at::kBFloat16 && current_isa() == Isa::avx512_bf16;
+  const bool narrow = rows.scalar_type() == at::kBFloat16 && current_isa() >= Isa::avx512_bf16;
   return narrow ? at::kBFloat16 : at::kFloat;
 }
 

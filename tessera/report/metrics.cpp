@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -58,7 +59,9 @@ std::vector<ExpertLoad> experts_of(const Json& json) {
 }
 
 /// Four digits: a line is of every layer.
-double shortened(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+double shortened(double value) {
+  return std::strtod(fmt::format("{:.4g}", value).c_str(), nullptr);
+}
 
 Json roundings_json(const std::vector<Fp8Rounding>& layers) {
   auto json = Json::object();

@@ -176,6 +176,7 @@ void backward_head(const AttentionProblem& p, int64_t batch, int64_t head,
 
 template <typename T>
 void backward_range(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
+  const TileScope scope;
   BackwardBuffers<Factor<T>> b;
   place(p, workspace, b);
   const int64_t dim = padded_dim<Factor<T>>(p), group = p.heads / p.key_heads;

@@ -247,6 +247,7 @@ void forward_head(const AttentionProblem& p, int64_t batch, int64_t head,
 
 template <typename T>
 void forward_range(const AttentionProblem& p, int64_t begin, int64_t end, float* workspace) {
+  const TileScope scope;
   ForwardBuffers<Factor<T>> buffers;
   place(p, workspace, buffers);
   const int64_t group = p.heads / p.key_heads;

@@ -57,6 +57,9 @@ extern const AttentionTable attention_table;
 namespace avx512_bf16 {
 extern const AttentionTable attention_table;
 }
+namespace amx_bf16 {
+extern const AttentionTable attention_table;
+}
 #endif
 
 }  // namespace tessera::kernels

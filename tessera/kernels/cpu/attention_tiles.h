@@ -152,6 +152,29 @@ TESSERA_INLINE void store_paired(Bf16* to, const Vec (&rows)[2]) {
 }
 #endif
 
+/// Lane i: lane i / 2 + begin of a, where i is even, of b where it is odd.
+template <int begin, int... i>
+TESSERA_INLINE Vec interleave(Vec a, Vec b, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(a, b, (i / 2 + (i % 2) * kWidth + begin)...);
+}
+
+/// kWidth x kWidth steps in registers to their transpose: log2(kWidth) perfect shuffles of the
+/// rows' concatenation.
+TESSERA_INLINE void transpose(Vec (&rows)[kWidth]) {
+  constexpr auto kLanes = std::make_integer_sequence<int, kWidth>();
+  Vec mixed[kWidth];
+#pragma GCC unroll 4
+  for (int stage = 1; stage < kWidth; stage *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kWidth / 2; ++i) {
+      mixed[2 * i] = interleave<0>(rows[i], rows[i + kWidth / 2], kLanes);
+      mixed[2 * i + 1] = interleave<kWidth / 2>(rows[i], rows[i + kWidth / 2], kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) rows[i] = mixed[i];
+  }
+}
+
 /// A product's left factor: step s of row r lies at data[r * row_stride + s * step_stride].
 template <typename F>
 struct Left {
@@ -212,6 +235,21 @@ void multiply(Left<F> a, int64_t depth, const F* b, int64_t columns, float* c, i
     c += taken * kWidth;
   }
 }
+
+}  // namespace tessera::kernels::TESSERA_ISA_NAMESPACE
+
+#if defined(__AMX_BF16__)
+#include "tessera/kernels/cpu/attention_amx.h"
+#endif
+
+namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
+
+#if !defined(__AMX_BF16__)
+/// What products need of a thread before and after them: nothing.
+struct TileScope {
+  TileScope() {}
+};
+#endif
 
 // --- Packing.
 
@@ -279,34 +317,16 @@ void pack_paired(const Rows<T>& from, int64_t begin, int64_t rows, float factor,
   }
 }
 
-/// Lane i: lane i / 2 + begin of a, where i is even, of b where it is odd.
-template <int begin, int... i>
-TESSERA_INLINE Vec interleave(Vec a, Vec b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, (i / 2 + (i % 2) * kWidth + begin)...);
-}
-
-/// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired, kWidth x kWidth steps
-/// at a time in registers: log2(kWidth) perfect shuffles of the rows' concatenation are a
-/// transpose.
+/// from [kBlock, padded], plain, to its transpose [padded, kBlock], paired.
 template <typename F>
 [[gnu::noinline]] void transpose_block(const F* from, int64_t padded, F* to) {
   constexpr int64_t kStep = kDepth<F>;
-  constexpr auto kLanes = std::make_integer_sequence<int, kWidth>();
   for (int64_t r = 0; r < kBlock; r += kWidth) {
     for (int64_t d = 0; d < padded; d += kWidth * kStep) {
-      Vec rows[kWidth], mixed[kWidth];
+      Vec rows[kWidth];
 #pragma GCC unroll 16
       for (int i = 0; i < kWidth; ++i) rows[i] = load_steps(from + (r + i) * padded + d);
-#pragma GCC unroll 4
-      for (int stage = 1; stage < kWidth; stage *= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kWidth / 2; ++i) {
-          mixed[2 * i] = interleave<0>(rows[i], rows[i + kWidth / 2], kLanes);
-          mixed[2 * i + 1] = interleave<kWidth / 2>(rows[i], rows[i + kWidth / 2], kLanes);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i) rows[i] = mixed[i];
-      }
+      transpose(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < kWidth; ++i)
         store_steps(to + (d + i * kStep) * kBlock + r * kStep, rows[i]);

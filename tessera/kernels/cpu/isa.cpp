@@ -4,6 +4,12 @@
 #include <atomic>
 #include <cstdlib>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "tessera/base/error.h"
 
 // Note [MKL's instructions]
@@ -23,7 +29,20 @@ extern "C" int mkl_serv_intel_cpu_true() {
 namespace tessera::kernels {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"generic", "avx2", "avx512", "avx512_bf16"};
+constexpr std::array<std::string_view, 5> kNames = {"generic", "avx2", "avx512", "avx512_bf16",
+                                                    "amx_bf16"};
+
+#if defined(__x86_64__)
+/// Does the processor multiply tiles of bfloat16, and does the kernel give this process the 8 KiB that hold them?
+bool may_use_amx_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return ::syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
 
 std::atomic<Isa>& chosen() {
   static std::atomic<Isa> isa{isa_from_environment()};
@@ -42,7 +61,9 @@ Isa detected_isa() {
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
     return Isa::avx2;
   }
-  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+  if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512;
+  static const bool may_use_tiles = may_use_amx_bf16();
+  return may_use_tiles ? Isa::amx_bf16 : Isa::avx512_bf16;
 #else
   return Isa::generic;
 #endif
@@ -60,7 +81,8 @@ Isa isa_from_environment() {
     }
     return static_cast<Isa>(i);
   }
-  user_error("TESSERA_ISA: expected generic, avx2, avx512 or avx512_bf16, got {}", wanted);
+  user_error("TESSERA_ISA: expected generic, avx2, avx512, avx512_bf16 or amx_bf16, got {}",
+             wanted);
 }
 
 Isa current_isa() { return chosen().load(std::memory_order_relaxed); }

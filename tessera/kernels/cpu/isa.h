@@ -5,18 +5,20 @@
 // reached through a table of function pointers.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <string_view>
 
 namespace tessera::kernels {
 
 /// From least to most able; each contains the ones before it.
-enum class Isa { generic, avx2, avx512, avx512_bf16 };
+enum class Isa { generic, avx2, avx512, avx512_bf16, amx_bf16 };
 
-/// "generic", "avx2", "avx512", "avx512_bf16".
+/// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16".
 std::string_view name_of(Isa isa);
 
 /// The best instruction set of this processor (and of this build: `generic` on anything but
-/// x86-64).
+/// x86-64) that the kernel lets this process use.
 Isa detected_isa();
 
 /// The set in use: `detected_isa()`, or a lower one named by the environment variable TESSERA_ISA.
@@ -40,10 +42,10 @@ class IsaScope {
 };
 
 /// The table of the instruction set in use. `tables` has one for each, `generic` first, in the
-/// order of `Isa`; all four may be the same.
-template <typename Table>
-const Table& table_in_use(const Table* const (&tables)[4]) {
-  return *tables[static_cast<int>(current_isa())];
+/// order of `Isa`; all may be the same. The last stands for the sets after it, too.
+template <typename Table, size_t N>
+const Table& table_in_use(const Table* const (&tables)[N]) {
+  return *tables[std::min(N - 1, static_cast<size_t>(current_isa()))];
 }
 
 }  // namespace tessera::kernels

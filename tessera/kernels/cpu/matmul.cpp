@@ -127,7 +127,7 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
 }  // namespace
 
 bool multiplies_bf16_into_float() {
-  return cblas_gemm_bf16bf16f32 != nullptr && current_isa() == Isa::avx512_bf16 &&
+  return cblas_gemm_bf16bf16f32 != nullptr && current_isa() >= Isa::avx512_bf16 &&
          mkl_serv_intel_cpu_true() != 0;
 }
 

@@ -2,7 +2,7 @@
 // exp, log and tanh.
 //
 // Include it only from files compiled by tessera_isa_sources (cpu/isa.cmake): the including file
-// defines TESSERA_ISA_NAMESPACE (generic, avx2, avx512, avx512_bf16), so that no two instruction
+// defines TESSERA_ISA_NAMESPACE (generic, avx2, avx512, avx512_bf16, amx_bf16), so that no two instruction
 // sets share a function. Accuracy, measured over all float32 arguments by vec_math_test: exp 1.0,
 // log 0.9, tanh 1.5 units in the last place.
 #pragma once
