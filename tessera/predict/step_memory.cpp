@@ -204,7 +204,7 @@ class Step {
     const auto vocab = static_cast<double>(part_.shape.vocab_size);
     const auto dim = static_cast<double>(part_.shape.dim);
     constexpr double kChunkBytes = 32 << 20;  // kernels/linear_cross_entropy.h
-    const double rows = std::min(tokens_, std::max(64.0, kChunkBytes / kFloat / vocab));
+    const double rows = std::min(tokens_, std::max(256.0, kChunkBytes / kFloat / vocab));
     double logits = rows * vocab * (kFloat + (width_ < kFloat ? width_ : 0)) + whole_;
     // The head's gradient is summed in float32, beside one that is reduced in less.
     if (part_.trains_head && gradient_bytes(head_) < kFloat) logits += vocab * dim * kFloat;

@@ -124,6 +124,44 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
                [&](int64_t begin, int64_t end) { product(args, begin, end); });
 }
 
+/// out in float32, a and b in bfloat16. MKL's.
+void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                              bool accumulate, float factor) {
+  const bool plain_a = a.is_contiguous();
+  const bool plain_b = b.is_contiguous();
+  cblas_gemm_bf16bf16f32(
+      kRowMajor, plain_a ? kPlain : kTransposed, plain_b ? kPlain : kTransposed,
+      static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), factor,
+      a.const_data_ptr(), static_cast<int>(plain_a ? a.size(1) : a.size(0)), b.const_data_ptr(),
+      static_cast<int>(plain_b ? b.size(1) : b.size(0)), accumulate ? 1.0f : 0.0f,
+      out.data_ptr<float>(), static_cast<int>(out.size(1)));
+}
+
+/// Where a processor multiplies tiles, MKL takes a plain matrix (as of the gradient of a layer's input) a third faster into float32
+/// than oneDNN into bfloat16, twice as fast where the depth is a vocabulary.
+bool is_rounded_after(const at::Tensor& a, const at::Tensor& b) {
+  return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
+         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && b.is_contiguous() &&
+         a.numel() > 0 && b.numel() > 0 && multiplies_bf16_into_float();
+}
+
+/// Some rows at a time, so that what is to be rounded stays small.
+void multiply_and_round(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                        bool accumulate, float factor) {
+  constexpr int64_t kNumbersAtOnce = 1 << 20, kFewestRows = 512;
+  const int64_t rows = out.size(0), columns = out.size(1);
+  const int64_t at_once = std::min(rows, std::max(kFewestRows, kNumbersAtOnce / columns));
+  const auto space = at::empty({at_once, columns}, out.options().dtype(at::kFloat));
+  for (int64_t row = 0; row < rows; row += at_once) {
+    const int64_t count = std::min(at_once, rows - row);
+    auto target = out.narrow(0, row, count);
+    auto sum = space.narrow(0, 0, count);
+    if (accumulate) sum.copy_(target);
+    multiply_bf16_into_float(sum, a.narrow(0, row, count), b, accumulate, factor);
+    target.copy_(sum);
+  }
+}
+
 }  // namespace
 
 bool multiplies_bf16_into_float() {
@@ -140,7 +178,9 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
     return;
   }
   if (out.scalar_type() == a.scalar_type()) {
-    if (accumulate || factor != 1) {
+    if (is_rounded_after(a, b)) {
+      multiply_and_round(out, a, b, accumulate, factor);
+    } else if (accumulate || factor != 1) {
       target.addmm_(a, b, /*beta=*/accumulate ? 1 : 0, factor);
     } else {
       at::mm_out(target, a, b);
@@ -155,19 +195,12 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
   }
   const bool exact =
       a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
-  if (!exact) {
+  if (exact) {
+    multiply_bf16_into_float(target, a, b, accumulate, factor);
+  } else {
     const auto product = at::mm(a, b);
     accumulate ? target.add_(product, factor) : target.copy_(product).mul_(factor);
-    return;
   }
-  const bool plain_a = a.is_contiguous();
-  const bool plain_b = b.is_contiguous();
-  cblas_gemm_bf16bf16f32(
-      kRowMajor, plain_a ? kPlain : kTransposed, plain_b ? kPlain : kTransposed,
-      static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), factor,
-      a.const_data_ptr(), static_cast<int>(plain_a ? a.size(1) : a.size(0)), b.const_data_ptr(),
-      static_cast<int>(plain_b ? b.size(1) : b.size(0)), accumulate ? 1.0f : 0.0f,
-      target.data_ptr<float>(), static_cast<int>(out.size(1)));
 }
 
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
