@@ -11,8 +11,7 @@ namespace tessera {
 
 /// Extensions of x86-64 that decide how fast ranks on CPUs are, as /proc/cpuinfo spells them.
 inline constexpr const char* kBf16Instructions = "avx512_bf16";
-inline constexpr const char* kFp16Instructions = "avx512_fp16";
-inline constexpr std::array kIsaFlags = {"avx2", "avx512f", kBf16Instructions, kFp16Instructions,
+inline constexpr std::array kIsaFlags = {"avx2", "avx512f", kBf16Instructions, "avx512_fp16",
                                          "amx_bf16"};
 
 struct Machine {

@@ -312,8 +312,7 @@ double communication_bytes(const plan::RankPart& part, const Device& device) {
 Device this_cpu() {
   const auto isa = this_machine().isa;
   const bool bf16 = std::ranges::count(isa, kBf16Instructions) > 0;
-  const bool fp16 = bf16 && std::ranges::count(isa, kFp16Instructions) > 0;
-  return {.is_host = true, .widens_bf16 = !bf16, .widens_fp16 = !fp16};
+  return {.is_host = true, .widens_bf16 = !bf16, .widens_fp16 = true};  // kernels/cpu/matmul.h
 }
 
 const Moment& StepMemory::peak() const {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/machine.h"
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
@@ -27,13 +26,12 @@ constexpr int kRowMajor = 101;  // CblasRowMajor, CblasNoTrans, CblasTrans
 constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 
-/// Whether to multiply 16-bit operands in float32: without instructions for the type LibTorch's own
-/// way takes four times as long (float16's fifteen times). Most processors have none for float16.
+/// Whether to multiply 16-bit operands in float32: bfloat16 without instructions for it, which takes LibTorch's own way four times as
+/// long, and float16 always. Most processors have no instructions for that one either, and where they are LibTorch's product is rounded to
+/// float16 before it is added to a gradient in float32: sums of a scaled loss's gradients pass 65504 there.
 bool widens(const at::Tensor& a) {
   if (!a.device().is_cpu() || a.element_size() != 2) return false;
-  if (current_isa() < Isa::avx512_bf16) return true;
-  static const bool multiplies_fp16 = std::ranges::count(this_machine().isa, kFp16Instructions) > 0;
-  return a.scalar_type() == at::kHalf && !multiplies_fp16;
+  return a.scalar_type() == at::kHalf || current_isa() < Isa::avx512_bf16;
 }
 
 /// A tensor in `space`, as large as `block` and laid out alike.

@@ -11,9 +11,9 @@ inline constexpr int64_t kWidenedBlock = 1024;
 /// out = factor a b, or out += factor a b if `accumulate`. a [M, K], b [K, N] of one dtype, each contiguous or
 /// the transpose of a contiguous matrix; out [M, N] contiguous, of their dtype or float32.
 ///
-/// 16-bit operands on a processor without instructions for bfloat16 are multiplied in float32: each
+/// On the host float16, and bfloat16 where the processor has no instructions for it, are multiplied in float32: each
 /// result is rounded once, and a block of a, of b and (if out has 16 bits) of out is in memory as
-/// float32. With those instructions, bfloat16 into float32 is one product without rounding in
+/// float32. With instructions, bfloat16 into float32 is one product without rounding in
 /// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first. On CUDA
 /// 16 bits into float32 are one product without rounding in between.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
