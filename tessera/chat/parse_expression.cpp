@@ -175,8 +175,8 @@ ExpressionPtr Parser::unary(bool with_filters) {
 
 ExpressionPtr Parser::constant(const Token& token) {
   if (token.kind == Kind::real) {
-    return make(token.line, std::strtod(token.text.c_str(), nullptr),
-                {});  // 1e999 is inf, as Python has it
+    // 1e999 is infinity, as Python has it, where std::stod throws.
+    return make(token.line, std::strtod(token.text.c_str(), nullptr), {});
   }
   int64_t number = 0;
   const auto* end = token.text.data() + token.text.size();

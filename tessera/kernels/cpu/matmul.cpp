@@ -27,7 +27,7 @@ constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 
 /// Whether to multiply 16-bit operands in float32: bfloat16 without instructions for it, which takes LibTorch's own way four times as
-/// long, and float16 always. Most processors have no instructions for that one either, and where they are LibTorch's product is rounded to
+/// long, and float16 always. Most processors have no instructions for that one either; where there are some, LibTorch's product is rounded to
 /// float16 before it is added to a gradient in float32: sums of a scaled loss's gradients pass 65504 there.
 bool widens(const at::Tensor& a) {
   if (!a.device().is_cpu() || a.element_size() != 2) return false;
@@ -135,12 +135,15 @@ void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const 
       out.data_ptr<float>(), static_cast<int>(out.size(1)));
 }
 
+bool goes_into_float(const at::Tensor& a) {
+  return a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
+}
+
 /// Where a processor multiplies tiles, MKL takes a plain matrix (as of the gradient of a layer's input) a third faster into float32
 /// than oneDNN into bfloat16, twice as fast where the depth is a vocabulary.
 bool is_rounded_after(const at::Tensor& a, const at::Tensor& b) {
-  return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
-         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && b.is_contiguous() &&
-         a.numel() > 0 && b.numel() > 0 && multiplies_bf16_into_float();
+  return current_isa() >= Isa::amx_bf16 && goes_into_float(a) && a.is_contiguous() &&
+         b.is_contiguous() && a.numel() > 0 && b.numel() > 0;
 }
 
 /// Some rows at a time, so that what is to be rounded stays small.
@@ -191,9 +194,7 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
                : at::mm_out(target, a, b, at::kFloat).mul_(factor);
     return;
   }
-  const bool exact =
-      a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
-  if (exact) {
+  if (goes_into_float(a)) {
     multiply_bf16_into_float(target, a, b, accumulate, factor);
   } else {
     const auto product = at::mm(a, b);
