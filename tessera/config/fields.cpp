@@ -487,7 +487,7 @@ Section offload_section() {
            "parts in memory at a time: one is updated, one written, the others are read ahead",
            {kOffloadsToDrives}, {.range = between(2, 1024), .aliases = {"buffer_count"}})
       .add("host_memory", &S::host_memory,
-           "MiB of all buffers of a rank; beside offload_params nvme, half of it is for these",
+           "MiB of all buffers of a rank, shared by what is on drives",
            {kOffloadsToDrives}, {.range = at_least(1), .aliases = {"buffer_size"}})
       .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4",
            {kOffloadsToDrives}, {.range = between(4, 1 << 20)})

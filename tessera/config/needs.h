@@ -29,6 +29,11 @@ inline parallel::OnDrives on_drives(const RunConfig& c) {
       c.optimizer.type == optim::OptimizerType::muon || c.parallel.sync_module_states;
   return masters_stay ? OnDrives::states : OnDrives::masters;
 }
+/// Of these, how many share offload.host_memory: each has a part of it, and states what the others leave.
+inline int64_t kinds_on_drives(const RunConfig& c) {
+  return (offloads_to_drives(c) ? 1 : 0) +
+         (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0);
+}
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
          c.precision.optimizer_states == optim::StateType::bf16;

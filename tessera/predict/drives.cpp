@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/units.h"
+#include "tessera/config/needs.h"
 #include "tessera/predict/communication.h"
 #include "tessera/predict/states.h"
 
@@ -33,9 +34,10 @@ DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan
     traffic.read_for_update += unit.updated_on_drives;
     traffic.written += unit.updated_on_drives + unit.copied_to_drives;
   }
-  // Half of the memory is for slices. It holds those used last, with which the next pass begins: each
+  // What of the memory is for slices holds those used last, with which the next pass begins: each
   // backward goes the other way than the forward before it, and an update the way of a forward.
-  const double kept = std::min(slices, static_cast<double>(config.offload.host_memory) * kMib / 2);
+  const double kept = std::min(slices, static_cast<double>(config.offload.host_memory) * kMib /
+                                           static_cast<double>(config::kinds_on_drives(config)));
   const bool in_backward = config.optimizer.in_backward;
   if (kept == slices) {
     traffic.read_for_passes = 0;

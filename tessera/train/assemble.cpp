@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pretrained.h"
+#include "tessera/config/needs.h"
 #include "tessera/models/adapt.h"
 #include "tessera/parallel/expert/share.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -181,7 +182,7 @@ parallel::DataParallel make_data_parallel(
     const StageReplication& stage_replication, const std::vector<Fp8Layer>& in_fp8) {
   auto options = data_parallel_options(config);
   options.offload.storage = storage_options(config, mesh.all_of_training().rank());
-  options.offload.storage.host_memory /= 2;  // the other half is for the optimizer's states
+  options.offload.storage.host_memory /= std::max<int64_t>(1, config::kinds_on_drives(config));
   if (mesh.shape().ep > 1) {
     const auto shared = parallel::share_experts(model, mesh);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
