@@ -10,8 +10,10 @@ has them without any offload, so no key says so, while DeepSpeed's offload to th
 on drives and parameters in memory (only if asked for). DeepSpeed's buffers are as small as the largest parameter lets them be, not its defaults,
 which would take gigabytes; none clips, both compute blocks again for `large`. Scratch files go to DIR, which must be on a drive, and are removed.
 Tokens a second: of the median step, the first two of a run left out; a median over the rounds. Memory: VmHWM of the rank with most, from its start
-on; `alone`: after imports, of Tessera a run of its smallest model; `steps`: highest while DeepSpeed's steps ran, its loading left out. others: share
-of the machine that other programs took in the worst run. DeepSpeed's extensions are compiled before anything is measured (minutes, once).
+on; `alone`: after imports, of Tessera a run of its smallest model; `steps`: highest while DeepSpeed's steps ran, its loading left out. CPU s:
+processor seconds of a whole run, start included. others: share of the machine that other programs took in the worst run: figures of time are worth
+something below some 5 %. DeepSpeed's extensions are compiled before anything is measured (minutes, once; one that is interrupted leaves a file
+`lock` in ~/.cache/torch_extensions, for which the next run waits for ever: remove it).
 Ends with 1 if losses differ by more than 0.5 % or a contestant fails, with 77 where a package or room is missing."""
 import argparse
 import json
@@ -194,7 +196,8 @@ def run_once(tessera, folder, name, run):
     result = ours(tessera, folder, name, run) if name.startswith("tessera") else theirs(folder, name, run)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy, everything = (now - before for now, before in zip(machine_seconds(), (busy, everything)))
-    result["others"] = max(0, busy - (after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime)) / everything
+    result["cpu_seconds"] = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
+    result["others"] = max(0, busy - result["cpu_seconds"]) / everything
     shutil.rmtree(folder / "drive")
     shutil.rmtree(folder / "run", ignore_errors=True)
     return result
@@ -209,21 +212,22 @@ def summarise(run, name, results):
         row["tokens_per_second"] = statistics.median(run["batch"] * run["length"] / each for each in seconds)
         row |= {key.replace("_bytes", "_mib"): statistics.median(result[key] for result in good) / 2**20
                 for key in ("peak_bytes", "steps_bytes", "alone_bytes") if key in good[0]}
-        row |= {"losses": good[0]["losses"], "others": max(result["others"] for result in good)}
+        row |= {"losses": good[0]["losses"], "cpu_seconds": statistics.median(result["cpu_seconds"] for result in good)}
+        row |= {"others": max(result["others"] for result in good)}
     return row
 
 
 def print_table(size, run, rows):
     print(f"\n{size}: {run['parameters']:,} parameters, {run['batch']} x {run['length']} tokens a step, ranks: {run['ranks']}, threads of each: "
           f"{run['threads']}\n")
-    print("| contestant | tokens/s | peak MiB | alone | steps | others | losses |\n|---|---|---|---|---|---|---|")
+    print("| contestant | tokens/s | peak MiB | alone | steps | CPU s | others | losses |\n|---|---|---|---|---|---|---|---|")
     by_name = {row["contestant"]: row for row in rows if "losses" in row}
     for name, row in by_name.items():
         beside = by_name.get(BESIDE.get(name))
         speed, memory = (f" ({row[key] / beside[key]:.2f} x)" if beside else "" for key in ("tokens_per_second", "peak_mib"))
         alone, steps = (f"{row[key]:,.0f}" if key in row else "" for key in ("alone_mib", "steps_mib"))
-        print(f"| {name} | {row['tokens_per_second']:,.0f}{speed} | {row['peak_mib']:,.0f}{memory} | {alone} | {steps} | {100 * row['others']:.0f} % "
-              f"| {row['losses'][0]:.4f} to {row['losses'][-1]:.4f} |", flush=True)
+        print(f"| {name} | {row['tokens_per_second']:,.0f}{speed} | {row['peak_mib']:,.0f}{memory} | {alone} | {steps} | {row['cpu_seconds']:.0f} "
+              f"| {100 * row['others']:.0f} % | {row['losses'][0]:.4f} to {row['losses'][-1]:.4f} |", flush=True)
 
 
 def losses_agree(rows):
@@ -283,7 +287,7 @@ def main():
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS + MORE, default=CONTESTANTS)
     parser.add_argument("--state-buffers", type=int, default=4, help="DeepSpeed's offload_optimizer.buffer_count")
     parser.add_argument("--parameter-buffers", type=int, default=5, help="DeepSpeed's offload_param.buffer_count")
-    parser.add_argument("--pipeline", action="store_true", help="DeepSpeed's pipeline_read and pipeline_write, which take twice the buffers")
+    parser.add_argument("--pipeline", action="store_true", help="DeepSpeed's pipeline_read and pipeline_write, for which 8 state buffers are too few")
     parser.add_argument("--folder", help="on a drive, for scratch files; without it, the system's temporary one")
     parser.add_argument("--out")
     options = parser.parse_args()
