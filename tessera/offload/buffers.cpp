@@ -60,6 +60,18 @@ void Buffers::write(const Stretch& stretch) {
   buffer->transfer = space_.write(stretch.begin, memory_of(*buffer, stretch));
 }
 
+void Buffers::let_go(const Stretch& stretch) {
+  if (auto* buffer = find(stretch)) buffer->last_use = 0;
+}
+
+Space::Ticket Buffers::drop(const Stretch& stretch) {
+  auto* buffer = find(stretch);
+  if (buffer == nullptr) return nullptr;
+  buffer->last_use = 0;
+  buffer->holds.reset();
+  return buffer->transfer;
+}
+
 void Buffers::read_ahead(std::span<const Stretch> coming) {
   for (const auto& next : coming.first(std::min(coming.size(), most_ahead()))) {
     if (auto* there = find(next)) {

@@ -40,6 +40,11 @@ class Buffers {
   /// Begins to write what bring() or room_for() gave; bring() it again before it is changed again.
   void write(const Stretch& stretch);
 
+  /// The stretch will hardly be asked for again: its buffer is the first that another gets.
+  void let_go(const Stretch& stretch);
+  /// What it holds is of no use any more; once this is done, its place may be another stretch's.
+  Space::Ticket drop(const Stretch& stretch);
+
   /// Begins to read those of `coming`, the nearest first, that are not there, into buffers that nobody
   /// needs: one stays for what is at work, one for what is written.
   void read_ahead(std::span<const Stretch> coming);

@@ -58,7 +58,7 @@ ScratchFile::ScratchFile(const std::filesystem::path& folder, int64_t bytes, boo
   }
   open();
   try {
-    reserve(bytes);
+    grow(bytes);
     make_direct();
   } catch (const std::runtime_error&) {
     ::close(fd_);
@@ -72,6 +72,7 @@ ScratchFile::~ScratchFile() {
 
 ScratchFile::ScratchFile(ScratchFile&& other) noexcept
     : folder_(std::move(other.folder_)),
+      bytes_(other.bytes_),
       fd_(std::exchange(other.fd_, -1)),
       direct_(other.direct_) {}
 
@@ -89,18 +90,20 @@ void ScratchFile::open() {
   }
 }
 
-void ScratchFile::reserve(int64_t bytes) const {
+void ScratchFile::grow(int64_t bytes) {
+  if (bytes <= bytes_) return;
   struct statvfs room {};  // before some of it is taken
   const bool known = ::fstatvfs(fd_, &room) == 0;
-  if (::fallocate(fd_, 0, 0, bytes) == 0) return;
-  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
-    user_error(
-        "paths: {}: needs {}, free {}; make room, or name another drive", folder_.string(),
-        format_bytes(bytes),
-        known ? format_bytes(static_cast<int64_t>(room.f_bavail * room.f_frsize)) : "unknown");
+  if (::fallocate(fd_, 0, bytes_, bytes - bytes_) != 0) {
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      user_error(
+          "paths: {}: needs {}, free {}; make room, or name another drive", folder_.string(),
+          format_bytes(bytes - bytes_),
+          known ? format_bytes(static_cast<int64_t>(room.f_bavail * room.f_frsize)) : "unknown");
+    }
+    if (errno != EOPNOTSUPP || ::ftruncate(fd_, bytes) != 0) system_error(folder_.string());
   }
-  if (errno != EOPNOTSUPP) system_error(folder_.string());
-  if (::ftruncate(fd_, bytes) != 0) system_error(folder_.string());
+  bytes_ = bytes;
 }
 
 /// Some file systems take the flag and refuse the first read or write.

@@ -20,16 +20,19 @@ class ScratchFile {
   ScratchFile(ScratchFile&& other) noexcept;
   ScratchFile& operator=(ScratchFile&&) = delete;
 
+  /// Reserves as many in all. UserError: no room (needed beside free). SystemError: the disk.
+  void grow(int64_t bytes);
+
   int fd() const { return fd_; }
   bool is_direct() const { return direct_; }  ///< past the page cache
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
   void open();
-  void reserve(int64_t bytes) const;
   void make_direct();
 
   std::filesystem::path folder_;
+  int64_t bytes_ = 0;  // reserved
   int fd_ = -1;
   bool direct_ = false;
 };

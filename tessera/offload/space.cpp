@@ -30,17 +30,13 @@ struct Space::Transfer {
 
 Space::Space(int64_t bytes, SpaceOptions options) : options_(std::move(options)), bytes_(bytes) {
   const int64_t block = options_.block_bytes;
-  const auto num_folders = static_cast<int64_t>(options_.paths.size());
   if (block <= 0 || block % kPageBytes != 0) {
     user_error("block_size: expected a multiple of {} bytes, got {}", kPageBytes, block);
   }
-  if (num_folders == 0) user_error("paths: expected a folder, got none");
-  const int64_t num_blocks = (bytes + block - 1) / block;
-  blocks_.resize(static_cast<size_t>(num_blocks));
-  const int64_t of_a_folder =
-      std::max<int64_t>(1, (num_blocks + num_folders - 1) / num_folders) * block;
+  if (options_.paths.empty()) user_error("paths: expected a folder, got none");
+  blocks_.resize(static_cast<size_t>((bytes + block - 1) / block));
   for (const auto& folder : options_.paths) {
-    files_.emplace_back(folder, of_a_folder, options_.any_file_system);
+    files_.emplace_back(folder, of_a_folder(bytes), options_.any_file_system);
     if (!files_.back().is_direct()) {
       notes_.push_back(
           fmt::format("{}: its file system refuses direct input and output; what is "
@@ -63,6 +59,19 @@ Space::~Space() {
   }
   asked_.notify_all();
   thread_.join();
+}
+
+/// Bytes of the file in each folder, where all together hold `bytes`.
+int64_t Space::of_a_folder(int64_t bytes) const {
+  const int64_t row = std::ssize(options_.paths) * options_.block_bytes;
+  return std::max<int64_t>(1, (bytes + row - 1) / row) * options_.block_bytes;
+}
+
+void Space::grow(int64_t bytes) {
+  for (auto& file : files_) file.grow(of_a_folder(bytes));
+  const std::lock_guard lock(mutex_);
+  bytes_ = bytes;
+  blocks_.resize(static_cast<size_t>((bytes + options_.block_bytes - 1) / options_.block_bytes));
 }
 
 Space::Ticket Space::read(int64_t offset, std::span<std::byte> data) {

@@ -53,6 +53,9 @@ class Space {
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
+  /// Makes it as large, in the thread that asks for bytes(). Throws as ScratchFile::grow does.
+  void grow(int64_t bytes);
+
   /// A read or write of several blocks, until wait().
   struct Transfer;
   using Ticket = std::shared_ptr<Transfer>;
@@ -89,6 +92,7 @@ class Space {
     int64_t bytes = 0;
   };
 
+  int64_t of_a_folder(int64_t bytes) const;
   Ticket begin(int64_t offset, std::byte* data, int64_t bytes, bool writes);
   void work();
   void start(uint64_t tag, Piece& piece);

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/page_buffer.h"
+#include "tessera/offload/testing.h"
 #include "tessera/offload/tune.h"
 #include "tests/support/temporary_folder.h"
 
@@ -19,34 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// What a queue's outcomes become.
-using Fault = std::function<void(const Operation& operation, Outcome& outcome)>;
-
-/// A queue with faults: what it did is told otherwise, or done otherwise.
-class FaultyQueue : public Queue {
- public:
-  FaultyQueue(std::unique_ptr<Queue> queue, Fault fault)
-      : queue_(std::move(queue)), fault_(std::move(fault)) {}
-  void start(const Operation& operation) override {
-    operations_[operation.tag] = operation;
-    queue_->start(operation);
-  }
-  std::optional<Outcome> next(std::chrono::milliseconds at_most) override {
-    auto outcome = queue_->next(at_most);
-    if (outcome) fault_(operations_.at(outcome->tag), *outcome);
-    if (outcome && outcome->result == kNever) return std::nullopt;
-    return outcome;
-  }
-  const char* name() const override { return queue_->name(); }
-
-  static constexpr int64_t kNever = -100000;
-
- private:
-  std::unique_ptr<Queue> queue_;
-  Fault fault_;
-  std::map<uint64_t, Operation> operations_;
-};
 
 class SpaceTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -63,11 +36,7 @@ class SpaceTest : public ::testing::TestWithParam<bool> {
                          .timeout_seconds = 20,
                          .rank = 7,
                          .use_uring = GetParam()};
-    if (fault) {
-      options.wrap_queue = [fault](std::unique_ptr<Queue> queue) {
-        return std::make_unique<FaultyQueue>(std::move(queue), fault);
-      };
-    }
+    if (fault) options.wrap_queue = with_fault(fault);
     return options;
   }
 
