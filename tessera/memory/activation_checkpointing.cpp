@@ -28,7 +28,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// One call of a module, between its forward and its backward. Its tensors are not in here but
-/// saved by autograd, which frees them with the graph and notices changes in place.
+/// saved by autograd, which frees them with the graph and notices changes in place. Those that wait
+/// elsewhere live as long, too: autograd saves a tensor that holds them.
 struct Record {
   std::shared_ptr<nn::Call> call;
   std::vector<Tensor*> inputs;  ///< the defined ones of `call`
@@ -38,15 +39,16 @@ struct Record {
   std::optional<RandomState> random;  ///< before the forward, if that drew numbers
   std::optional<nn::RandomContext> context = nn::RandomScope::current();
   autograd::DeferredGradientsPtr deferred = autograd::DeferScope::current();
-  std::vector<at::Device> devices;              ///< of the tensors saved
+  std::vector<bool> goes_elsewhere;             ///< of the tensors kept; empty: none does
+  std::weak_ptr<StoredTensors> elsewhere;       ///< those
   int64_t num_calls = 0;                        ///< of modules with hooks in the first forward
   const torch::autograd::Node* node = nullptr;  ///< of the call in the graph
 };
 
-/// A copy in pinned memory. Later uses of `tensor` and of the copy come after it on the stream.
-Tensor to_host(const Tensor& tensor) {
-  auto host = at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true));
-  return host.copy_(tensor, /*non_blocking=*/true);
+/// A tensor without numbers that holds `stored`.
+Tensor holder_of(const std::shared_ptr<StoredTensors>& stored) {
+  return at::from_blob(
+      stored.get(), {0}, [stored](void*) {}, at::kByte);
 }
 
 /// The sizes of `tensor` without its memory. NaN, so that a gradient that does read it shows.
@@ -57,17 +59,34 @@ Tensor without_values(const Tensor& tensor) {
 
 /// What autograd is to save: the inputs, then what is on the tape.
 variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> products) {
-  if (record.options.drop_last_product && !products.empty()) {
-    products.back() = without_values(products.back());
-  }
+  const bool drops_last = record.options.drop_last_product && !products.empty();
+  if (drops_last) products.back() = without_values(products.back());
   variable_list tensors(inputs.begin(), inputs.end());
   tensors.insert(tensors.end(), products.begin(), products.end());
+  if (!record.options.offload) return tensors;
+  variable_list staying, going;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    record.devices.push_back(tensors[i].device());
     // An argument without a gradient is a table that others hold as well.
     const bool is_activation = i >= inputs.size() || record.needs_gradient[i];
-    if (record.options.offload && is_activation) tensors[i] = to_host(tensors[i]);
+    const bool goes = is_activation && !(drops_last && i + 1 == tensors.size());
+    (goes ? going : staying).push_back(tensors[i]);
+    record.goes_elsewhere.push_back(goes);
   }
+  const auto stored = record.options.offload->put(going);
+  record.elsewhere = stored;
+  staying.push_back(holder_of(stored));
+  return staying;
+}
+
+/// The same again, from what autograd saved.
+variable_list kept_again(const Record& record, variable_list saved) {
+  if (record.goes_elsewhere.empty()) return saved;
+  const auto returned = record.elsewhere.lock()->tensors();
+  variable_list tensors;
+  auto from_saved = saved.begin();
+  auto from_elsewhere = returned.begin();
+  for (const bool went : record.goes_elsewhere)
+    tensors.push_back(went ? *from_elsewhere++ : *from_saved++);
   return tensors;
 }
 
@@ -184,9 +203,9 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     const auto defined = [](const Tensor& gradient) { return gradient.defined(); };
     if (std::ranges::none_of(gradients, defined)) return out;
 
-    auto leaves = context->get_saved_variables();
+    auto leaves = kept_again(record, context->get_saved_variables());
     for (size_t i = 0; i < leaves.size(); ++i) {
-      leaves[i] = leaves[i].to(record.devices[i], /*non_blocking=*/true).detach();
+      leaves[i] = leaves[i].detach();
       if (i < num_inputs) leaves[i].requires_grad_(record.needs_gradient[i]);
     }
     Tape tape({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
@@ -218,13 +237,6 @@ bool has_trained_parameters(const nn::Hookable& module) {
                              [](const auto& parameter) { return parameter.requires_grad(); });
 }
 
-void check_offload(const variable_list& tensors) {
-  for (const auto& tensor : tensors) {
-    TORCH_CHECK_VALUE(tensor.is_cuda(), "offload: expected arguments on CUDA, got one on ",
-                      tensor.device(), "; set offload = false");
-  }
-}
-
 void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& options,
                        const std::shared_ptr<nn::Call>& call) {
   if (!at::GradMode::is_enabled()) return call->forward();
@@ -239,7 +251,6 @@ void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& opti
     record->needs_gradient.push_back(input->requires_grad());
     tensors.push_back(*input);
   }
-  if (options.offload) check_offload(tensors);
   if (std::ranges::none_of(tensors, [](const auto& tensor) { return tensor.requires_grad(); })) {
     if (!has_trained_parameters(module)) return call->forward();
     tensors.push_back(torch::empty({0}).requires_grad_());

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tessera/base/choices.h"
+#include "tessera/memory/activation_store.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::memory {
@@ -21,8 +23,8 @@ struct CheckpointOptions {
   /// value. Anything else gets wrong gradients: NaN, unless they only compare values (relu).
   bool drop_last_product = false;
 
-  /// What is kept lies in pinned host memory until backward. For CUDA tensors only.
-  bool offload = false;
+  /// Where what is kept waits for its backward; null: where it is.
+  std::shared_ptr<ActivationStore> offload = nullptr;
 };
 
 /// From now on a call of `module` under grad mode keeps what `options.mode` says. Gradients are
@@ -41,8 +43,8 @@ struct CheckpointOptions {
 /// nn::add_output, and compute the same both times; a running average inside (batch norm) moves
 /// twice. Its backward is not twice differentiable and fills .grad(): torch::autograd::grad and
 /// backward(inputs) raise ValueError. Throws c10::ValueError on options that do not fit together,
-/// if the module is checkpointed already or computes gradients in its forward; in a call, if
-/// `offload` meets a tensor of another device.
+/// if the module is checkpointed already or computes gradients in its forward; in a call as
+/// `offload` does.
 void checkpoint(nn::Hookable& module, const CheckpointOptions& options = {});
 
 /// checkpoint() on every `options.every_k`-th of `blocks`, the first included.

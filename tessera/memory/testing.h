@@ -1,8 +1,11 @@
-// A Llama block of our layers and kernels, for tests and benchmarks (models/ is a row below).
+// A Llama block of our layers and kernels, for tests and benchmarks (models/ is a row below), and drives with little
+// memory before them.
 #pragma once
 
 #include <ATen/ops/dropout.h>
 
+#include <filesystem>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -10,6 +13,7 @@
 #include "tessera/kernels/attention.h"
 #include "tessera/kernels/rotary.h"
 #include "tessera/nn/layers.h"
+#include "tessera/offload/stored_stack.h"
 
 namespace tessera::memory {
 
@@ -84,6 +88,14 @@ inline torch::Tensor run_blocks(std::vector<Block>& blocks, torch::Tensor x) {
   const auto [cos, sin] = kernels::rotary_tables(x.size(1), blocks[0]->shape.head_dim());
   for (auto& block : blocks) x = block(x, cos, sin);
   return x;
+}
+
+/// Four pages of memory before a file in `folder`, which may be removed at once.
+inline std::shared_ptr<offload::StoredStack> small_stack(const std::filesystem::path& folder) {
+  constexpr int64_t kBlock = 4096;
+  return std::make_shared<offload::StoredStack>(offload::StorageOptions{
+      .space = {.paths = {folder}, .block_bytes = kBlock, .any_file_system = true},
+      .host_memory = 4 * kBlock});
 }
 
 }  // namespace tessera::memory
