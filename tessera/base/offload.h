@@ -17,6 +17,16 @@ enum class OnDrives { nothing, states, masters, parameters };
 
 }  // namespace tessera::parallel
 
+namespace tessera::memory {
+
+/// Where what checkpointed blocks keep waits for their backward: on the device, on its host, or on drives.
+enum class OffloadActivations { none, host, nvme };
+
+}  // namespace tessera::memory
+
 template <>
 inline constexpr auto tessera::kTexts<tessera::parallel::OffloadParams> =
+    std::to_array<std::string_view>({"false", "true", "nvme"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::memory::OffloadActivations> =
     std::to_array<std::string_view>({"false", "true", "nvme"});

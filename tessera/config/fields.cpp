@@ -482,21 +482,22 @@ Section offload_section() {
       .add("paths", &S::paths,
            "folders, one on each drive; a rank has a file in each, and its blocks go to them in "
            "turn; empty: train.run_dir/offload",
-           {kOffloadsToDrives}, {.aliases = {"nvme_path", "path", "folders"}})
+           {kOnDrives}, {.aliases = {"nvme_path", "path", "folders"}})
       .add("buffers", &S::buffers,
-           "parts in memory at a time: one is updated, one written, the others are read ahead",
+           "parts of states in memory at a time: one is updated, one written, the others are read "
+           "ahead",
            {kOffloadsToDrives}, {.range = between(2, 1024), .aliases = {"buffer_count"}})
       .add("host_memory", &S::host_memory,
-           "MiB of all buffers of a rank, shared by what is on drives",
-           {kOffloadsToDrives}, {.range = at_least(1), .aliases = {"buffer_size"}})
-      .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4",
-           {kOffloadsToDrives}, {.range = between(4, 1 << 20)})
-      .add("queue_depth", &S::queue_depth, "reads and writes at a time on each rank",
-           {kOffloadsToDrives}, {.range = between(1, 4096)})
+           "MiB of all buffers of a rank, shared by what is on drives", {kOnDrives},
+           {.range = at_least(1), .aliases = {"buffer_size"}})
+      .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4", {kOnDrives},
+           {.range = between(4, 1 << 20)})
+      .add("queue_depth", &S::queue_depth, "reads and writes at a time on each rank", {kOnDrives},
+           {.range = between(1, 4096)})
       .add("any_file_system", &S::any_file_system, "paths may be in memory (tmpfs) or on a network",
-           {kOffloadsToDrives})
-      .add("io_timeout_seconds", &S::timeout_seconds, "deadline of a read or write",
-           {kOffloadsToDrives}, {.range = above(0)})
+           {kOnDrives})
+      .add("io_timeout_seconds", &S::timeout_seconds, "deadline of a read or write", {kOnDrives},
+           {.range = above(0)})
       .build();
 }
 
@@ -647,6 +648,10 @@ Section memory_section() {
            kAlways, {.aliases = {"activation_checkpointing", "gradient_checkpointing"}})
       .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",
            {kCheckpointsActivations}, {.range = at_least(1)})
+      .add("offload_activations", &S::offload_activations,
+           "what checkpointed blocks keep waits for their backward, true: in the host's memory (of "
+           "a GPU), nvme: on drives (section offload)",
+           {kCheckpointsActivations}, {.aliases = {"activation_offloading", "cpu_checkpointing"}})
       .build();
 }
 

@@ -29,10 +29,15 @@ inline parallel::OnDrives on_drives(const RunConfig& c) {
       c.optimizer.type == optim::OptimizerType::muon || c.parallel.sync_module_states;
   return masters_stay ? OnDrives::states : OnDrives::masters;
 }
-/// Of these, how many share offload.host_memory: each has a part of it, and states what the others leave.
+/// What checkpointed blocks keep.
+inline bool activations_on_drives(const RunConfig& c) {
+  return c.memory.offload_activations == memory::OffloadActivations::nvme;
+}
+/// Of all these, how many share offload.host_memory: each has a part of it, and states what the others leave.
 inline int64_t kinds_on_drives(const RunConfig& c) {
   return (offloads_to_drives(c) ? 1 : 0) +
-         (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0);
+         (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0) +
+         (activations_on_drives(c) ? 1 : 0);
 }
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
@@ -193,6 +198,8 @@ constexpr Need kNoOffloadedParams{
       return c.parallel.offload_params == parallel::OffloadParams::none || offloads_to_drives(c);
     }};
 constexpr Need kOffloadsToDrives{"parallel.offload_optimizer nvme", offloads_to_drives};
+constexpr Need kOnDrives{"parallel.offload_optimizer or memory.offload_activations nvme",
+                         [](const RunConfig& c) { return kinds_on_drives(c) > 0; }};
 constexpr Need kOffloads{"parallel.offload_params or parallel.offload_optimizer", offloads};
 
 constexpr Need kLowPrecision{"precision.compute bf16 or fp16", [](const RunConfig& c) {

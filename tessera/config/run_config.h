@@ -215,6 +215,7 @@ struct MoeSection {
 struct MemorySection {
   memory::CheckpointMode checkpointing = memory::CheckpointMode::none;  ///< of activations
   int64_t checkpoint_every = 1;                                         ///< blocks
+  memory::OffloadActivations offload_activations = memory::OffloadActivations::none;
 
   bool operator==(const MemorySection&) const = default;
 };

@@ -20,13 +20,16 @@ class DriveStoreTest : public testing::TemporaryFolderTest {
 TEST_F(DriveStoreTest, TensorsComeBackAsTheyWere) {
   const auto store = drive_store(stack_);
   const auto whole = torch::randn({6, 500});
+  const auto halves = torch::randn({5, 40}).chunk(2, 1);
   const std::vector<torch::Tensor> tensors{
       whole,
       whole.to(torch::kBFloat16).t(),  // dense, in another order
       whole.narrow(1, 100, 50),        // a part of each row
       torch::arange(7),
       torch::empty({0}),  // int64
-      torch::tensor(3.0)};
+      torch::tensor(3.0),
+      halves[0],
+      halves[1]};
   const auto stored = store->put(tensors);
   for (int time = 0; time < 2; ++time) {
     const auto found = stored->tensors();
@@ -36,6 +39,9 @@ TEST_F(DriveStoreTest, TensorsComeBackAsTheyWere) {
       EXPECT_TRUE(torch::equal(found[i], tensors[i])) << i;
     }
     EXPECT_EQ(found[1].strides(), tensors[1].strides());
+    // Halves of one tensor lie beside one another again.
+    EXPECT_TRUE(found[6].is_alias_of(found[7]));
+    EXPECT_EQ(found[7].strides(), tensors[7].strides());
   }
 }
 

@@ -35,30 +35,22 @@ int64_t bytes_of_part(const StorageOptions& fitting) {
   return std::max<int64_t>(1, fitting.host_memory / kMostParts / block) * block;
 }
 
-/// Goes through pieces, calling use(some of a piece, its place in all) for `bytes` at a time.
-template <typename Byte>
-class Cursor {
- public:
-  explicit Cursor(std::span<const std::span<Byte>> pieces) : pieces_(pieces) {}
-
-  template <typename Use>
-  void next(size_t bytes, const Use& use) {
-    for (size_t done = 0; done < bytes;) {
-      const auto rest = pieces_.front().subspan(offset_);
-      const auto some = rest.first(std::min(rest.size(), bytes - done));
-      if (!some.empty()) use(some, done);
-      done += some.size();
-      offset_ += some.size();
-      if (some.size() < rest.size()) continue;
-      pieces_ = pieces_.subspan(1);
-      offset_ = 0;
-    }
+/// Calls use(some of a piece, its place in the range) for the range [begin, begin + bytes) of all pieces together.
+template <typename Byte, typename Use>
+void for_each_piece(std::span<const std::span<Byte>> pieces, int64_t begin, int64_t bytes,
+                    const Use& use) {
+  int64_t start = 0, done = 0;  // the former: of the piece
+  for (const auto& piece : pieces) {
+    const int64_t at = begin + done - start;
+    start += std::ssize(piece);
+    if (done == bytes || at >= std::ssize(piece)) continue;
+    const auto some =
+        piece.subspan(static_cast<size_t>(at),
+                      static_cast<size_t>(std::min(std::ssize(piece) - at, bytes - done)));
+    use(some, done);
+    done += std::ssize(some);
   }
-
- private:
-  std::span<const std::span<Byte>> pieces_;
-  size_t offset_ = 0;  // in the first of them
-};
+}
 
 template <typename Byte>
 int64_t bytes_of(std::span<const std::span<Byte>> pieces) {
@@ -84,14 +76,13 @@ StoredStack::Entry StoredStack::put(std::span<const std::span<const std::byte>> 
   const std::lock_guard lock(mutex_);
   auto& string = strings_[entry.id_];
   const int64_t bytes = bytes_of(pieces);
-  Cursor cursor(pieces);
   while (string.bytes < bytes) {
-    const int64_t own = std::min(part_bytes_, bytes - string.bytes);
+    const int64_t begin = string.bytes, own = std::min(part_bytes_, bytes - begin);
     string.places.push_back(free_place());
     string.bytes += own, bytes_ += own;
     const auto stretch = stretch_of(string, string.places.size() - 1);
     const auto memory = buffers_.room_for(stretch);
-    cursor.next(static_cast<size_t>(own), [&](std::span<const std::byte> some, size_t done) {
+    for_each_piece(pieces, begin, own, [&](std::span<const std::byte> some, int64_t done) {
       std::memcpy(memory.data() + done, some.data(), some.size());
     });
     std::memset(memory.data() + own, 0, memory.size() - static_cast<size_t>(own));
@@ -108,32 +99,32 @@ void StoredStack::read(const Entry& entry, std::span<const std::span<std::byte>>
     throw std::logic_error("offload: a string is read as long as it was put");
   }
   string.was_read = true;
-  Cursor cursor(pieces);
-  for (size_t part = 0; part < string.places.size(); ++part) {
+  // What was put last is in memory most likely: it comes first, before others take its buffers.
+  for (size_t part = string.places.size(); part-- > 0;) {
     const auto stretch = stretch_of(string, part);
     const auto memory = buffers_.bring(stretch);
     const int64_t begin = static_cast<int64_t>(part) * part_bytes_;
-    cursor.next(static_cast<size_t>(std::min(part_bytes_, string.bytes - begin)),
-                [&](std::span<std::byte> some, size_t done) {
-                  std::memcpy(some.data(), memory.data() + done, some.size());
-                });
+    for_each_piece(pieces, begin, std::min(part_bytes_, string.bytes - begin),
+                   [&](std::span<std::byte> some, int64_t done) {
+                     std::memcpy(some.data(), memory.data() + done, some.size());
+                   });
     buffers_.let_go(stretch);
     buffers_.read_ahead(coming_after(entry.id_, part));
   }
 }
 
-/// As many as may be read ahead: the string's own other parts, then those of the strings put before it.
+/// As many as may be read ahead: parts before this one, of the string itself and of those put before it.
 std::vector<Stretch> StoredStack::coming_after(uint64_t id, size_t part) const {
   std::vector<Stretch> coming;
   const auto own = strings_.find(id);
-  const auto add = [&](const String& string, size_t first) {
-    for (size_t i = first; i < string.places.size() && coming.size() < buffers_.most_ahead(); ++i)
-      coming.push_back(stretch_of(string, i));
+  const auto add = [&](const String& string, size_t end) {
+    while (end-- > 0 && coming.size() < buffers_.most_ahead())
+      coming.push_back(stretch_of(string, end));
   };
-  add(own->second, part + 1);
+  add(own->second, part);
   for (auto next = std::make_reverse_iterator(own);
        next != strings_.rend() && coming.size() < buffers_.most_ahead(); ++next) {
-    if (!next->second.was_read) add(next->second, 0);
+    if (!next->second.was_read) add(next->second, next->second.places.size());
   }
   return coming;
 }

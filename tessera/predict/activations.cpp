@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/base/widths.h"
+#include "tessera/config/needs.h"
 #include "tessera/models/spec.h"
 
 namespace tessera::predict {
@@ -40,6 +41,12 @@ double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, 
   return std::max(most, dim + own + gathered + rearranged + waiting);
 }
 
+/// Is block `index` the first of a stage whose input comes from another one? The pipeline holds that, too.
+bool has_held_input(const plan::RankPart& part, int64_t index) {
+  return std::ranges::any_of(
+      part.stages, [&](const auto& stage) { return !stage.embeds && stage.layers.begin == index; });
+}
+
 /// What a token has besides where experts are shared out (parallel/expert/dispatch.cpp): in `floats`
 /// where its rows are among those that came, int64; in `values`, which selective checkpointing keeps,
 /// its rows as they came and as they came back.
@@ -67,8 +74,10 @@ double stream_bytes(const config::PrecisionSection& precision, const plan::RankP
          static_cast<double>(part.position_ranks);
 }
 
-BlockActivations block_activations(const RunConfig& config, const plan::RankPart& part,
-                                   int64_t index) {
+namespace {
+
+/// As if all that is kept stayed.
+BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part, int64_t index) {
   const auto& trained = part.blocks[static_cast<size_t>(index)];
   const bool checkpointed = is_checkpointed(config.memory, index);
   const auto width = static_cast<double>(compute_bytes(config.precision));
@@ -115,13 +124,38 @@ BlockActivations block_activations(const RunConfig& config, const plan::RankPart
   return result;
 }
 
+}  // namespace
+
+BlockActivations block_activations(const RunConfig& config, const plan::RankPart& part,
+                                   int64_t index) {
+  auto result = all_staying(config, part, index);
+  result.staying = result.kept;
+  const bool offloads = config.memory.offload_activations != memory::OffloadActivations::none;
+  if (!offloads || !is_checkpointed(config.memory, index) || result.kept == 0) return result;
+  // An input without a gradient is nobody's activation.
+  const double stream = stream_bytes(config.precision, part);
+  const bool input_goes = part.blocks[static_cast<size_t>(index)].input_graph;
+  result.away = result.kept - (input_goes ? 0 : stream);
+  result.staying -= result.away;
+  if (input_goes && has_held_input(part, index)) result.staying += stream;
+  return result;
+}
+
 double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
                       const plan::RankPart::Stage& stage) {
   double bytes = 0;
   for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-    bytes += block_activations(config, part, i).kept;
+    bytes += block_activations(config, part, i).staying;
   }
   return bytes;
+}
+
+double buffers_for_activations(const RunConfig& config, const plan::RankPart& part) {
+  if (!config::activations_on_drives(config)) return 0;
+  constexpr double kMib = 1 << 20;
+  const double share = static_cast<double>(config.offload.host_memory) * kMib /
+                       static_cast<double>(config::kinds_on_drives(config));
+  return std::min(in_flight(config, part).away, share);
 }
 
 // What is kept for the head: the last block's output on this rank's positions, the gradient of what
@@ -146,19 +180,21 @@ double arriving_bytes(const RunConfig& config, const plan::RankPart& part) {
 
 InFlight in_flight(const RunConfig& config, const plan::RankPart& part) {
   const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
-  std::vector<double> kept, deferred, output;
+  std::vector<double> kept, deferred, output, going;
   for (const auto& stage : part.stages) {
     kept.push_back(tokens * (kept_by_blocks(config, part, stage) +
                              (stage.predicts ? kept_by_head(config, part) : 0)));
-    double put_off = 0;
+    double put_off = 0, away = 0;
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-      put_off += block_activations(config, part, i).deferred;
+      const auto block = block_activations(config, part, i);
+      put_off += block.deferred, away += block.away;
     }
     deferred.push_back(tokens * put_off);
+    going.push_back(tokens * away);
     output.push_back(stage.predicts ? 0 : tokens * stream_bytes(config.precision, part));
   }
   InFlight result{.stages = std::vector<Held>(part.stages.size())};
-  double held = 0, micro_batches = 0;
+  double held = 0, micro_batches = 0, away = 0;
   for (const auto& action : part.actions) {
     const auto stage = static_cast<size_t>(action.stage);
     auto& most = result.stages[stage];
@@ -168,13 +204,15 @@ InFlight in_flight(const RunConfig& config, const plan::RankPart& part) {
         held += kept[stage], micro_batches += 1;
         result.bytes = std::max(result.bytes, held + output[stage]);
         result.micro_batches = std::max(result.micro_batches, micro_batches);
+        away += going[stage], result.away = std::max(result.away, away);
         break;
       case Kind::backward:
         most.backward = std::max(most.backward, held);
-        held -= kept[stage], micro_batches -= 1;
+        held -= kept[stage], micro_batches -= 1, away -= going[stage];
         break;
       case Kind::backward_input:
         most.backward = std::max(most.backward, held);
+        away -= going[stage];
         held += deferred[stage] - kept[stage], micro_batches -= 1 - part.kept_for_weight;
         break;
       case Kind::backward_weight:

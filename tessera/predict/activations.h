@@ -13,6 +13,8 @@ namespace tessera::predict {
 /// Bytes that transformer block `index` takes, for each token of the whole sequence.
 struct BlockActivations {
   double kept = 0;      ///< from its forward to its backward
+  double away = 0;      ///< of that, what waits elsewhere (memory.offload_activations)
+  double staying = 0;   ///< what is on the device meanwhile: the rest
   double working = 0;   ///< beside that, while its backward runs
   double inside = 0;    ///< and at the most, that of its feed-forward, the widest part
   double deferred = 0;  ///< kept between the two parts of a split backward
@@ -34,7 +36,10 @@ double stream_bytes(const config::PrecisionSection& precision, const plan::RankP
 /// (parallel/pipeline/messages.cpp).
 double arriving_bytes(const config::RunConfig& config, const plan::RankPart& part);
 
-/// Bytes that a stage's blocks keep for each token, and its last norm and head.
+/// Bytes of the buffers through which activations go to drives: no more than go there.
+double buffers_for_activations(const config::RunConfig& config, const plan::RankPart& part);
+
+/// Bytes on the device that a stage's blocks keep for each token, and its last norm and head.
 double kept_by_blocks(const config::RunConfig& config, const plan::RankPart& part,
                       const plan::RankPart::Stage& stage);
 double kept_by_head(const config::RunConfig& config, const plan::RankPart& part);
@@ -51,6 +56,7 @@ struct InFlight {
   std::vector<Held> stages;
   double bytes = 0;          ///< at the end of a forward, at the most
   double micro_batches = 0;  ///< likewise, each stage's counted by itself
+  double away = 0;           ///< that wait elsewhere meanwhile, at the most
 };
 /// Follows the rank's table (schedule/check.h: peak_activations). Two actions at the same time come
 /// one after the other, as in the engine (parallel/pipeline/pipeline.h).

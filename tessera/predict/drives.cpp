@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
+#include "tessera/predict/activations.h"
 #include "tessera/predict/communication.h"
 #include "tessera/predict/states.h"
 
@@ -15,6 +17,47 @@ namespace {
 std::string amount(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
 
 constexpr double kGb = 1e9, kTb = 1e12;
+
+/// Bytes of a stage's micro-batch that are on the drives, and of these still in the buffers.
+struct Waiting {
+  int stage = 0, micro_batch = 0;
+  double in_buffers = 0;
+};
+
+/// What blocks keep is written in each forward and read before its backward, but for what was written last.
+void add_activations(const config::RunConfig& config, const plan::RankPart& part,
+                     DriveTraffic& traffic) {
+  const double memory = buffers_for_activations(config, part);
+  if (memory == 0) return;
+  traffic.activations = in_flight(config, part).away;
+  const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
+  std::vector<Waiting> waiting;  // the newest is last
+  const auto keep_newest = [&](double rest) {
+    for (auto& each : std::views::reverse(waiting)) {
+      each.in_buffers = std::min(each.in_buffers, rest);
+      rest -= each.in_buffers;
+    }
+  };
+  for (const auto& action : part.actions) {
+    const auto& layers = part.stages[static_cast<size_t>(action.stage)].layers;
+    double bytes = 0;
+    for (int64_t i = layers.begin; i < layers.end; ++i)
+      bytes += tokens * block_activations(config, part, i).away;
+    if (action.kind == schedule::Kind::forward) {
+      traffic.activations_written += bytes;
+      waiting.push_back({action.stage, action.micro_batch, bytes});
+      keep_newest(memory);
+    } else if (action.kind != schedule::Kind::backward_weight) {
+      const auto found = std::ranges::find_if(waiting, [&](const Waiting& each) {
+        return each.stage == action.stage && each.micro_batch == action.micro_batch;
+      });
+      const double read = bytes - found->in_buffers;
+      traffic.activations_read += read;
+      waiting.erase(found);
+      keep_newest(memory - std::min(memory, read));  // what is read takes the others' buffers
+    }
+  }
+}
 
 }  // namespace
 
@@ -47,6 +90,7 @@ DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan
     traffic.read_for_passes = std::max(0.0, traffic.read_for_passes - turns * kept);
     traffic.read_for_update -= in_backward ? brought : std::min(brought, kept);
   }
+  add_activations(config, rank.part, traffic);
   return traffic;
 }
 
@@ -60,27 +104,41 @@ bool StepTime::bound_by_drives() const { return transfer_seconds() > compute_sec
 StepTime step_time(const DriveTraffic& traffic, const DriveSpeed& speed, double compute_seconds,
                    bool in_backward) {
   const double both = std::min(traffic.read_for_update, traffic.written);
-  return {.passes_seconds = traffic.read_for_passes / kGb / speed.read,
-          .update_seconds = both / kGb / speed.both +
-                            (traffic.read_for_update - both) / kGb / speed.read +
-                            (traffic.written - both) / kGb / speed.write,
-          .compute_seconds = compute_seconds,
-          .overlaps = in_backward};
+  return {
+      .passes_seconds = (traffic.read_for_passes + traffic.activations_read) / kGb / speed.read +
+                        traffic.activations_written / kGb / speed.write,
+      .update_seconds = both / kGb / speed.both +
+                        (traffic.read_for_update - both) / kGb / speed.read +
+                        (traffic.written - both) / kGb / speed.write,
+      .compute_seconds = compute_seconds,
+      .overlaps = in_backward};
 }
 
 std::vector<std::string> drive_lines(const DriveTraffic& traffic) {
-  if (traffic.stored == 0) return {};
+  std::vector<std::string> lines;
+  if (traffic.stored > 0) {
+    const auto passes = traffic.read_for_passes > 0 ? fmt::format("{} for forwards and backwards, ",
+                                                                  amount(traffic.read_for_passes))
+                                                    : std::string();
+    lines.push_back(fmt::format(
+        "a rank keeps {} on drives; a step reads {} ({}{} for the update) and writes {}",
+        amount(traffic.stored), amount(traffic.read() - traffic.activations_read), passes,
+        amount(traffic.read_for_update), amount(traffic.written)));
+  }
+  if (traffic.activations > 0) {
+    lines.push_back(fmt::format(
+        "a rank's activations take {} of drives at the most; a step writes {} and reads {}, the "
+        "rest being in memory still",
+        amount(traffic.activations), amount(traffic.activations_written),
+        amount(traffic.activations_read)));
+  }
+  if (lines.empty()) return lines;
   constexpr double kSteps = 10000;
-  auto passes = traffic.read_for_passes > 0 ? fmt::format("{} for forwards and backwards, ",
-                                                          amount(traffic.read_for_passes))
-                                            : std::string();
-  return {
-      fmt::format("a rank keeps {} on drives; a step reads {} ({}{} for the update) and writes {}",
-                  amount(traffic.stored), amount(traffic.read()), passes,
-                  amount(traffic.read_for_update), amount(traffic.written)),
+  lines.push_back(
       fmt::format("wear: 10,000 steps write {:.3g} TB for each rank; compare with the endurance "
                   "(TBW) of the drive",
-                  kSteps * traffic.written / kTb)};
+                  kSteps * traffic.written_in_all() / kTb));
+  return lines;
 }
 
 std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpeed& speed,
@@ -103,7 +161,7 @@ std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpee
         format_count(static_cast<double>(tokens) * time.transfer_seconds() / time.compute_seconds),
         format_count(static_cast<double>(tokens))));
   }
-  const double all = traffic.written * static_cast<double>(num_ranks);
+  const double all = traffic.written_in_all() * static_cast<double>(num_ranks);
   lines.push_back(fmt::format("wear: {} written a step by all ranks, {:.3g} TB a day at that speed",
                               amount(all), all / kTb * kDay / time.seconds()));
   return lines;

@@ -16,7 +16,10 @@ struct DriveTraffic {
   double read_for_passes = 0;  ///< slices, for forwards and backwards
   double read_for_update = 0;  ///< states, and what is updated
   double written = 0;          ///< after the update
-  double read() const { return read_for_passes + read_for_update; }
+  double activations = 0;      ///< that lie there between forward and backward, at the most
+  double activations_written = 0, activations_read = 0;
+  double read() const { return read_for_passes + read_for_update + activations_read; }
+  double written_in_all() const { return written + activations_written; }
 };
 
 /// What stays in the buffers is not read again: between a forward and its backward the last units, then

@@ -74,10 +74,43 @@ TEST(Drives, SlicesAreReadForEachGatherButForWhatIsStillThere) {
   EXPECT_EQ(job.traffic().read_for_passes, 0);
 }
 
+TEST(Drives, ActivationsMoveBetweenForwardAndBackwardButForWhatIsStillThere) {
+  StoredJob job(2);
+  job.config.parallel.offload_optimizer = parallel::OffloadOptimizer::none;
+  job.config.memory.checkpointing = memory::CheckpointMode::full;
+  job.config.memory.offload_activations = memory::OffloadActivations::nvme;
+  job.config.data.seq_len = 256;
+  job.config.offload.host_memory = 1;
+  // Eight inputs of 256 tokens of 256 numbers.
+  const auto expect_activations = [&](double most, double written, double read) {
+    const auto found = job.traffic();
+    EXPECT_DOUBLE_EQ(found.activations, most * kMib);
+    EXPECT_DOUBLE_EQ(found.activations_written, written * kMib);
+    EXPECT_DOUBLE_EQ(found.activations_read, read * kMib);
+    EXPECT_DOUBLE_EQ(found.written_in_all(), found.written + written * kMib);
+  };
+  expect_activations(2, 2, 1);
+  EXPECT_EQ(job.traffic().stored, 0);
+  job.config.train.global_batch = 4;  // two micro-batches
+  job.config.train.micro_batch = 1;
+  expect_activations(2, 4, 2);
+  job.config.memory.checkpoint_every = 2;
+  expect_activations(1, 2, 0);
+  job.config.parallel.offload_optimizer = parallel::OffloadOptimizer::nvme;  // has the other half
+  expect_activations(1, 2, 1);
+  EXPECT_THAT(drive_lines(job.traffic()),
+              ElementsAre(HasSubstr("a rank keeps"),
+                          HasSubstr("activations take 1.0 MiB of drives at the most; a step writes "
+                                    "2.0 MiB and reads 1.0 MiB"),
+                          HasSubstr("wear: ")));
+}
+
 TEST(Drives, TheSlowestPartOfAStepBoundsIt) {
   const DriveTraffic traffic{
       .stored = 40e9, .read_for_passes = 8e9, .read_for_update = 20e9, .written = 24e9};
   const DriveSpeed speed{.read = 4, .write = 2, .both = 1};
+  const DriveTraffic beside{.activations = 1, .activations_written = 4e9, .activations_read = 8e9};
+  EXPECT_DOUBLE_EQ(step_time(beside, speed, 10, /*in_backward=*/false).passes_seconds, 2 + 2);
   const auto apart = step_time(traffic, speed, 10, /*in_backward=*/false);
   EXPECT_DOUBLE_EQ(apart.passes_seconds, 2);
   EXPECT_DOUBLE_EQ(apart.update_seconds, 20 + 2);

@@ -116,9 +116,9 @@ std::string drives_text(const RankEstimate& estimate) {
 
 nlohmann::ordered_json drives_json(const DriveTraffic& traffic) {
   const auto whole = [](double bytes) { return static_cast<int64_t>(bytes); };
-  return {{"stored_bytes", whole(traffic.stored)},
+  return {{"stored_bytes", whole(traffic.stored + traffic.activations)},
           {"read_bytes", whole(traffic.read())},
-          {"written_bytes", whole(traffic.written)}};
+          {"written_bytes", whole(traffic.written_in_all())}};
 }
 
 nlohmann::ordered_json communication_json(const RankNeeds& rank) {

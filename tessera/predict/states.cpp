@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/config/needs.h"
+
 namespace tessera::predict {
 namespace {
 
@@ -145,7 +147,10 @@ double buffers_for_drives(const std::vector<UnitBytes>& units, const RunConfig& 
   for (const auto& unit : units) {
     if (unit.updated_here) moved += unit.on_drives;
   }
-  return std::min(moved, static_cast<double>(config.offload.host_memory) * kMib);
+  double memory = static_cast<double>(config.offload.host_memory) * kMib;
+  if (config::activations_on_drives(config))
+    memory -= memory / static_cast<double>(config::kinds_on_drives(config));
+  return std::min(moved, memory);
 }
 
 StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& config,

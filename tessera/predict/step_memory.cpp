@@ -74,6 +74,7 @@ class Step {
     const auto batch = tokens_ * static_cast<double>(part.num_micro_batches) * 2 * kLong;
     const auto rotary_width = models::spec_of(shape.family).rotary_width(shape);
     base_.activations = batch + seq_len * static_cast<double>(rotary_width) * 2 * kFloat;
+    if (device.is_host) base_.activations += buffers_for_activations(config, part);
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
@@ -190,10 +191,15 @@ class Step {
       if (plan.stage != stage) continue;
       gathered_.need(unit);
       if (config_.parallel.forward_prefetch && is_of(stage, unit + 1)) gathered_.prefetch(unit + 1);
+      // What goes elsewhere does so once the block has run.
+      double most = 0;
       for (int64_t i = plan.layers.begin; i < plan.layers.end; ++i) {
-        kept_ += tokens_ * of_block(i).kept;
+        const auto block = of_block(i);
+        most = std::max(most, kept_ + tokens_ * block.kept);
+        kept_ += tokens_ * block.staying;
       }
-      note("forward", {.gradients = earlier_gradients(), .activations = kept_ + end_of_block()});
+      note("forward", {.gradients = earlier_gradients(),
+                       .activations = std::max(kept_, most) + end_of_block()});
       // A tied unit's head is still to come; the last unit's backward is next.
       const bool runs_again = plan.predicts || unit + 1 == units_.size();
       if (frees && !runs_again) gathered_.release(unit);
@@ -242,10 +248,11 @@ class Step {
       }
       for (int64_t i = plan.layers.end; i-- > plan.layers.begin;) {
         const auto block = of_block(i);
+        kept_ += tokens_ * block.away;  // comes back
         note("backward", {.gradients = gradients,
                           .activations = kept_ + tokens_ * block.working +
                                          std::max(tokens_ * block.inside, last_product(unit))});
-        kept_ -= tokens_ * block.kept;
+        kept_ -= tokens_ * (block.staying + block.away);
         if (part_.stages[stage].splits_backward) kept_ += tokens_ * block.deferred;
       }
       note("backward", {.gradients = gradients, .activations = kept_ + beside});

@@ -54,6 +54,28 @@ TEST(StepMemory, PeaksAreThoseOfRuns) {
   }
 }
 
+TEST(StepMemory, WhatWaitsElsewhereTakesItsBuffersAlone) {
+  auto changed = job("replicate", 1);
+  for (const auto mode : {memory::CheckpointMode::full, memory::CheckpointMode::selective}) {
+    changed.memory.checkpointing = mode;
+    changed.memory.offload_activations = memory::OffloadActivations::none;
+    const auto plan = plan::make_plan(changed, models::model_preset("tiny"));
+    const auto kept = static_cast<double>(kept_activation_bytes(changed, plan.ranks[0].part));
+    const double on_host = peak(changed), on_gpu = peak(changed, {});
+    changed.memory.offload_activations = memory::OffloadActivations::nvme;
+    const auto& part = plan.ranks[0].part;
+    const double away = in_flight(changed, part).away;
+    EXPECT_NEAR(static_cast<double>(kept_activation_bytes(changed, part)), kept - away, 1);
+    changed.offload.host_memory = 4;
+    EXPECT_EQ(buffers_for_activations(changed, part), 4 * kMiB);
+    EXPECT_LT(peak(changed), on_host - away / 4);
+    EXPECT_LT(peak(changed, {}), on_gpu - away / 4);  // its buffers are the host's
+    EXPECT_NEAR(peak(changed) - peak(changed, {}), on_host - on_gpu + 4 * kMiB, 1);
+    changed.offload.host_memory = 4096;
+    EXPECT_EQ(buffers_for_activations(changed, part), away);
+  }
+}
+
 // The same of runs on ranks that divide matrices: activations of a micro-batch between forward and
 // backward, and all tensors at once.
 struct MeasuredDivided {

@@ -84,8 +84,8 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   inner.to(mesh_->device());
   auto units = parallel::make_units(*root, unit_rule());
   if (config_.memory.checkpointing != memory::CheckpointMode::none) {
-    train::checkpoint_activations(blocks_of(units, root.get()), train::BlockEnd::any,
-                                  config_.memory);
+    train::checkpoint_activations(blocks_of(units, root.get()), train::BlockEnd::any, config_,
+                                  *mesh_);
   }
   auto options = train::data_parallel_options(config_);
   options.sync_module_states = true;  // as DDP, FSDP and DeepSpeed do

@@ -13,7 +13,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pretrained.h"
-#include "tessera/config/needs.h"
 #include "tessera/models/adapt.h"
 #include "tessera/parallel/expert/share.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -181,8 +180,7 @@ parallel::DataParallel make_data_parallel(
     const std::vector<Parameter>& parameters, const parallel::TensorParts& tensor_parts,
     const StageReplication& stage_replication, const std::vector<Fp8Layer>& in_fp8) {
   auto options = data_parallel_options(config);
-  options.offload.storage = storage_options(config, mesh.all_of_training().rank());
-  options.offload.storage.host_memory /= std::max<int64_t>(1, config::kinds_on_drives(config));
+  options.offload.storage = part_of_storage(config, mesh.all_of_training().rank());
   if (mesh.shape().ep > 1) {
     const auto shared = parallel::share_experts(model, mesh);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
@@ -228,7 +226,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
       .state_dtype = state_dtype(config.precision.optimizer_states),
       .stochastic_rounding = config.precision.stochastic_rounding,
       .seed = static_cast<uint64_t>(config.model.seed),
-      .storage = storage_options(config, mesh.all_of_training().rank())};
+      .storage = storage_beside_activations(config, mesh.all_of_training().rank())};
   if (section.type == optim::OptimizerType::muon) {
     options.orthogonalise = Orthogonaliser(parallel, tensor_parts, mesh.axis("tp"), options);
   }
@@ -338,17 +336,16 @@ Run assemble(const config::RunConfig& config, const launch::RankEnvironment& env
 Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto shape = shape_for(config, mesh);
   const auto data_axis = mesh.axis({"dp_replicate", "dp_shard"});
-  const auto& sizes = mesh.shape();
   const auto planning = plan_options(config, shape, mesh);
   auto adapter = adapter_of(config, shape);
-  auto plan = plan::make_plan(with_adapter(config, adapter), shape, sizes, planning);
+  auto plan = plan::make_plan(with_adapter(config, adapter), shape, mesh.shape(), planning);
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto routers = routers_of(*model, config.model, mesh.device());
   const auto fill = complete(*model, adapter, config, mesh.all_of_training());
   auto parameters = parameters_of(*model, config);
-  if (sizes.pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks names
+  if (mesh.shape().pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks
   auto tensor_parts = parallel::tensor_parallel(
       *model, model->tensor_plan(), mesh, {.sequence_parallel = config.parallel.sequence_parallel});
   check_blocks(parameters, tensor_parts);
@@ -356,7 +353,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto fp8_note = multiply_in_fp8(*model, fp8, config.precision, mesh.device());
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
                                                        schedule.rank_of_stage, mesh);
-  checkpoint_activations(model->blocks(), end_of_blocks(shape, adapter.spec), config.memory);
+  auto activations = checkpoint_activations(*model, adapter.spec, config, mesh);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fp8);
   note_fp8_here(*model, fp8);
@@ -387,6 +384,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .fp8_note = std::move(fp8_note),
           .adapter = adapter.spec,
           .initial = adapter.initial,
+          .activations = std::move(activations),
           .optimizer = std::move(optimizer),
           .learning_rate = learning_rate_options(config)};
   run.balance = make_balance(routers, *run.model, config.moe, mesh);

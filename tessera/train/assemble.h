@@ -12,6 +12,7 @@
 #include "tessera/launch/rank_environment.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/models/language_model.h"
+#include "tessera/offload/stored_stack.h"
 #include "tessera/optim/learning_rate.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data/data_parallel.h"
@@ -77,6 +78,8 @@ struct Run {
   models::AdapterSpec adapter;       ///< the job's, or that of adapter.path
   std::shared_ptr<const checkpoint::AdapterPart>
       initial;  ///< PiSSA's; null: the base is as it is stored
+  std::shared_ptr<const offload::StoredStack>
+      activations;  ///< those that wait on drives; null: none do
   optim::Optimizer optimizer;
   optim::LearningRateOptions learning_rate;
   /// Bytes that micro-batches keep between forward and backward at the most so far (CPU).

@@ -1,8 +1,11 @@
 #include "tessera/train/engine_options.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/config/needs.h"
 #include "tessera/memory/activation_checkpointing.h"
 #include "tessera/models/spec.h"
@@ -36,13 +39,48 @@ BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpe
 }
 
 void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd end,
-                            const config::MemorySection& section) {
+                            const config::MemorySection& section,
+                            std::shared_ptr<memory::ActivationStore> offload) {
   const auto mode = section.checkpointing;
   memory::checkpoint_blocks(
       blocks, {.mode = mode,
                .every_k = section.checkpoint_every,
                .drop_last_product =
-                   mode == memory::CheckpointMode::selective && end == BlockEnd::residual_sum});
+                   mode == memory::CheckpointMode::selective && end == BlockEnd::residual_sum,
+               .offload = std::move(offload)});
+}
+
+std::shared_ptr<offload::StoredStack> checkpoint_activations(
+    const std::vector<nn::Hookable*>& blocks, BlockEnd end, const config::RunConfig& config,
+    const mesh::DeviceMesh& mesh) {
+  std::shared_ptr<offload::StoredStack> stack;
+  std::shared_ptr<memory::ActivationStore> store;
+  switch (config.memory.offload_activations) {
+    case memory::OffloadActivations::none:
+      break;
+    case memory::OffloadActivations::host:
+      if (mesh.device().is_cpu()) {
+        user_error(
+            "memory.offload_activations: true: expected a GPU, whose activations go to the host's "
+            "memory, got a CPU; set nvme (drives), or false");
+      }
+      store = memory::pinned_store();
+      break;
+    case memory::OffloadActivations::nvme:
+      stack = std::make_shared<offload::StoredStack>(
+          part_of_storage(config, mesh.all_of_training().rank()));
+      store = memory::drive_store(stack);
+  }
+  checkpoint_activations(blocks, end, config.memory, std::move(store));
+  return stack;
+}
+
+std::shared_ptr<offload::StoredStack> checkpoint_activations(models::LanguageModel& model,
+                                                             const models::AdapterSpec& adapter,
+                                                             const config::RunConfig& config,
+                                                             const mesh::DeviceMesh& mesh) {
+  return checkpoint_activations(model.blocks(), end_of_blocks(model.shape(), adapter), config,
+                                mesh);
 }
 
 parallel::DataParallelOptions data_parallel_options(const config::RunConfig& config) {
@@ -111,6 +149,19 @@ offload::StorageOptions storage_options(const config::RunConfig& config, int ran
                                   .host_memory = section.host_memory * kMib};
   auto& paths = options.space.paths;
   if (paths.empty()) paths = {std::filesystem::path(config.train.run_dir) / "offload"};
+  return options;
+}
+
+offload::StorageOptions part_of_storage(const config::RunConfig& config, int rank) {
+  auto options = storage_options(config, rank);
+  options.host_memory /= std::max<int64_t>(1, config::kinds_on_drives(config));
+  return options;
+}
+
+offload::StorageOptions storage_beside_activations(const config::RunConfig& config, int rank) {
+  auto options = storage_options(config, rank);
+  if (config::activations_on_drives(config))
+    options.host_memory -= part_of_storage(config, rank).host_memory;
   return options;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
 #include "tessera/predict/activations.h"
@@ -33,11 +34,18 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
   int64_t on_drives = 0, for_drives = 0;  // the latter: memory through which slices come
-  if (const auto* states = run.optimizer.stored()) on_drives += states->stored_bytes();
+  int64_t buffers_at_once = 0;            // for all that is on drives
+  if (const auto* states = run.optimizer.stored()) {
+    on_drives += states->stored_bytes();
+    buffers_at_once += states->memory_bytes();
+  }
   if (const auto* slices = run.parallel.stored()) {
     on_drives += slices->stored_bytes();
     for_drives += slices->memory_bytes();
   }
+  buffers_at_once += for_drives;
+  if (run.activations)
+    buffers_at_once += std::min(run.activations->memory_bytes(), run.activations->most_bytes());
   const auto& own = run.rank_plan();
   const auto part = [](const char* name, double bytes, int64_t found) {
     return report::PredictedBytes{name, static_cast<int64_t>(bytes), found};
@@ -53,9 +61,13 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
            run.peak_activations),
       part("communication", -1, buffers)};
   if (on_drives > 0) parts.push_back(part("on drives", predicted.on_drives, on_drives));
+  if (run.activations) {
+    parts.push_back(part("activations on drives", predict::in_flight(run.config, own.part).away,
+                         run.activations->most_bytes()));
+  }
   if (run.peak_tensors > 0) {
     const auto at_once = step_memory(run.config, own, predict::this_cpu()).peak().total();
-    parts.push_back(part("at once", at_once, run.peak_tensors));
+    parts.push_back(part("at once", at_once, run.peak_tensors + buffers_at_once));
   }
   return parts;
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
@@ -20,23 +21,34 @@ namespace {
 
 std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
 
-/// Where things are: the space of the states, or of slices without states; null if this rank has nothing there.
+/// Where things are: the space of the states, of slices without states, or of activations; null if this rank has
+/// nothing there.
 const offload::Space* space_of(const Run& run) {
   if (const auto* states = run.optimizer.stored()) return &states->space();
-  const auto* slices = run.parallel.stored();
-  return slices == nullptr ? nullptr : &slices->space();
+  if (const auto* slices = run.parallel.stored()) return &slices->space();
+  return run.activations ? &run.activations->space() : nullptr;
 }
 
-std::string place_line(const offload::Space& space, const predict::StateBytes& states) {
+std::vector<std::string> place_lines(const Run& run, const offload::Space& space) {
   std::vector<std::string> paths;
   for (const auto& path : space.options().paths) paths.push_back(path.string());
-  return fmt::format(
-      "of a rank's states {} are on drives ({}; {}); in memory at most: parameters {}, gathered "
-      "{}, gradients {}, buffers and the other states {}; checkpoints are written while training "
-      "waits",
-      bytes_text(states.on_drives), fmt::join(paths, ", "), space.way(),
-      bytes_text(states.parameters), bytes_text(states.gathered), bytes_text(states.gradients),
-      bytes_text(states.optimizer));
+  const auto place = fmt::format("{}; {}", fmt::join(paths, ", "), space.way());
+  std::vector<std::string> lines;
+  if (const auto states = predicted_states(run); states.on_drives > 0) {
+    lines.push_back(fmt::format(
+        "of a rank's states {} are on drives ({}); in memory at most: parameters {}, gathered "
+        "{}, gradients {}, buffers and the other states {}; checkpoints are written while training "
+        "waits",
+        bytes_text(states.on_drives), place, bytes_text(states.parameters),
+        bytes_text(states.gathered), bytes_text(states.gradients), bytes_text(states.optimizer)));
+  }
+  if (run.activations) {
+    lines.push_back(
+        fmt::format("what blocks keep for their backward goes to drives ({}), through at most {} "
+                    "of memory",
+                    place, format_bytes(run.activations->memory_bytes())));
+  }
+  return lines;
 }
 
 /// The slowest rank's.
@@ -66,17 +78,17 @@ double compute_seconds(const Run& run, int64_t tokens) {
 
 std::vector<std::string> preflight(const Run& run) {
   // Not what this rank has, but what the run is told: all ranks meet below, of a pipeline's some may have nothing.
-  if (config::on_drives(run.config) == parallel::OnDrives::nothing) return {};
+  if (config::kinds_on_drives(run.config) == 0) return {};
   const auto traffic = predict::drive_traffic(run.config, run.rank_plan());
   std::vector<std::string> lines;
   if (const auto* space = space_of(run)) {
     lines = space->notes();
-    lines.push_back(place_line(*space, predicted_states(run)));
+    std::ranges::move(place_lines(run, *space), std::back_inserter(lines));
   }
   const auto moved = predict::drive_lines(traffic);
   lines.insert(lines.end(), moved.begin(), moved.end());
   const int64_t tokens = run.config.train.global_batch * run.config.data.seq_len;
-  const auto speed = measured_speed(run, traffic.stored);
+  const auto speed = measured_speed(run, traffic.stored + traffic.activations);
   const auto time = predict::step_time(traffic, speed, compute_seconds(run, tokens),
                                        run.config.optimizer.in_backward);
   const auto step = predict::step_lines(traffic, speed, time, tokens, run.world.size());

@@ -182,6 +182,7 @@ const std::map<std::string, Tried>& tried() {
       {"precision.fp8_emulate", fixed(kFp8)},
       {"memory.checkpointing", layout()},
       {"memory.checkpoint_every", layout({"2", "3"})},
+      {"memory.offload_activations", layout({"nvme"})},
       {"checkpoint.dir", fixed("each run has its own")},
       {"checkpoint.every", layout({"1", "2"})},
       {"checkpoint.every_minutes", fixed("runs take seconds")},

@@ -368,6 +368,11 @@ Decision offload_drives(const DeepspeedValues& values, const Setting& setting) {
   return translated({{"offload.block_size", std::to_string(bytes / kKib)}}, "KiB");
 }
 
+Decision cpu_checkpointing(const DeepspeedValues&, const Setting& setting) {
+  if (setting.value == "false") return honoured();
+  return translated_if_effective({{"memory.offload_activations", "true"}});
+}
+
 // ---- output ------------------------------------------------------------------------------------
 
 Decision tensorboard(const DeepspeedValues&, const Setting& setting) {

@@ -51,6 +51,7 @@ Decision offload_path(const DeepspeedValues& values, const Setting& setting);
 Decision offload_param(const DeepspeedValues& values, const Setting& setting);
 /// Keys of drives: nvme_path, and aio's block_size and queue_depth.
 Decision offload_drives(const DeepspeedValues& values, const Setting& setting);
+Decision cpu_checkpointing(const DeepspeedValues& values, const Setting& setting);
 Decision offload_ratio(const DeepspeedValues& values, const Setting& setting);
 
 // Output

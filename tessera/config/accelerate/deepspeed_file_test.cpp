@@ -445,6 +445,16 @@ TEST_F(DeepspeedFileTest, ValuesDecide) {
        refused,
        {}},
       {0, R"("flops_profiler": null)", "flops_profiler", honoured, {}},
+      {0,
+       R"("activation_checkpointing": {"cpu_checkpointing": true})",
+       "activation_checkpointing.cpu_checkpointing",
+       translated,
+       {"memory.offload_activations=true"}},
+      {0,
+       R"("activation_checkpointing": {"cpu_checkpointing": false})",
+       "activation_checkpointing.cpu_checkpointing",
+       honoured,
+       {}},
   };
   for (const auto& one : cases) {
     const auto translation = translate_beside(one.stage, one.keys);

@@ -420,9 +420,10 @@ Keys memory_keys() {
        {"number_checkpoints", integer},
        {"contiguous_memory_optimization", boolean},
        {"synchronize_checkpoint_boundary", boolean},
-       {"profile", boolean},
-       {"cpu_checkpointing", boolean}});
+       {"profile", boolean}});
   const auto take = [&](Keys more) { std::ranges::move(more, std::back_inserter(keys)); };
+  take(below("activation_checkpointing",
+             {decided("cpu_checkpointing", boolean, deepspeed::cpu_checkpointing)}));
   take(below("aio",
              {within(decided("block_size", integer, deepspeed::offload_drives), kAtLeastOne),
               within(decided("queue_depth", integer, deepspeed::offload_drives), kAtLeastOne)}));
