@@ -161,9 +161,9 @@ TEST_P(ActivationMemoryTest, PeaksAndTrafficAreThoseOfTheEstimate) {
       const auto found = static_cast<double>(run.peak_tensors) + buffers;
       const auto memory = predict::step_memory(stored, rank, predict::this_cpu()).peak().total();
       EXPECT_NEAR(found / memory, 1, 0.03) << mib(found) << " " << mib(memory);
-      // What is away is more than its buffers, and the peak falls by about as much.
+      // What is away is more than its buffers, and the peak falls, but for the block that is back.
       const double saved = plain - found;
-      EXPECT_GT(saved, 0.5 * (expected.activations - buffers)) << mib(saved);
+      EXPECT_GT(saved, 0.3 * (expected.activations - buffers)) << mib(saved);
       const auto kept = static_cast<double>(predict::kept_activation_bytes(stored, rank.part));
       EXPECT_NEAR(mib(static_cast<double>(run.peak_activations)), mib(kept),
                   0.1 + 0.01 * mib(kept));
