@@ -456,6 +456,10 @@ Section parallel_section() {
           "nvme: the optimizer's states, and weights that it keeps beside those of 16 bits, are on "
           "drives (section offload) and come part by part",
           {kNoOffloadedParams})
+      .add("offload_gradients", &S::offload_gradients,
+           "nvme: what is reduced of gradients is on drives until the step, beside "
+           "offload_optimizer nvme",
+           {kOffloadsToDrives, kFreesGradients, kAfterBackward, kNoPipeline})
       .add("offload_fraction", &S::offload_fraction,
            "share of the parameters that either of these concerns, in whole units, the last ones",
            {kOffloads}, {.range = between(0, 1), .aliases = {"ratio"}})

@@ -29,6 +29,9 @@ inline parallel::OnDrives on_drives(const RunConfig& c) {
       c.optimizer.type == optim::OptimizerType::muon || c.parallel.sync_module_states;
   return masters_stay ? OnDrives::states : OnDrives::masters;
 }
+inline bool gradients_on_drives(const RunConfig& c) {
+  return c.parallel.offload_gradients == parallel::OffloadGradients::nvme;
+}
 /// What checkpointed blocks keep.
 inline bool activations_on_drives(const RunConfig& c) {
   return c.memory.offload_activations == memory::OffloadActivations::nvme;
@@ -37,7 +40,7 @@ inline bool activations_on_drives(const RunConfig& c) {
 inline int64_t kinds_on_drives(const RunConfig& c) {
   return (offloads_to_drives(c) ? 1 : 0) +
          (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0) +
-         (activations_on_drives(c) ? 1 : 0);
+         (gradients_on_drives(c) ? 1 : 0) + (activations_on_drives(c) ? 1 : 0);
 }
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
@@ -183,6 +186,9 @@ constexpr Need kSharded{"parallel.placement other than replicate", is_sharded};
 constexpr Need kFullShard{"parallel.placement full_shard", [](const RunConfig& c) {
                             return c.parallel.placement == parallel::Placement::full_shard;
                           }};
+constexpr Need kFreesGradients{
+    "parallel.placement shard_gradients or full_shard",
+    [](const RunConfig& c) { return parallel::frees_gradients(c.parallel.placement); }};
 /// Whole parameters that stay are not gathered for the backward.
 constexpr Need kReshards{"parallel.reshard_after_forward other than false", [](const RunConfig& c) {
                            return parallel::reshards(c.parallel.reshard_after_forward);

@@ -134,6 +134,7 @@ struct ParallelSection {
   int64_t max_gathered_units = 3;
   parallel::OffloadParams offload_params = parallel::OffloadParams::none;
   parallel::OffloadOptimizer offload_optimizer = parallel::OffloadOptimizer::none;
+  parallel::OffloadGradients offload_gradients = parallel::OffloadGradients::none;
   double offload_fraction = 1;
   bool sync_module_states = false;
   comm::BackendChoice backend = comm::BackendChoice::automatic;

@@ -24,10 +24,10 @@ PageBuffer buffers_for(int64_t block_bytes, int64_t bytes, int64_t memory_bytes)
   return memory;
 }
 
-/// GB/s of bytes [begin, end) that `start(offset, buffer)` moves buffer by buffer.
+/// Seconds in which `start(offset, buffer)` moves bytes [begin, end), buffer by buffer.
 template <typename Start>
-double speed(Space& space, const PageBuffer& memory, int64_t begin, int64_t end,
-             const Start& start) {
+double seconds_of(Space& space, const PageBuffer& memory, int64_t begin, int64_t end,
+                  const Start& start) {
   const int64_t each = std::ssize(memory.bytes()) / kBuffers;
   Space::Ticket tickets[kBuffers];
   const auto clock = std::chrono::steady_clock::now();
@@ -39,8 +39,20 @@ double speed(Space& space, const PageBuffer& memory, int64_t begin, int64_t end,
     ticket = start(offset, room);
   }
   for (const auto& ticket : tickets) space.wait(ticket);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - clock;
-  return static_cast<double>(end - begin) / 1e9 / seconds.count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - clock).count();
+}
+
+double speed(int64_t bytes, double seconds) { return static_cast<double>(bytes) / 1e9 / seconds; }
+
+/// GB/s of `pass`, which takes so many seconds for so many bytes, over several: no drive is always as fast.
+template <typename Pass>
+double sustained(int64_t bytes, const Pass& pass) {
+  constexpr double kLongEnough = 0.5;
+  constexpr int64_t kMostPasses = 8;
+  double seconds = 0;
+  int64_t passes = 0;
+  for (; seconds < kLongEnough && passes < kMostPasses; ++passes) seconds += pass();
+  return speed(passes * bytes, seconds);
 }
 
 }  // namespace
@@ -58,21 +70,23 @@ Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes) 
     return space.read(offset, data);
   };
   Speed result;
-  result.write = speed(space, memory, 0, half, write);
-  result.read = speed(space, memory, 0, half, read);
-  std::vector<Space::Ticket> writes;
+  result.write = sustained(half, [&] { return seconds_of(space, memory, 0, half, write); });
+  result.read = sustained(half, [&] { return seconds_of(space, memory, 0, half, read); });
   const int64_t each = std::ssize(other.bytes()) / kBuffers;
-  result.both = speed(space, memory, 0, half, [&](int64_t offset, std::span<std::byte> data) {
-    const auto index = offset / each;
-    if (index >= kBuffers) space.wait(writes[static_cast<size_t>(index - kBuffers)]);
-    writes.push_back(space.write(
-        half + offset,
-        other.bytes().subspan(static_cast<size_t>(index % kBuffers * each), data.size())));
-    auto ticket = space.read(offset, data);
-    if (offset + std::ssize(data) == half) {
-      for (const auto& last : writes) space.wait(last);
-    }
-    return ticket;
+  result.both = sustained(half, [&] {
+    std::vector<Space::Ticket> writes;
+    return seconds_of(space, memory, 0, half, [&](int64_t offset, std::span<std::byte> data) {
+      const auto index = offset / each;
+      if (index >= kBuffers) space.wait(writes[static_cast<size_t>(index - kBuffers)]);
+      writes.push_back(space.write(
+          half + offset,
+          other.bytes().subspan(static_cast<size_t>(index % kBuffers * each), data.size())));
+      auto ticket = space.read(offset, data);
+      if (offset + std::ssize(data) == half) {
+        for (const auto& last : writes) space.wait(last);
+      }
+      return ticket;
+    });
   });
   return result;
 }
@@ -89,12 +103,13 @@ TuneResult tune(const TuneOptions& options) {
                           .queue_depth = depth,
                           .any_file_system = options.any_file_system});
       TuneRow row{.block_bytes = block, .queue_depth = depth};
-      row.write_gb = speed(space, memory, 0, bytes, [&](int64_t offset, std::span<std::byte> data) {
-        return space.write(offset, data);
-      });
-      row.read_gb = speed(space, memory, 0, bytes, [&](int64_t offset, std::span<std::byte> data) {
-        return space.read(offset, data);
-      });
+      const auto moved = [&](const auto& start) {
+        return speed(bytes, seconds_of(space, memory, 0, bytes, start));
+      };
+      row.write_gb = moved(
+          [&](int64_t offset, std::span<std::byte> data) { return space.write(offset, data); });
+      row.read_gb = moved(
+          [&](int64_t offset, std::span<std::byte> data) { return space.read(offset, data); });
       const double seconds = 1 / row.read_gb + 1 / row.write_gb;
       if (result.rows.empty() || seconds < least) {
         least = seconds;

@@ -37,8 +37,8 @@ struct Speed {
   double both = 0;  ///< each way, while as much is read as written
 };
 
-/// Of folders as a run has them: writes and reads twice `bytes` once, through at most `memory_bytes`.
-/// Throws as Space does.
+/// Of folders as a run has them: writes and reads twice `bytes`, several times where that takes no time,
+/// through at most `memory_bytes`. Throws as Space does.
 Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes);
 
 /// Reads and writes as a run does, with checksums. Throws as Space does.

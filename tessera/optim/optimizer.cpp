@@ -125,6 +125,7 @@ void Optimizer::for_each_part(size_t slice, const UsePart& use) {
   constexpr int64_t kPiece = 1 << 18;  // numbers: whole blocks
   auto own = slices_[slice];
   const bool has_parameter = is_among_states(own);
+  if (own.bring_gradient) own.bring_gradient();
   if (own.bring) (has_parameter ? own.copy : own.parameter) = own.bring();
   if (is_stored(slice)) {
     return stored_->update(slice, [&](int64_t begin, int64_t n, const std::vector<Tensor>& stored) {

@@ -64,6 +64,9 @@ struct Slice {
   /// the parameter is among the states instead (Optimizer::stored_parameter), and if the copy is on the
   /// meta device, this gives room for its numbers. Not with muon's matrices.
   std::function<torch::Tensor()> bring;
+  /// Of a gradient that is on drives: gives it memory and its numbers, until the next call for another
+  /// slice.
+  std::function<void()> bring_gradient;
 };
 
 /// Keeps the state of every slice from the first step, or the first look at it.
@@ -86,6 +89,7 @@ class Optimizer {
   void update(size_t slice, double learning_rate, double gradient_scale = 1);
 
   const std::vector<Slice>& slices() const { return slices_; }
+  const OptimizerOptions& options() const { return options_; }
 
   /// What is kept for slices()[slice]: [kind.count(n)] each, zero before the first step. Valid for
   /// life. Of what is on drives a tensor on the meta device stands for it.

@@ -27,7 +27,9 @@ BufferPlan plan_buffer(int64_t elements, const BufferOptions& options) {
   plan.fp8_gradients = options.fp8_gradients && options.trained;
   plan.gradient_slice_bytes =
       plan.fp8_gradients ? 1 : std::max(options.slice_bytes, options.gradient_bytes);
-  plan.keeps_gradient = !options.in_backward && !plan.fp8_gradients &&
+  plan.gradient_on_drives =
+      options.gradients_on_drives && options.trained && !options.in_backward && !plan.fp8_gradients;
+  plan.keeps_gradient = !options.in_backward && !plan.fp8_gradients && !plan.gradient_on_drives &&
                         (alone || !parallel::frees_gradients(options.placement));
   plan.master_on_drives =
       on_drives >= OnDrives::masters && options.trained && !options.slice_has_type_of_whole;

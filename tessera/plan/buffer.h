@@ -23,10 +23,11 @@ struct BufferOptions {
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device
   /// Where the device is not the host, no more than the optimizer's states.
   parallel::OnDrives on_drives = parallel::OnDrives::nothing;
-  bool device_is_host = true;  ///< as on a CPU, where offloading moves nothing
-  bool in_backward = false;    ///< updated once reduced: no gradient stays
-  bool fp8_weights = false;    ///< whole parameters are kept and gathered in 8 bits
-  bool fp8_gradients = false;  ///< reduced gradients are kept in 8 bits
+  bool device_is_host = true;        ///< as on a CPU, where offloading moves nothing
+  bool in_backward = false;          ///< updated once reduced: no gradient stays
+  bool fp8_weights = false;          ///< whole parameters are kept and gathered in 8 bits
+  bool fp8_gradients = false;        ///< reduced gradients are kept in 8 bits
+  bool gradients_on_drives = false;  ///< reduced gradients lie there; not of those before
   /// Bytes of an element: computed in, updated in, reduced in.
   int64_t whole_bytes = 4, slice_bytes = 4, gradient_bytes = 4;
   bool slice_has_type_of_whole = true;
@@ -57,6 +58,7 @@ struct BufferPlan {
   Tier gradient = Tier::device;            ///< of the slice
   Tier states = Tier::device;              ///< of the optimizer
   bool master_on_drives = false;           ///< what it updates lies there, and gathers take a copy
+  bool gradient_on_drives = false;         ///< that of the slice lies there, once it is reduced
 };
 
 /// The plan of a buffer of `elements`. ZeRO's and FSDP's placements (Rajbhandari et al., SC 2020,

@@ -364,6 +364,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
   for (size_t i = 0; i < units.size(); ++i) {
     options.offloaded = offloaded[i] && offloads_slices(section, device_is_host);
     options.on_drives = offloaded[i] ? config::on_drives(config) : parallel::OnDrives::nothing;
+    options.gradients_on_drives = offloaded[i] && config::gradients_on_drives(config);
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);

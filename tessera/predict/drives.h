@@ -1,4 +1,4 @@
-// What a rank moves to and from its drives in one step, and what that means for the step.
+// What a rank moves to and from its drives in one step.
 #pragma once
 
 #include <cstdint>
@@ -26,31 +26,7 @@ struct DriveTraffic {
 /// the first ones.
 DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan& rank);
 
-/// GB/s of a rank's drives, while all ranks use theirs.
-struct DriveSpeed {
-  double read = 0, write = 0;
-  double both = 0;  ///< each way, while as much is read as written
-};
-
-struct StepTime {
-  double passes_seconds = 0;   ///< reads that go on beside computing
-  double update_seconds = 0;   ///< reads and writes of the update
-  double compute_seconds = 0;  ///< at the speed of plain matrix products: at least
-  bool overlaps = false;       ///< the update goes on beside computing, too
-
-  double transfer_seconds() const { return passes_seconds + update_seconds; }
-  double seconds() const;
-  bool bound_by_drives() const;
-};
-
-/// `compute_seconds`: of the step.
-StepTime step_time(const DriveTraffic& traffic, const DriveSpeed& speed, double compute_seconds,
-                   bool in_backward);
-
 /// What is moved, in a line or two.
 std::vector<std::string> drive_lines(const DriveTraffic& traffic);
-/// What it takes, and what it costs: a step of `tokens`.
-std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpeed& speed,
-                                    const StepTime& time, int64_t tokens, int64_t num_ranks);
 
 }  // namespace tessera::predict

@@ -54,7 +54,8 @@ double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ra
   double peak = 0, slices_so_far = 0, to_come = 0, reduced = 0;
   for (size_t i = units.size(); i-- > 0;) {
     const double slice = units[i].gradient_slice, late = units[i].slice_comes_last ? slice : 0;
-    slices_so_far = slice - late + (updating_ranks > 0 ? 0 : slices_so_far);
+    const bool goes = updating_ranks > 0 || units[i].gradient_on_drives > 0;
+    slices_so_far = slice - late + (goes ? 0 : slices_so_far);
     peak = std::max(peak, units[i].passing_gradients + reduced + slices_so_far);
     slices_so_far += std::exchange(to_come, late);
     reduced = gradients_on_the_way(units[i], updating_ranks);
@@ -120,6 +121,8 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
                                    ? share * static_cast<double>(plan.gradient_slice_bytes)
                                    : 0;
       result.slice_comes_last = plan.fp8_gradients;
+      if (plan.gradient_on_drives)
+        result.gradient_on_drives += share * static_cast<double>(plan.gradient_slice_bytes);
     }
     const auto states = [&](int64_t count, optim::Treatment treatment) {
       return static_cast<double>(count) * optim::state_bytes(config.optimizer.type, treatment,
@@ -138,6 +141,7 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     }
     if (plan.gradient == plan::Tier::device) result.updated_here = true;
   }
+  result.on_drives += result.gradient_on_drives;
   return result;
 }
 

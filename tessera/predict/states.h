@@ -17,6 +17,7 @@ struct UnitBytes {
   double kept_gradients = 0, passing_gradients = 0;
   double gradient_slice = 0;      ///< where it is not part of the gradient
   bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
+  double gradient_on_drives = 0;  ///< of the slice: it goes there once that sum is taken
   double optimizer = 0;
   double on_drives = 0;            ///< beside all of these
   double slices_on_drives = 0;     ///< of that, what each gather reads

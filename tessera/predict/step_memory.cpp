@@ -64,7 +64,11 @@ class Step {
       base_.gathered += unit.kept_whole;
       base_.gradients += unit.kept_gradients;
       base_.optimizer += unit.optimizer;
-      if (!in_backward()) slices_ += unit.gradient_slice;
+      if (unit.gradient_on_drives > 0) {
+        passing_slice_ = std::max(passing_slice_, unit.gradient_slice);
+      } else if (!in_backward()) {
+        slices_ += unit.gradient_slice;
+      }
       if (pipeline()) waiting_ += unit.passing_gradients;
     }
     base_.optimizer += buffers_for_drives(bytes_, config);
@@ -95,7 +99,7 @@ class Step {
       backward(stage);
     }
     reduce();
-    note("optimizer step", {.gradients = slices_});
+    note("optimizer step", {.gradients = slices_ + passing_slice_});
     return std::move(phases_);
   }
 
@@ -232,7 +236,7 @@ class Step {
     const bool predicts = part_.stages[stage].predicts;
     if (predicts) kept_ -= tokens_ * kept_by_head(config_, part_);
     const double beside = predicts ? own_ + whole_ : 2 * own_;
-    double slices = earlier_gradients(), reduced = 0;
+    double slices = earlier_gradients() + passing_slice_, reduced = 0;
     for (size_t unit = units_.size(); unit-- > 0;) {
       const auto& plan = units_[unit];
       if (plan.stage != stage) continue;
@@ -259,7 +263,8 @@ class Step {
       gathered_.release(unit);
       if (pipeline()) continue;
       reduced = gradients_on_the_way(bytes_[unit], in_backward() ? part_.mesh.data_ranks() : 0);
-      if (!accumulates_ && !in_backward()) slices += bytes_[unit].gradient_slice;
+      const bool stays = !in_backward() && bytes_[unit].gradient_on_drives == 0;
+      if (!accumulates_ && stays) slices += bytes_[unit].gradient_slice;
     }
   }
 
@@ -282,6 +287,7 @@ class Step {
   /// Tokens of a micro-batch and bytes of a number; bytes of an activation of all positions and of
   /// this rank's; of gradients' slices, and of whole ones that wait for the last micro-batch.
   double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
+  double passing_slice_ = 0;  // the largest of those that go to drives
   double kept_ = 0;
   bool accumulates_ = false, widens_ = false;
   size_t head_ = 0;

@@ -230,7 +230,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
   if (section.type == optim::OptimizerType::muon) {
     options.orthogonalise = Orthogonaliser(parallel, tensor_parts, mesh.axis("tp"), options);
   }
-  if (const auto* stored = parallel.stored()) options.storage.host_memory -= stored->memory_bytes();
+  options.storage.host_memory -= parallel.memory_for_drives();
   std::vector<optim::Slice> slices;
   for (const auto& slice : parallel.slices()) {
     slices.push_back({.parameter = slice.parameter,
@@ -242,7 +242,8 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
                       .copy = slice.copy,
                       .gradient_factor = slice.gradient_factor,
                       .on_drives = slice.on_drives,
-                      .bring = slice.bring});
+                      .bring = slice.bring,
+                      .bring_gradient = slice.bring_gradient});
   }
   return {std::move(slices), std::move(options)};
 }
@@ -271,7 +272,8 @@ plan::PlanOptions plan_options(const config::RunConfig& config, const models::Mo
                                const mesh::DeviceMesh& mesh) {
   plan::PlanOptions planning{.device_is_host = mesh.device().is_cpu()};
   if (mesh.shape().pp > 1 && config.parallel.stage_balance == parallel::StageBalance::measured) {
-    planning.measured = measure_layer_costs(config, shape, mesh);
+    planning.measured =
+        measure_layer_costs(config, {shape, mesh.shape(), mesh.device(), mesh.all_of_training()});
   }
   return planning;
 }

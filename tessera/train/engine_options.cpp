@@ -91,6 +91,7 @@ parallel::DataParallelOptions data_parallel_options(const config::RunConfig& con
       .offload = {.offload_params = section.offload_params == parallel::OffloadParams::host,
                   .offload_optimizer = section.offload_optimizer == OffloadOptimizer::host,
                   .on_drives = config::on_drives(config),
+                  .gradients_on_drives = config::gradients_on_drives(config),
                   .fraction = section.offload_fraction},
       .backward_prefetch = section.backward_prefetch,
       .forward_prefetch = section.forward_prefetch,

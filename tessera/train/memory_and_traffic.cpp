@@ -33,17 +33,15 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
   const auto measured = run.parallel.memory();
   int64_t buffers = 0;
   for (const auto& axis : run.axes) buffers += axis.buffer_bytes();
-  int64_t on_drives = 0, for_drives = 0;  // the latter: memory through which slices come
-  int64_t buffers_at_once = 0;            // for all that is on drives
+  int64_t on_drives = 0;
+  const int64_t for_drives = run.parallel.memory_for_drives();
+  int64_t buffers_at_once = for_drives;  // for all that is on drives
   if (const auto* states = run.optimizer.stored()) {
     on_drives += states->stored_bytes();
     buffers_at_once += states->memory_bytes();
   }
-  if (const auto* slices = run.parallel.stored()) {
-    on_drives += slices->stored_bytes();
-    for_drives += slices->memory_bytes();
-  }
-  buffers_at_once += for_drives;
+  for (const auto* regions : {run.parallel.stored(), run.parallel.stored_gradients()})
+    on_drives += regions == nullptr ? 0 : regions->stored_bytes();
   if (run.activations)
     buffers_at_once += std::min(run.activations->memory_bytes(), run.activations->most_bytes());
   const auto& own = run.rank_plan();

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
@@ -12,8 +15,10 @@
 #include "tessera/offload/tune.h"
 #include "tessera/predict/drives.h"
 #include "tessera/predict/states.h"
+#include "tessera/predict/step_time.h"
+#include "tessera/schedule/simulate.h"
 #include "tessera/train/engine_options.h"
-#include "tessera/train/matmul_peak.h"
+#include "tessera/train/layer_costs.h"
 #include "tessera/train/memory_and_traffic.h"
 
 namespace tessera::train {
@@ -65,13 +70,60 @@ predict::DriveSpeed measured_speed(const Run& run, double stored) {
   return {.read = values[0], .write = values[1], .both = values[2]};
 }
 
-/// A step's computing on this rank, if all of it were products.
-double compute_seconds(const Run& run, int64_t tokens) {
-  run.world.barrier();
-  const auto peak = torch::tensor(matmul_peak(run), torch::kFloat64);
-  run.world.all_reduce(peak).wait();
-  return models::adapter_flops_per_token(run.adapter, run.model->shape(), run.config.data.seq_len) *
-         static_cast<double>(tokens) / peak.item<double>();
+/// Seconds of an update of one number in memory.
+double update_seconds(const Run& run) {
+  constexpr int64_t kNumbers = 1 << 21;
+  constexpr int kRuns = 3;  // the first pays for fresh memory
+  const auto slices = run.parallel.slices();
+  const auto trained = std::ranges::find_if(
+      slices, [](const auto& slice) { return slice.treatment != optim::Treatment::matrices; });
+  double best = std::numeric_limits<double>::infinity();
+  if (trained != slices.end()) {
+    const auto numbers = [&](const torch::Tensor& like) {
+      return like.defined() ? torch::zeros({kNumbers}, torch::dtype(like.scalar_type())) : like;
+    };
+    auto options = run.optimizer.options();
+    options.storage = {};
+    optim::Optimizer optimizer({{.parameter = numbers(trained->parameter),
+                                 .gradient = numbers(trained->gradient),
+                                 .treatment = trained->treatment,
+                                 .copy = numbers(trained->copy),
+                                 .gradient_factor = trained->gradient_factor}},
+                               options);
+    for (int i = 0; i < kRuns; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      optimizer.begin_step();
+      optimizer.update(0, /*learning_rate=*/0);
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+      best = std::min(best, seconds.count());
+    }
+  }
+  return std::isinf(best) ? 0 : best / kNumbers;
+}
+
+/// Of the layers of the rank that has most: others of the pipeline have fewer, or none. An adapter's backward has
+/// fewer products than that of the block that is measured.
+predict::ComputeSpeed measured_computing(const Run& run) {
+  auto shape = std::ranges::max(run.plan.ranks, {}, [](const auto& rank) {
+                 return rank.part.shape.num_layers;
+               }).part.shape;
+  if (const int64_t ep = run.plan.mesh.ep;
+      ep > 1) {  // a rank's experts have as many rows as it sends
+    shape.experts.num /= ep;
+    shape.experts.top_k = std::min(shape.experts.top_k, shape.experts.num);
+  }
+  predict::ComputeSpeed speed{
+      .layers = measure_layer_costs(
+          run.config,
+          {.shape = shape, .mesh = run.plan.mesh, .device = run.device, .all = run.world}),
+      .update = update_seconds(run)};
+  const auto whole = run.model->shape();
+  const double share =
+      models::adapter_flops_per_token(run.adapter, whole, run.config.data.seq_len) /
+      models::training_flops_per_token(whole, run.config.data.seq_len);
+  for (auto* seconds : {&speed.layers.embedding, &speed.layers.block, &speed.layers.head})
+    *seconds *= share;
+  return speed;
 }
 
 }  // namespace
@@ -88,9 +140,10 @@ std::vector<std::string> preflight(const Run& run) {
   const auto moved = predict::drive_lines(traffic);
   lines.insert(lines.end(), moved.begin(), moved.end());
   const int64_t tokens = run.config.train.global_batch * run.config.data.seq_len;
+  const auto computing = measured_computing(run);
   const auto speed = measured_speed(run, traffic.stored + traffic.activations);
-  const auto time = predict::step_time(traffic, speed, compute_seconds(run, tokens),
-                                       run.config.optimizer.in_backward);
+  const auto time = predict::step_time(run.config, run.rank_plan(), speed, computing,
+                                       schedule::simulate(run.plan.pipeline.schedule).bubble());
   const auto step = predict::step_lines(traffic, speed, time, tokens, run.world.size());
   lines.insert(lines.end(), step.begin(), step.end());
   return lines;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/config/needs.h"
 #include "tessera/predict/drives.h"
 #include "tessera/train/checkpointing.h"
 #include "tessera/train/preflight.h"
@@ -65,6 +66,13 @@ config::RunConfig all_on_drives(config::RunConfig job, const SharedFolder& folde
   return job;
 }
 
+/// The job with its reduced gradients there, too.
+config::RunConfig with_gradients(config::RunConfig job) {
+  job.parallel.offload_gradients = parallel::OffloadGradients::nvme;
+  job.offload.host_memory += 2;
+  return job;
+}
+
 /// What is updated in another type than gathers take is in no memory; Muon's is.
 void expect_masters_are_away(const train::Run& run) {
   const auto& config = run.config;
@@ -93,6 +101,12 @@ std::vector<double> losses_of(const config::RunConfig& job, const mesh::DeviceMe
     EXPECT_TRUE(stored != nullptr && stored->space().counters().written_bytes > 0);
     EXPECT_LE(run.optimizer.state_bytes() + stored->memory_bytes(), job.offload.host_memory << 20);
     EXPECT_EQ(run.parallel.memory().parameters, 0);
+  }
+  if (config::gradients_on_drives(job)) {
+    const auto* stored = run.parallel.stored_gradients();
+    EXPECT_TRUE(stored != nullptr &&
+                stored->space().counters().written_bytes >= (steps - 1) * stored->stored_bytes());
+    EXPECT_LE(run.optimizer.state_bytes() + stored->memory_bytes(), job.offload.host_memory << 20);
   }
   return losses;
 }
@@ -197,6 +211,50 @@ TEST_P(ParametersOnDrivesTest, ChangeNoBit) {
   });
 }
 
+class GradientsOnDrivesTest : public OffloadParityTest {};
+
+TEST_P(GradientsOnDrivesTest, ChangeNoBit) {
+  const SharedFolder folder;
+  on_mesh({.shape = layout().shape}, [&](const mesh::DeviceMesh& mesh) {
+    const auto expect_same = [&](const char* what, const Change& change) {
+      const auto away = [&](const config::RunConfig& job) {
+        return with_gradients(on_drives(job, folder));
+      };
+      expect_same_losses(what, change, away, mesh);
+    };
+    expect_same("fp32", [](auto&) {});
+    expect_same("no clipping", [](auto& job) { job.optimizer.max_grad_norm = 0; });
+    expect_same("bf16, micro-batches", [](auto& job) {
+      job.precision.compute = FloatType::bf16;
+      job.train.micro_batch = 1;
+    });
+    expect_same("reduced in bf16", [](auto& job) {
+      job.precision = {.compute = FloatType::bf16, .reduce = FloatType::bf16};
+      job.train.micro_batch = 1;
+    });
+    expect_same("fp16", [](auto& job) { job.precision.compute = FloatType::fp16; });
+    expect_same("8 bits", [](auto& job) { job.optimizer.type = optim::OptimizerType::adamw8bit; });
+    expect_same("muon", [](auto& job) { job.optimizer.type = optim::OptimizerType::muon; });
+    expect_same("adapter", [](auto& job) {
+      job.adapter.type = models::AdapterType::lora;
+      job.train.micro_batch = 1;
+    });
+    if (job_of(layout()).parallel.placement != parallel::Placement::full_shard) return;
+    expect_same_losses(
+        "all on drives",
+        [](auto& job) {
+          job.precision.compute = FloatType::bf16;
+          job.train.micro_batch = 1;
+          job.memory.checkpointing = memory::CheckpointMode::full;
+        },
+        [&](const auto& job) { return with_gradients(all_on_drives(job, folder)); }, mesh);
+  });
+}
+
+constexpr size_t kFirstThatFrees = 3;
+INSTANTIATE_TEST_SUITE_P(All, GradientsOnDrivesTest,
+                         ::testing::Range<size_t>(kFirstThatFrees, kLayouts.size()));
+
 INSTANTIATE_TEST_SUITE_P(All, ParametersOnDrivesTest,
                          ::testing::Range<size_t>(kFirstFullShard, kLayouts.size()));
 
@@ -273,6 +331,38 @@ TEST(Offload, ParametersOfSeveralTimesTheBuffersAreReadForEachPass) {
   });
 }
 
+TEST(Offload, GradientsOfSeveralTimesTheBuffersAreReadAndWrittenForEachMicroBatch) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = job_of({"full_shard", {.dp_shard = 2}}, "tiny");
+    job.model.num_layers = 8;
+    job.train.micro_batch = 2;  // three of them
+    auto stored = with_gradients(on_drives(job, folder));
+    stored.offload.host_memory = 12;
+    EXPECT_EQ(losses_of(stored, mesh, 3), losses_of(job, mesh, 3));
+    auto run = train::assemble(stored, mesh);
+    const auto& regions = *run.parallel.stored_gradients();
+    EXPECT_GT(regions.stored_bytes(), 2 * regions.memory_bytes());
+    const auto moved = [&] {
+      const auto gradients = regions.space().counters(),
+                 states = run.optimizer.stored()->space().counters();
+      return std::pair(gradients.read_bytes + states.read_bytes,
+                       gradients.written_bytes + states.written_bytes);
+    };
+    train_from(run, {}, 2);  // states are not read before they were written
+    EXPECT_LT(run.parallel.memory().gradients, regions.stored_bytes());
+    const auto before = moved();
+    train_from(run, {.step = 2}, 4);
+    const auto after = moved();
+    const auto expected = predict::drive_traffic(stored, run.rank_plan());
+    const auto expect_near = [](int64_t found, double of_a_step) {
+      EXPECT_NEAR(static_cast<double>(found), 2 * of_a_step, 0.1 * 2 * of_a_step);
+    };
+    expect_near(after.first - before.first, expected.read());
+    expect_near(after.second - before.second, expected.written);
+  });
+}
+
 class OtherAxesTest : public ::testing::TestWithParam<mesh::MeshShape> {};
 
 TEST_P(OtherAxesTest, ChangeNoBitEither) {
@@ -285,6 +375,10 @@ TEST_P(OtherAxesTest, ChangeNoBitEither) {
     if (shape.pp > 1) job.train.micro_batch = 2;
     EXPECT_EQ(losses_of(all_on_drives(job, folder), mesh, 3), losses_of(job, mesh, 3));
     EXPECT_EQ(losses_of(on_drives(job, folder), mesh, 3), losses_of(job, mesh, 3));
+    if (shape.pp == 1) {
+      EXPECT_EQ(losses_of(with_gradients(all_on_drives(job, folder)), mesh, 3),
+                losses_of(job, mesh, 3));
+    }
   });
 }
 
@@ -359,6 +453,10 @@ TEST(Offload, WhatCannotBeIsRefusedInALine) {
               HasSubstr("offload.block_size: expected a multiple of 4 KiB, got 6"));
   EXPECT_THAT(refusal([](auto& job) { job.optimizer.type = optim::OptimizerType::sgd; }),
               HasSubstr("sgd without momentum keeps no states"));
+  EXPECT_THAT(
+      refusal([](auto& job) { job.parallel.offload_gradients = parallel::OffloadGradients::nvme; }),
+      HasSubstr("parallel.offload_gradients: has no effect here: it needs "
+                "parallel.placement shard_gradients or full_shard"));
   EXPECT_THAT(refusal([](auto& job) {
                 job.parallel.offload_optimizer = OffloadOptimizer::host;
                 job.offload.buffers = 8;

@@ -107,10 +107,12 @@ double DataParallel::clip_grad_norm(double max_norm) {
 void DataParallel::scale_gradients(double factor) {
   const torch::NoGradGuard no_grad;
   for (auto& unit : engine().units) {
-    for (const auto& buffer : unit.buffers()) {
+    for (auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
+      buffer.bring_gradient();
       (buffer.plan().fp8_gradients ? buffer.gradient_factor() : buffer.gradient_of_slice())
           .mul_(factor);
+      buffer.put_gradient_away();
     }
   }
 }
@@ -135,6 +137,15 @@ void DataParallel::keep_masters(const std::function<offload::StoredBytes(size_t 
 }
 
 const offload::StoredRegions* DataParallel::stored() const { return engine().regions.get(); }
+const offload::StoredRegions* DataParallel::stored_gradients() const {
+  return engine().gradient_regions.get();
+}
+int64_t DataParallel::memory_for_drives() const {
+  int64_t bytes = 0;
+  for (const auto* regions : {stored(), stored_gradients()})
+    bytes += regions == nullptr ? 0 : regions->memory_bytes();
+  return bytes;
+}
 
 std::vector<torch::Tensor> DataParallel::parameters() const {
   engine().take_leaves();

@@ -111,6 +111,7 @@ class DataParallel {
     /// Of a parameter on the meta device: as optim::Slice has them.
     torch::Tensor copy;
     std::function<torch::Tensor()> bring;
+    std::function<void()> bring_gradient;
     optim::Treatment treatment = optim::Treatment::elements;
     int64_t begin = 0;  ///< position of its first element in the model, for any number of ranks
   };
@@ -121,6 +122,8 @@ class DataParallel {
   void keep_masters(const std::function<offload::StoredBytes(size_t slice)>& bytes);
   /// What of all slices is on drives, as gathers take it; null: nothing.
   const offload::StoredRegions* stored() const;
+  const offload::StoredRegions* stored_gradients() const;  ///< likewise, of their gradients
+  int64_t memory_for_drives() const;                       ///< bytes of the buffers of both
 
   /// With DataParallelOptions::update_in_backward: update(i) changes slices()[i], whose gradient is
   /// reduced, for the last time in this step. Called during the backward and finish_backward, for

@@ -202,6 +202,7 @@ void DataParallel::Engine::launch_next() { launch(order[order.size() - 1 - launc
 
 void DataParallel::Engine::launch(size_t index) {
   calls[index].launched = true;
+  read_gradients_ahead(index);
   units[index].start_reduce();
   note_memory(index);
   reducing.push_back(index);
@@ -244,7 +245,8 @@ void DataParallel::Engine::settle(size_t at_most) {
     auto& unit = units[reducing.front()];
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
-    if (is_last && options.fp8_gradients) unit.finish_replicas();
+    const bool frees = options.fp8_gradients || options.offload.gradients_on_drives;
+    if (is_last && frees) unit.finish_replicas();
     if (options.update_in_backward) update(reducing.front());
     note_memory(reducing.front());
     reducing.pop_front();

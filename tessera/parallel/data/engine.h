@@ -68,8 +68,11 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   bool has_gradients = false;  // since the last of them
   bool order_known = false, requires_sync = true, is_last = true;
   std::shared_ptr<offload::StoredRegions> regions;  // of slices on drives
-  bool unsharded = false;                           // by the user: hooks free nothing
-  bool amax_is_shared = false;                      // of parameters in 8 bits, as they are now
+  std::shared_ptr<offload::StoredRegions> gradient_regions;
+  std::vector<FlatBuffer*> stored_gradients;  // by region
+  FlatBuffer* brought = nullptr;              // of these, for an optimizer
+  bool unsharded = false;                     // by the user: hooks free nothing
+  bool amax_is_shared = false;                // of parameters in 8 bits, as they are now
   double divide_factor = 1;
   struct UnitMemory {
     int64_t gathered = 0, gradients = 0;
@@ -101,6 +104,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void list_slices();
   static void list_stored(const FlatBuffer& buffer, int64_t begin, Slice& slice);
   void store_regions();
+  void store_gradient_regions();
+  void read_gradients_ahead(size_t unit);
+  void bring_gradient(size_t region);
   void list_leaves();
   void take_leaves();
   void give_leaves_gradients();

@@ -60,6 +60,11 @@ void DataParallel::Engine::list_slices() {
                           .treatment = group.treatment,
                           .begin = begin + from});
         if (buffer.slice().is_meta()) list_stored(buffer, from - first, slices.back());
+        if (buffer.plan().gradient_on_drives) {
+          slices.back().bring_gradient = [this, region = buffer.gradient_region()] {
+            bring_gradient(region);
+          };
+        }
       }
       begin += buffer.content_size();
       memory.parameters += buffer.slice_memory();

@@ -21,6 +21,45 @@ void DataParallel::Engine::store_regions() {
   for (size_t i = 0; i < stored.size(); ++i) stored[i]->store_in(regions, i);
 }
 
+/// Gives each gradient on drives its region.
+void DataParallel::Engine::store_gradient_regions() {
+  std::vector<int64_t> bytes;
+  for (auto& unit : units) {
+    for (auto& buffer : unit.buffers()) {
+      if (!buffer.plan().gradient_on_drives) continue;
+      stored_gradients.push_back(&buffer);
+      bytes.push_back(buffer.slice_size() * buffer.plan().gradient_slice_bytes);
+    }
+  }
+  if (bytes.empty()) return;
+  gradient_regions = std::make_shared<offload::StoredRegions>(bytes, options.offload.storage);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    stored_gradients[i]->store_gradient_in(gradient_regions, i);
+}
+
+/// What the reduction of a unit's gradient adds to, and those of the next ones, begins to come.
+void DataParallel::Engine::read_gradients_ahead(size_t index) {
+  if (!gradient_regions) return;
+  std::vector<size_t> coming;
+  for (size_t position = place[index] + 1; position-- > 0;) {
+    for (const auto& buffer : units[order[position]].buffers()) {
+      if (buffer.gradient_is_away()) coming.push_back(buffer.gradient_region());
+    }
+  }
+  gradient_regions->read_ahead(coming);
+}
+
+/// For an optimizer, which goes from one to the next.
+void DataParallel::Engine::bring_gradient(size_t region) {
+  auto* buffer = stored_gradients[region];
+  if (brought != nullptr && brought != buffer) brought->gradient_slice.free();
+  brought = buffer;
+  buffer->bring_gradient();
+  std::vector<size_t> coming;
+  for (size_t next = region + 1; next < stored_gradients.size(); ++next) coming.push_back(next);
+  gradient_regions->read_ahead(coming);
+}
+
 /// Slices of units from that at `position` of the order on, which are not whole and are read, begin to come.
 void DataParallel::Engine::read_from(std::ptrdiff_t position, int direction) {
   std::vector<size_t> coming;

@@ -8,15 +8,17 @@ namespace tessera::parallel {
 
 double DataParallel::Engine::sum_of_squares(size_t index) const {
   const auto& unit = units[index];
-  std::vector<torch::Tensor> gradients;
+  double sum = 0;
   for (const auto& buffer : unit.buffers()) {
     // Of those that hold it whole in `axes.model`, the first rank counts it.
     const auto& holders = buffer.options().of_experts ? axes.experts.gather : axes.one_copy;
     const bool counted = buffer.plan().num_slices > 1 || holders.rank() == 0;
     const bool first_copy = buffer.options().replication.ranks.rank() == 0;
-    if (buffer.trained() && first_copy && counted) gradients.push_back(buffer.gradient_numbers());
+    if (!buffer.trained() || !first_copy || !counted) continue;
+    sum += buffer.gradient_is_away() ? buffer.squares_put_away()
+                                     : optim::squared_norm({{buffer.gradient_numbers()}});
   }
-  return optim::squared_norm(gradients);
+  return sum;
 }
 
 /// The unit's gradient is complete: its slices are updated, and it goes.

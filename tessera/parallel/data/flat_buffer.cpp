@@ -83,6 +83,7 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                  .in_backward = options_.in_backward,
                  .fp8_weights = options_.fp8_weights,
                  .fp8_gradients = options_.fp8_gradients,
+                 .gradients_on_drives = options_.gradients_on_drives,
                  .whole_bytes = bytes(whole_dtype),
                  .slice_bytes = bytes(slice_dtype),
                  .gradient_bytes = bytes(gradient_dtype),

@@ -44,6 +44,7 @@ struct FlatOptions {
   bool offloaded = false;                  ///< the slice and its gradient live on `slice_device`
   bool offloads_by_copy = false;           ///< but gathers take a copy of the slice on `device`
   OnDrives on_drives = OnDrives::nothing;  ///< OffloadPolicy says so
+  bool gradients_on_drives = false;        ///< likewise
   Replication replication;                 ///< of all its parameters
   bool apart = false;                      ///< DataParallelOptions::apart says so of them
   bool of_experts = false;                 ///< DataParallelOptions::of_experts does
@@ -138,6 +139,18 @@ class FlatBuffer {
   /// The bytes of slice() where it is on the meta device. What is written is brought to gather_source(),
   /// too. Valid for life.
   offload::StoredBytes stored();
+  /// Gives a gradient on drives its region.
+  void store_gradient_in(std::shared_ptr<offload::StoredRegions> regions, size_t index);
+  size_t gradient_region() const { return gradient_region_; }
+  /// Brings to the drives what gradient_slice has, and frees that. Nothing where it stays in memory.
+  void put_gradient_away();
+  bool gradient_is_away() const { return gradient_is_away_; }  ///< the drives have this step's
+  /// Gives gradient_slice memory, with what was put away.
+  void bring_gradient();
+  double squares_put_away() const {
+    return squares_put_away_;
+  }  ///< the sum of those of its numbers
+  void forget_gradient_slice();
   int64_t slice_memory() const;  ///< bytes of slice and copy
   void slice_changed();          ///< the slice has new values: brings the copy up to date
   void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
@@ -255,6 +268,10 @@ class FlatBuffer {
     offload::StoredBytes bytes;
   };
   std::vector<Master> masters_;
+  std::shared_ptr<offload::StoredRegions> gradient_regions_;
+  size_t gradient_region_ = 0;
+  bool gradient_is_away_ = false;
+  double squares_put_away_ = 0;
   c10::Storage unreadable_;  ///< of parameters whose memory is away
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;

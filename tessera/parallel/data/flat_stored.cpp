@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/optim/norm.h"
 #include "tessera/parallel/data/flat_buffer.h"
 
 namespace tessera::parallel {
@@ -52,6 +53,33 @@ torch::Tensor FlatBuffer::change_stored(bool all) const {
 void FlatBuffer::keep_master(int64_t begin, int64_t end, offload::StoredBytes bytes) {
   TORCH_INTERNAL_ASSERT(plan_.master_on_drives);
   masters_.push_back({begin, end, std::move(bytes)});
+}
+
+void FlatBuffer::store_gradient_in(std::shared_ptr<offload::StoredRegions> regions, size_t index) {
+  gradient_regions_ = std::move(regions);
+  gradient_region_ = index;
+}
+
+void FlatBuffer::put_gradient_away() {
+  if (!gradient_regions_ || !gradient_slice.allocated()) return;
+  const auto& numbers = gradient_slice.tensor();
+  squares_put_away_ = optim::squared_norm({{numbers}});
+  const auto from = bytes_of(numbers);
+  std::ranges::copy(from, gradient_regions_->change(gradient_region_, /*all=*/true).begin());
+  gradient_is_away_ = true;
+  gradient_slice.free();
+}
+
+void FlatBuffer::bring_gradient() {
+  if (!gradient_is_away_ || gradient_slice.allocated()) return;
+  gradient_slice.allocate();
+  std::ranges::copy(gradient_regions_->read(gradient_region_),
+                    bytes_of(gradient_slice.tensor()).begin());
+}
+
+void FlatBuffer::forget_gradient_slice() {
+  gradient_slice.free();
+  gradient_is_away_ = false;
 }
 
 int64_t FlatBuffer::slice_memory() const {

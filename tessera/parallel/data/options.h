@@ -38,7 +38,8 @@ struct OffloadPolicy {
   /// full_shard. Its step is on the host, so on a GPU this is offload_optimizer, too, unless it is
   /// offload_params, and only states are on drives. Parameters must be on the meta device (fill()).
   OnDrives on_drives = OnDrives::nothing;
-  offload::StorageOptions storage;  ///< of slices on drives
+  bool gradients_on_drives = false;  ///< reduced ones, until the step; not with update_in_backward
+  offload::StorageOptions storage;   ///< of slices on drives, and of gradients
   /// The share of the parameters that is offloaded, in whole units: those last in the forward,
   /// whose gradients come first and are on their way while backward goes on.
   double fraction = 1;

@@ -54,6 +54,7 @@ FlatOptions flat_options(const UnitOptions& unit, const DataParallelOptions& all
                       .offloaded = offloaded,
                       .offloads_by_copy = !offload.offload_params,
                       .on_drives = offload.on_drives,
+                      .gradients_on_drives = offload.gradients_on_drives,
                       .in_backward = all.update_in_backward,
                       .fp8_gradients = all.fp8_gradients,
                       .decays = all.decays,

@@ -42,8 +42,8 @@ void Unit::start_reduce() {
     const auto& slice = buffer.gradient_slice.tensor();
     // The first sum of a step goes straight to its place.
     const bool straight = slice.defined() && !buffer.gradient_slice.allocated() &&
-                          slice.dtype() == whole.dtype() && slice.device() == whole.device() &&
-                          !buffer.options().offloaded;
+                          !buffer.gradient_is_away() && slice.dtype() == whole.dtype() &&
+                          slice.device() == whole.device() && !buffer.options().offloaded;
     if (straight) buffer.gradient_slice.allocate();
     reduces_.push_back(
         axes.reduce.reduce_scatter(straight ? slice : buffer.own_part(buffer.gradient), whole));
@@ -73,6 +73,7 @@ void Unit::finish_reduce(double divide_factor) {
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
 void Unit::finish_sum(size_t index, double factor) {
   auto& buffer = buffers_[index];
+  buffer.bring_gradient();
   const auto own = buffer.own_part(buffer.gradient);
   auto slice = buffer.gradient_of_slice();
   if (buffer.plan().fp8_gradients) {
@@ -91,6 +92,7 @@ void Unit::finish_sum(size_t index, double factor) {
     slice.copy_(own);
     if (factor != 1) slice.mul_(factor);
   }
+  buffer.put_gradient_away();
   if (buffer.plan().gradient_slice_in_gradient) return;
   if (buffer.plan().keeps_gradient) buffer.gradient.allocate_zero();
   buffer.free_gradient();
@@ -99,8 +101,9 @@ void Unit::finish_sum(size_t index, double factor) {
 void Unit::start_replicate() {
   if (!sums_over_replicas() || replicated_) return;
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    const auto& buffer = buffers_[i];
+    auto& buffer = buffers_[i];
     if (!sums_over_replicas(buffer)) continue;
+    buffer.bring_gradient();
     const auto gradient = replica_numbers_[i] = buffer.gradient_numbers();
     const auto& axis = axes_.of(buffer).replicate;
     if (fp8_communication_) {
@@ -119,7 +122,9 @@ void Unit::finish_replicas() {
     if (fp8_sums_[i]) fp8_sums_[i]->finish();
     fp8_sums_[i].reset();
     const auto numbers = std::exchange(replica_numbers_[i], {});
-    if (numbers.defined() && buffers_[i].plan().fp8_gradients) buffers_[i].keep_gradient(numbers);
+    if (!numbers.defined()) continue;
+    if (buffers_[i].plan().fp8_gradients) buffers_[i].keep_gradient(numbers);
+    buffers_[i].put_gradient_away();
   }
 }
 
@@ -128,6 +133,7 @@ void Unit::finish_replicate() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const auto& replication = buffers_[i].options().replication;
     if (!buffers_[i].trained() || !replication.partial_gradients) continue;
+    buffers_[i].bring_gradient();
     replica_numbers_[i] = buffers_[i].gradient_numbers();
     replicates_.push_back(replication.ranks.all_reduce(replica_numbers_[i]));
     replicated_ = true;
@@ -147,9 +153,9 @@ void Unit::set_sums_apart() {
     auto& buffer = buffers_[i];
     if (!buffer.trained()) continue;
     TORCH_CHECK_VALUE(
-        !buffer.plan().fp8_gradients, "unit ", name_,
+        !buffer.plan().fp8_gradients && !buffer.plan().gradient_on_drives, "unit ", name_,
         ": expected no backward after the last of a step, as its gradient is kept in 8 "
-        "bits; got another");
+        "bits or on drives; got another");
     const auto slice = buffer.gradient_of_slice();
     auto& sum = replicated_sums_[i];
     sum = sum.defined() ? sum.add_(slice) : slice.clone();
@@ -165,7 +171,7 @@ void Unit::forget_gradients() {
       buffer.gradient.allocate_zero();
     }
     buffer.free_gradient();
-    buffer.gradient_slice.free();
+    buffer.forget_gradient_slice();
     buffer.reset_arrivals();
   }
   for (auto& tensor : earlier_) tensor.reset();
