@@ -135,6 +135,7 @@ const std::map<std::string, Tried>& tried() {
       {"parallel.max_gathered_units", layout({"1", "2"})},
       {"parallel.offload_params", layout()},
       {"parallel.offload_optimizer", layout()},
+      {"parallel.offload_gradients", layout()},
       {"offload.paths", fixed("folders: empty is each trial's own")},
       {"offload.buffers", layout({"2", "3", "32"})},
       {"offload.host_memory", layout({"1"})},
