@@ -42,6 +42,11 @@ inline int64_t kinds_on_drives(const RunConfig& c) {
          (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0) +
          (gradients_on_drives(c) ? 1 : 0) + (activations_on_drives(c) ? 1 : 0);
 }
+/// Bytes of it that each of them has, at most.
+inline int64_t part_of_host_memory(const RunConfig& c) {
+  const int64_t bytes = c.offload.host_memory << 20;
+  return kinds_on_drives(c) > 0 ? bytes / kinds_on_drives(c) : bytes;
+}
 inline bool has_bf16_state(const RunConfig& c) {
   return c.precision.parameters == FloatType::bf16 ||
          c.precision.optimizer_states == optim::StateType::bf16;

@@ -152,10 +152,8 @@ double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
 
 double buffers_for_activations(const RunConfig& config, const plan::RankPart& part) {
   if (!config::activations_on_drives(config)) return 0;
-  constexpr double kMib = 1 << 20;
-  const double share = static_cast<double>(config.offload.host_memory) * kMib /
-                       static_cast<double>(config::kinds_on_drives(config));
-  return std::min(in_flight(config, part).away, share);
+  return std::min(in_flight(config, part).away,
+                  static_cast<double>(config::part_of_host_memory(config)));
 }
 
 // What is kept for the head: the last block's output on this rank's positions, the gradient of what

@@ -60,7 +60,6 @@ void add_activations(const config::RunConfig& config, const plan::RankPart& part
 }  // namespace
 
 DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan& rank) {
-  constexpr double kMib = 1 << 20;
   DriveTraffic traffic;
   double slices = 0, brought = 0, gradients = 0;
   for (size_t i = 0; i < rank.units.size(); ++i) {
@@ -78,8 +77,7 @@ DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan
   }
   // What of the memory is for slices holds those used last, with which the next pass begins: each
   // backward goes the other way than the forward before it, and an update the way of a forward.
-  const double memory = static_cast<double>(config.offload.host_memory) * kMib /
-                        static_cast<double>(std::max<int64_t>(1, config::kinds_on_drives(config)));
+  const auto memory = static_cast<double>(config::part_of_host_memory(config));
   const double kept = std::min(slices, memory);
   const bool in_backward = config.optimizer.in_backward;
   if (kept == slices) {

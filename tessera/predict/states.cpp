@@ -153,7 +153,7 @@ double buffers_for_drives(const std::vector<UnitBytes>& units, const RunConfig& 
   }
   double memory = static_cast<double>(config.offload.host_memory) * kMib;
   if (config::activations_on_drives(config))
-    memory -= memory / static_cast<double>(config::kinds_on_drives(config));
+    memory -= static_cast<double>(config::part_of_host_memory(config));
   return std::min(moved, memory);
 }
 

@@ -127,8 +127,8 @@ double share_of_forward(const config::RunConfig& config) {
 
 class StepRun {
  public:
-  StepRun(const config::RunConfig& config, const plan::RankPlan& rank, const DriveSpeed& speed,
-          const ComputeSpeed& computing)
+  StepRun(const config::RunConfig& config, const plan::RankPlan& rank, const DriveTraffic& traffic,
+          const DriveSpeed& speed, const ComputeSpeed& computing)
       : config_(config), rank_(rank) {
     std::vector<double> slices, gradients;
     for (size_t i = 0; i < rank.units.size(); ++i) {
@@ -138,12 +138,12 @@ class StepRun {
       units_.push_back(unit_time(i, bytes, speed, computing));
     }
     const double memory = static_cast<double>(config.offload.host_memory) * kMib;
-    const double part = memory / static_cast<double>(config::kinds_on_drives(config));
+    const auto part = static_cast<double>(config::part_of_host_memory(config));
     double memory_of_states = memory;
     slices_ = Regions(std::move(slices), part, speed.read);
     gradients_ = Regions(std::move(gradients), part, speed.read);
     const auto buffers = static_cast<double>(config.offload.buffers);
-    if (const auto traffic = drive_traffic(config, rank); traffic.activations > 0) {
+    if (traffic.activations > 0) {
       add_activations(traffic, speed);
       activations_.most = part / kGb / speed.read;
       memory_of_states -= part;
@@ -250,8 +250,9 @@ class StepRun {
 }  // namespace
 
 StepTime step_time(const config::RunConfig& config, const plan::RankPlan& rank,
-                   const DriveSpeed& speed, const ComputeSpeed& computing, double bubble) {
-  StepRun step(config, rank, speed, computing);
+                   const DriveTraffic& traffic, const DriveSpeed& speed,
+                   const ComputeSpeed& computing, double bubble) {
+  StepRun step(config, rank, traffic, speed, computing);
   step.run();
   auto time = step.run();  // what the first one leaves behind is there
   const double idle = time.compute_seconds * bubble / (1 - bubble);

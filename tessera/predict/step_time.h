@@ -36,8 +36,10 @@ struct StepTime {
 
 /// A step in the steady state: units run one after the other, and what buffers have room for is read
 /// ahead and written behind meanwhile. Drives move at one speed, and one thing at a time.
+/// `traffic`: of that rank.
 StepTime step_time(const config::RunConfig& config, const plan::RankPlan& rank,
-                   const DriveSpeed& speed, const ComputeSpeed& computing, double bubble = 0);
+                   const DriveTraffic& traffic, const DriveSpeed& speed,
+                   const ComputeSpeed& computing, double bubble = 0);
 
 /// What a step takes, and what it costs: a step of `tokens` that writes so much on each rank.
 std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpeed& speed,

@@ -28,7 +28,8 @@ struct TimedJob {
   double passes() const { return 8 * computing.layers.block + computing.layers.head; }
   double states() const { return 8 * numbers() / 1e9; }
   StepTime time(double bubble = 0) const {
-    return step_time(config, plan::make_plan(config, shape).ranks[0], speed, computing, bubble);
+    const auto rank = plan::make_plan(config, shape).ranks[0];
+    return step_time(config, rank, drive_traffic(config, rank), speed, computing, bubble);
   }
 };
 

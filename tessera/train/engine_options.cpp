@@ -1,6 +1,5 @@
 #include "tessera/train/engine_options.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -155,14 +154,14 @@ offload::StorageOptions storage_options(const config::RunConfig& config, int ran
 
 offload::StorageOptions part_of_storage(const config::RunConfig& config, int rank) {
   auto options = storage_options(config, rank);
-  options.host_memory /= std::max<int64_t>(1, config::kinds_on_drives(config));
+  options.host_memory = config::part_of_host_memory(config);
   return options;
 }
 
 offload::StorageOptions storage_beside_activations(const config::RunConfig& config, int rank) {
   auto options = storage_options(config, rank);
   if (config::activations_on_drives(config))
-    options.host_memory -= part_of_storage(config, rank).host_memory;
+    options.host_memory -= config::part_of_host_memory(config);
   return options;
 }
 

@@ -142,7 +142,7 @@ std::vector<std::string> preflight(const Run& run) {
   const int64_t tokens = run.config.train.global_batch * run.config.data.seq_len;
   const auto computing = measured_computing(run);
   const auto speed = measured_speed(run, traffic.stored + traffic.activations);
-  const auto time = predict::step_time(run.config, run.rank_plan(), speed, computing,
+  const auto time = predict::step_time(run.config, run.rank_plan(), traffic, speed, computing,
                                        schedule::simulate(run.plan.pipeline.schedule).bubble());
   const auto step = predict::step_lines(traffic, speed, time, tokens, run.world.size());
   lines.insert(lines.end(), step.begin(), step.end());

@@ -302,6 +302,25 @@ TEST(Offload, StatesOfSeveralTimesTheBuffersAreReadEachStep) {
   });
 }
 
+/// Two steps move what the formulas say, through these regions and those of the states.
+void expect_moved_as_predicted(train::Run& run, const offload::StoredRegions& regions) {
+  const auto moved = [&] {
+    const auto own = regions.space().counters(),
+               states = run.optimizer.stored()->space().counters();
+    return std::pair(own.read_bytes + states.read_bytes, own.written_bytes + states.written_bytes);
+  };
+  train_from(run, {}, 2);  // states are not read before they were written
+  const auto before = moved();
+  train_from(run, {.step = 2}, 4);
+  const auto after = moved();
+  const auto expected = predict::drive_traffic(run.config, run.rank_plan());
+  const auto expect_near = [](int64_t found, double of_a_step) {
+    EXPECT_NEAR(static_cast<double>(found), 2 * of_a_step, 0.1 * 2 * of_a_step);
+  };
+  expect_near(after.first - before.first, expected.read());
+  expect_near(after.second - before.second, expected.written);
+}
+
 TEST(Offload, ParametersOfSeveralTimesTheBuffersAreReadForEachPass) {
   const SharedFolder folder;
   on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
@@ -312,22 +331,7 @@ TEST(Offload, ParametersOfSeveralTimesTheBuffersAreReadForEachPass) {
     auto run = train::assemble(stored, mesh);
     const auto& regions = *run.parallel.stored();
     EXPECT_GT(regions.stored_bytes(), 2 * regions.memory_bytes());
-    const auto moved = [&] {
-      const auto slices = regions.space().counters(),
-                 states = run.optimizer.stored()->space().counters();
-      return std::pair(slices.read_bytes + states.read_bytes,
-                       slices.written_bytes + states.written_bytes);
-    };
-    train_from(run, {}, 2);  // states are not read before they were written
-    const auto before = moved();
-    train_from(run, {.step = 2}, 4);
-    const auto after = moved();
-    const auto expected = predict::drive_traffic(stored, run.rank_plan());
-    const auto expect_near = [](int64_t found, double of_a_step) {
-      EXPECT_NEAR(static_cast<double>(found), 2 * of_a_step, 0.1 * 2 * of_a_step);
-    };
-    expect_near(after.first - before.first, expected.read());
-    expect_near(after.second - before.second, expected.written);
+    expect_moved_as_predicted(run, regions);
   });
 }
 
@@ -343,23 +347,8 @@ TEST(Offload, GradientsOfSeveralTimesTheBuffersAreReadAndWrittenForEachMicroBatc
     auto run = train::assemble(stored, mesh);
     const auto& regions = *run.parallel.stored_gradients();
     EXPECT_GT(regions.stored_bytes(), 2 * regions.memory_bytes());
-    const auto moved = [&] {
-      const auto gradients = regions.space().counters(),
-                 states = run.optimizer.stored()->space().counters();
-      return std::pair(gradients.read_bytes + states.read_bytes,
-                       gradients.written_bytes + states.written_bytes);
-    };
-    train_from(run, {}, 2);  // states are not read before they were written
+    expect_moved_as_predicted(run, regions);
     EXPECT_LT(run.parallel.memory().gradients, regions.stored_bytes());
-    const auto before = moved();
-    train_from(run, {.step = 2}, 4);
-    const auto after = moved();
-    const auto expected = predict::drive_traffic(stored, run.rank_plan());
-    const auto expect_near = [](int64_t found, double of_a_step) {
-      EXPECT_NEAR(static_cast<double>(found), 2 * of_a_step, 0.1 * 2 * of_a_step);
-    };
-    expect_near(after.first - before.first, expected.read());
-    expect_near(after.second - before.second, expected.written);
   });
 }
 

@@ -104,7 +104,6 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void list_slices();
   static void list_stored(const FlatBuffer& buffer, int64_t begin, Slice& slice);
   void store_regions();
-  void store_gradient_regions();
   void read_gradients_ahead(size_t unit);
   void bring_gradient(size_t region);
   void list_leaves();

@@ -5,35 +5,29 @@
 
 namespace tessera::parallel {
 
-/// Gives each buffer on drives its region.
+/// Gives each buffer whose slice or gradient is on drives its region of those.
 void DataParallel::Engine::store_regions() {
-  std::vector<int64_t> bytes;
-  std::vector<FlatBuffer*> stored;
+  std::vector<FlatBuffer*> slices;
+  std::vector<int64_t> of_slices, of_gradients;
   for (auto& unit : units) {
     for (auto& buffer : unit.buffers()) {
-      if (buffer.plan().slice != plan::Tier::drive || buffer.region()) continue;
-      stored.push_back(&buffer);
-      bytes.push_back(buffer.slice_size() * buffer.plan().whole_bytes);
+      const auto& plan = buffer.plan();
+      if (plan.slice == plan::Tier::drive && !buffer.region()) {
+        slices.push_back(&buffer);
+        of_slices.push_back(buffer.slice_size() * plan.whole_bytes);
+      }
+      if (plan.gradient_on_drives) {
+        stored_gradients.push_back(&buffer);
+        of_gradients.push_back(buffer.slice_size() * plan.gradient_slice_bytes);
+      }
     }
   }
-  if (stored.empty()) return;
-  regions = std::make_shared<offload::StoredRegions>(bytes, options.offload.storage);
-  for (size_t i = 0; i < stored.size(); ++i) stored[i]->store_in(regions, i);
-}
-
-/// Gives each gradient on drives its region.
-void DataParallel::Engine::store_gradient_regions() {
-  std::vector<int64_t> bytes;
-  for (auto& unit : units) {
-    for (auto& buffer : unit.buffers()) {
-      if (!buffer.plan().gradient_on_drives) continue;
-      stored_gradients.push_back(&buffer);
-      bytes.push_back(buffer.slice_size() * buffer.plan().gradient_slice_bytes);
-    }
-  }
-  if (bytes.empty()) return;
-  gradient_regions = std::make_shared<offload::StoredRegions>(bytes, options.offload.storage);
-  for (size_t i = 0; i < bytes.size(); ++i)
+  const auto& storage = options.offload.storage;
+  if (!slices.empty()) regions = std::make_shared<offload::StoredRegions>(of_slices, storage);
+  for (size_t i = 0; i < slices.size(); ++i) slices[i]->store_in(regions, i);
+  if (!stored_gradients.empty())
+    gradient_regions = std::make_shared<offload::StoredRegions>(of_gradients, storage);
+  for (size_t i = 0; i < stored_gradients.size(); ++i)
     stored_gradients[i]->store_gradient_in(gradient_regions, i);
 }
 

@@ -147,9 +147,8 @@ class FlatBuffer {
   bool gradient_is_away() const { return gradient_is_away_; }  ///< the drives have this step's
   /// Gives gradient_slice memory, with what was put away.
   void bring_gradient();
-  double squares_put_away() const {
-    return squares_put_away_;
-  }  ///< the sum of those of its numbers
+  /// The sum of the squares of its numbers.
+  double squares_put_away() const { return squares_put_away_; }
   void forget_gradient_slice();
   int64_t slice_memory() const;  ///< bytes of slice and copy
   void slice_changed();          ///< the slice has new values: brings the copy up to date

@@ -224,7 +224,6 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   std::iota(order.begin(), order.end(), size_t{0});
   engine->set_order(inside.empty() ? std::move(order) : in_order(model, engine->modules));
   engine->store_regions();
-  engine->store_gradient_regions();
   engine->list_slices();
   engine->list_leaves();
   for (const auto& item : model.named_buffers()) {
