@@ -14,14 +14,14 @@ first, and the median of the same job with nothing on drives, which ran just bef
 Both write OUT.json. Figures are worth nothing while other programs run."""
 import argparse
 import json
-import os
 import pathlib
-import platform
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+
+from origin import origin
 
 STATES = {"parallel.offload_optimizer": "nvme"}
 ALL = STATES | {"parallel.offload_params": "nvme", "offload.host_memory": 512}
@@ -53,18 +53,10 @@ SETTINGS = {
 }
 
 
-def processor():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
-    return platform.processor()
-
-
 def report(options, rows):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     out = pathlib.Path(options.out or f"build/drives_{options.what}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"what": f"bench/drives.py {options.what}", "machine": processor(), "commit": commit, "rows": rows}, indent=1) + "\n")
+    out.write_text(json.dumps(origin(f"bench/drives.py {options.what}") | {"rows": rows}, indent=1) + "\n")
 
 
 def tuned(options):

@@ -21,11 +21,12 @@ import json
 import math
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
+
+from origin import origin
 
 BF16 = {"precision.compute": "bf16"}
 RECIPES = ["fp8_tensor", "fp8_delayed", "fp8_row", "fp8_row_wgrad16", "fp8_block", "mxfp8"]
@@ -107,21 +108,12 @@ def picture(table, steps):
     return "\n".join(out + ["</svg>", ""])
 
 
-def processor():
-    if platform.system() == "Linux":
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
-    return platform.processor()
-
-
 def report(out, options, contents):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    what = {"what": f"bench/fp8.py {options.what} --data LIBTORCH/include --steps {options.steps} --rows {options.rows}"
-            + (f" --learning-rate {options.learning_rate}" if options.learning_rate else ""), "machine": processor(),
-            "commit": commit}
+    what = f"bench/fp8.py {options.what} --data LIBTORCH/include --steps {options.steps} --rows {options.rows}"
+    if options.learning_rate:
+        what += f" --learning-rate {options.learning_rate}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(what | contents, separators=(",", ":")) + "\n")
+    out.with_suffix(".json").write_text(json.dumps(origin(what) | contents, separators=(",", ":")) + "\n")
 
 
 def compare_losses(options, out):
