@@ -64,6 +64,13 @@ struct Result {
   std::map<std::string, std::vector<float>> tensors;
 };
 
+/// "optimizer/exp_avg/" of "optimizer/exp_avg/model.norm.weight"; empty of a weight.
+std::string kind_of_state(const std::string& name) {
+  constexpr std::string_view kPrefix = "optimizer/";
+  if (!name.starts_with(kPrefix)) return "";
+  return name.substr(0, name.find('/', kPrefix.size()) + 1);
+}
+
 Result read_result(const fs::path& run_dir) {
   Result result;
   const auto history = report::read_metrics(run_dir);
@@ -80,6 +87,9 @@ Result read_result(const fs::path& run_dir) {
     values.resize(static_cast<size_t>(info.num_elements()));
     checkpoint::convert_values(stored, info.dtype, std::as_writable_bytes(std::span(values)),
                                checkpoint::DType::f32);
+    if (kind_of_state(name) == "optimizer/exp_avg_sq/") {  // as large as a gradient, not its square
+      for (auto& value : values) value = std::sqrt(value);
+    }
   }
   return result;
 }
@@ -89,6 +99,7 @@ struct Tolerance {
   double loss = 2e-5, norm = 2e-4;  // of the greater one
   double weights = 1e-2;            // of what the optimizer moved them, root mean square
   double state = 2e-3;              // of the optimizer's state, relative, root mean square
+  double cancelled = 1e-5;          // of the largest state of its kind, root mean square
 };
 
 Tolerance tolerance_of(const config::PrecisionSection& precision) {
@@ -110,18 +121,33 @@ double rms(const std::vector<float>& values) {
   return std::sqrt(sum / static_cast<double>(std::max<size_t>(1, values.size())));
 }
 
+/// Of each kind of state the largest, root mean square. Where a gradient's terms nearly cancel, as
+/// in the bias of keys, which adds nearly the same to all scores of a query, what is left holds
+/// the rounding of sums far larger than itself.
+std::map<std::string, double> largest_states(const Result& result) {
+  std::map<std::string, double> largest;
+  for (const auto& [name, values] : result.tensors) {
+    if (const auto kind = kind_of_state(name); !kind.empty()) {
+      largest[kind] = std::max(largest[kind], rms(values));
+    }
+  }
+  return largest;
+}
+
 std::string tensors_differ(const Result& plain, const Result& result, const Tolerance& tolerance,
                            double moved) {
+  const auto largest = largest_states(plain);
   for (const auto& [name, expected] : plain.tensors) {
     const auto found = result.tensors.find(name);
     if (found == result.tensors.end()) return name + " is missing";
     if (found->second.size() != expected.size()) return name + " has another size";
     auto difference = found->second;
     for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
-    const bool state = name.starts_with("optimizer/");
+    const auto kind = kind_of_state(name);
     const double rounding = tolerance.loss / 2;  // of a stored number
-    const double allowed = state ? tolerance.state * rms(expected) + 1e-12
-                                 : tolerance.weights * moved + rounding * rms(expected);
+    const double allowed =
+        kind.empty() ? tolerance.weights * moved + rounding * rms(expected)
+                     : tolerance.state * rms(expected) + tolerance.cancelled * largest.at(kind);
     if (!(rms(difference) <= allowed)) {
       return fmt::format("{} differs by {:.3g} (root mean square; {:.3g} allowed)", name,
                          rms(difference), allowed);
