@@ -16,7 +16,8 @@ namespace {
 struct Size {
   int64_t rows, depth, columns;
 };
-// One number; odd ones; rows, depth and columns that need two blocks and a few more; a few rows.
+// One number; odd ones; rows, depth and columns that need two blocks and a few more; what MKL multiplies into float32 to be rounded after;
+// a few rows.
 const std::vector<Size> kSizes = {{1, 1, 1},
                                   {3, 5, 7},
                                   {65, 130, 33},
@@ -24,6 +25,7 @@ const std::vector<Size> kSizes = {{1, 1, 1},
                                   {4, 2 * kWidenedBlock + 1, 6},
                                   {2, 3, kWidenedBlock + 7},
                                   {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3},
+                                  {257, 2049, 1537},
                                   {1, 515, 2051},
                                   {2, 16, 66},
                                   {4, 130, 1031},
