@@ -7,9 +7,7 @@
 // plain, and `paired` [depth / kDepth, columns, kDepth]. For floats they are the same.
 #pragma once
 
-#include <utility>  // std::integer_sequence, and no function
-
-#include "tessera/kernels/cpu/vec_math.h"
+#include "tessera/kernels/cpu/transpose.h"
 
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 
@@ -151,29 +149,6 @@ TESSERA_INLINE void store_paired(Bf16* to, const Vec (&rows)[2]) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), joined));
 }
 #endif
-
-/// Lane i: lane i / 2 + begin of a, where i is even, of b where it is odd.
-template <int begin, int... i>
-TESSERA_INLINE Vec interleave(Vec a, Vec b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, (i / 2 + (i % 2) * kWidth + begin)...);
-}
-
-/// kWidth x kWidth steps in registers to their transpose: log2(kWidth) perfect shuffles of the
-/// rows' concatenation.
-TESSERA_INLINE void transpose(Vec (&rows)[kWidth]) {
-  constexpr auto kLanes = std::make_integer_sequence<int, kWidth>();
-  Vec mixed[kWidth];
-#pragma GCC unroll 4
-  for (int stage = 1; stage < kWidth; stage *= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kWidth / 2; ++i) {
-      mixed[2 * i] = interleave<0>(rows[i], rows[i + kWidth / 2], kLanes);
-      mixed[2 * i + 1] = interleave<kWidth / 2>(rows[i], rows[i + kWidth / 2], kLanes);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kWidth; ++i) rows[i] = mixed[i];
-  }
-}
 
 /// A product's left factor: step s of row r lies at data[r * row_stride + s * step_stride].
 template <typename F>

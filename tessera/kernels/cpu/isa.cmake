@@ -1,6 +1,6 @@
-# tessera_isa_sources(OUT PREFIX [AMX]): PREFIX_generic.cpp and, on x86-64, PREFIX_avx2.cpp, PREFIX_avx512.cpp and
-# PREFIX_avx512_bf16.cpp (and with AMX as well PREFIX_amx_bf16.cpp) appended to the list OUT, each compiled for its instruction set,
-# optimised in every build.
+# tessera_isa_sources(OUT PREFIX [AMX | ONLY_AMX]): PREFIX_generic.cpp and, on x86-64, PREFIX_avx2.cpp, PREFIX_avx512.cpp and
+# PREFIX_avx512_bf16.cpp (and with AMX as well PREFIX_amx_bf16.cpp; ONLY_AMX: on x86-64 that one alone) appended to the list OUT, each
+# compiled for its instruction set, optimised in every build.
 # Such a file must not include headers whose inline functions other files share: the linker keeps one copy of each,
 # and it might be the one that an older processor cannot run.
 function(tessera_isa_sources out prefix)
@@ -16,6 +16,12 @@ function(tessera_isa_sources out prefix)
     list(APPEND sets avx2 avx512 avx512_bf16)
     if("AMX" IN_LIST ARGN)
       list(APPEND sets amx_bf16)
+    endif()
+  endif()
+  if("ONLY_AMX" IN_LIST ARGN)
+    set(sets)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+      set(sets amx_bf16)
     endif()
   endif()
   foreach(set IN LISTS sets)

@@ -1,12 +1,15 @@
 #include "tessera/kernels/cpu/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/cpu/tile_product.h"
 
 // MKL inside LibTorch exports it, but the headers are not in the wheel. Weak: other builds of
 // LibTorch have no MKL.
@@ -139,31 +142,66 @@ bool goes_into_float(const at::Tensor& a) {
   return a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && multiplies_bf16_into_float();
 }
 
-/// Where a processor multiplies tiles, MKL takes a large plain matrix (as of the gradient of a layer's input) into float32, rounding
-/// after it included, up to 1.6 times as fast as oneDNN into bfloat16; a small one half as fast. Measured with 128 to 2,048 rows: at
-/// 1,376 x 512 and 2,048 x 768 0.5 to 0.98 times oneDNN's speed, at 2,048 x 2,048 1.10 to 1.13, at 2,048 x 8,192 1.25 to 1.59.
-bool is_rounded_after(const at::Tensor& a, const at::Tensor& b) {
-  constexpr int64_t kFewestRows = 256, kFewestNumbers = 3 << 20;
-  return current_isa() >= Isa::amx_bf16 && goes_into_float(a) && a.is_contiguous() &&
-         b.is_contiguous() && a.size(0) >= kFewestRows && b.numel() >= kFewestNumbers;
+#if defined(__x86_64__)
+/// Where the processor multiplies tiles. Measured beside oneDNN and MKL (bench/results): what is left to them has few rows, a result in
+/// bfloat16 of a transposed matrix (as of a layer's forward), or rows along columns (as of a weight's gradient).
+bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  constexpr int64_t kFewestRows = 64, kFewest = 32;
+  return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
+         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && a.size(0) >= kFewestRows &&
+         b.size(0) >= kFewest && b.size(1) >= kFewest &&
+         (b.is_contiguous() || out.scalar_type() == at::kFloat);
 }
 
-/// Some rows at a time, so that what is to be rounded stays small.
-void multiply_and_round(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                        bool accumulate, float factor) {
-  constexpr int64_t kNumbersAtOnce = 1 << 20, kFewestRows = 512;
-  const int64_t rows = out.size(0), columns = out.size(1);
-  const int64_t at_once = std::min(rows, std::max(kFewestRows, kNumbersAtOnce / columns));
-  const auto space = at::empty({at_once, columns}, out.options().dtype(at::kFloat));
-  for (int64_t row = 0; row < rows; row += at_once) {
-    const int64_t count = std::min(at_once, rows - row);
-    auto target = out.narrow(0, row, count);
-    auto sum = space.narrow(0, 0, count);
-    if (accumulate) sum.copy_(target);
-    multiply_bf16_into_float(sum, a.narrow(0, row, count), b, accumulate, factor);
-    target.copy_(sum);
+/// Rows and columns of a part, so that there is one for each thread and little is packed twice. A number of b is taken for two of a: it
+/// comes from further away, and is packed in another order.
+std::pair<int64_t, int64_t> size_of_part(const TileProduct& p, int64_t threads) {
+  const auto share = [](int64_t all, int64_t parts) {
+    return ((all + parts - 1) / parts + kTileBlock - 1) / kTileBlock * kTileBlock;
+  };
+  std::pair<int64_t, int64_t> best;
+  for (int64_t down = 1; down <= threads; ++down) {
+    if (threads % down != 0) continue;
+    const std::pair size(share(p.rows, down), share(p.columns, threads / down));
+    const auto packed = [](const auto& part) { return part.first + 2 * part.second; };
+    if (down == 1 || packed(size) < packed(best)) best = size;
   }
+  return best;
 }
+
+void multiply_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                    bool accumulate, float factor) {
+  const TileProduct product{.a = a.const_data_ptr(),
+                            .b = b.const_data_ptr(),
+                            .b_by_columns = !b.is_contiguous(),
+                            .out = out.data_ptr(),
+                            .into_float = out.scalar_type() == at::kFloat,
+                            .rows = a.size(0),
+                            .columns = b.size(1),
+                            .depth = a.size(1),
+                            .factor = factor,
+                            .accumulate = accumulate};
+  const auto [height, width] = size_of_part(product, at::get_num_threads());
+  const int64_t down = (product.rows + height - 1) / height;
+  const int64_t parts = down * ((product.columns + width - 1) / width);
+  const int64_t bytes = amx_bf16::tile_product_workspace();
+  const auto space = at::empty({parts, bytes}, at::kByte);
+  parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i % down * height, column = i / down * width;
+      amx_bf16::multiply_part(product,
+                              {.first_row = row,
+                               .last_row = std::min(row + height, product.rows),
+                               .first_column = column,
+                               .last_column = std::min(column + width, product.columns)},
+                              space.mutable_data_ptr<uint8_t>() + i * bytes);
+    }
+  });
+}
+#else
+bool is_tiled(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
+void multiply_tiled(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, float) {}
+#endif
 
 }  // namespace
 
@@ -180,10 +218,9 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
     multiply_widened(target, a, b, accumulate, factor);
     return;
   }
+  if (is_tiled(out, a, b)) return multiply_tiled(out, a, b, accumulate, factor);
   if (out.scalar_type() == a.scalar_type()) {
-    if (is_rounded_after(a, b)) {
-      multiply_and_round(out, a, b, accumulate, factor);
-    } else if (accumulate || factor != 1) {
+    if (accumulate || factor != 1) {
       target.addmm_(a, b, /*beta=*/accumulate ? 1 : 0, factor);
     } else {
       at::mm_out(target, a, b);

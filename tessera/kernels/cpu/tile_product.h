@@ -1,0 +1,35 @@
+// Products of bfloat16 by a processor's matrix unit (Intel's AMX): raw pointers, a part of the result each, no threads of its own.
+#pragma once
+
+#include <stdint.h>
+
+namespace tessera::kernels {
+
+/// out = factor a b, or out += factor a b. Sums are in float32, rounded once, and each is added up in one order, whatever part of the
+/// result is computed.
+struct TileProduct {
+  const void* a;  ///< bfloat16 [rows, depth], contiguous
+  const void* b;  ///< bfloat16 [depth, columns] or, `b_by_columns`, [columns, depth], contiguous
+  bool b_by_columns;
+  void* out;  ///< [rows, columns], contiguous; bfloat16 or, `into_float`, float32
+  bool into_float;
+  int64_t rows, columns, depth;
+  float factor;
+  bool accumulate;
+};
+
+/// Borders of parts are multiples of it but where the result ends.
+inline constexpr int64_t kTileBlock = 32;
+
+struct TilePart {
+  int64_t first_row, last_row, first_column, last_column;
+};
+
+namespace amx_bf16 {
+
+/// Bytes that a part needs to work in, a multiple of 64; the memory is aligned to it.
+int64_t tile_product_workspace();
+void multiply_part(const TileProduct& product, const TilePart& part, void* workspace);
+
+}  // namespace amx_bf16
+}  // namespace tessera::kernels

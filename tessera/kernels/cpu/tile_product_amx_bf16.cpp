@@ -1,0 +1,233 @@
+// As BLIS has it (Van Zee and van de Geijn, ACM TOMS 2015): a block of b is packed, then one of a, and 2 x 2 tiles of sums stay in
+// registers along a block's depth. A panel of b stays in the first cache meanwhile, those of a come from the second.
+#define TESSERA_ISA_NAMESPACE amx_bf16
+#include "tessera/kernels/cpu/tile_product.h"
+#include "tessera/kernels/cpu/transpose.h"
+
+namespace tessera::kernels::amx_bf16 {
+namespace {
+
+constexpr int64_t kTileRows = 16;                    // of sums, and columns of them
+constexpr int64_t kUnit = 32;                        // of the depth that one instruction multiplies
+constexpr int64_t kTileNumbers = kTileRows * kUnit;  // of a factor
+constexpr int64_t kUnitNumbers =
+    kTileBlock * kUnit;  // of two tiles, side by side or one below the other
+// Of blocks, by measurement: a panel of b has 16 KiB, the blocks and the sums 1.4 MiB.
+constexpr int64_t kDepth = 256, kRows = 256, kColumns = 512, kSumRows = 512;
+
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+/// GCC's tile instructions do not say that they read and write memory.
+TESSERA_INLINE void memory_is_used() { asm volatile("" ::: "memory"); }
+
+/// While it lives, this thread's tiles 0 to 3 are sums [16, 16], 4 and 5 left, 6 and 7 right factors.
+class EightTiles {
+ public:
+  EightTiles() {
+    struct {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } layout;
+    for (int i = 0; i < 8; ++i) {
+      layout.row_bytes[i] = 64;
+      layout.rows[i] = kTileRows;
+    }
+    memory_is_used();
+    _tile_loadconfig(&layout);
+  }
+  ~EightTiles() { _tile_release(); }
+  EightTiles(const EightTiles&) = delete;
+  EightTiles& operator=(const EightTiles&) = delete;
+};
+
+/// The first `count` of 32 numbers, zeros after them; what follows later is fetched.
+TESSERA_INLINE __m512i load_numbers(const Bf16* p, int64_t count) {
+  constexpr int64_t kAhead = 128;
+  _mm_prefetch(reinterpret_cast<const char*>(p + kAhead), _MM_HINT_T0);
+  if (count >= kUnit) return _mm512_loadu_si512(p);
+  return _mm512_maskz_loadu_epi16(count <= 0 ? 0u : ~0u >> (kUnit - count), p);
+}
+
+/// Two runs of 32 numbers to pairs of one of each.
+TESSERA_INLINE void pair(__m512i first, __m512i second, Vec& low, Vec& high) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                      37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                      11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const auto order = _mm512_load_si512(kOrder);
+  const auto upper = _mm512_add_epi16(order, _mm512_set1_epi16(kTileRows));
+  low = (Vec)_mm512_permutex2var_epi16(first, order, second);
+  high = (Vec)_mm512_permutex2var_epi16(first, upper, second);
+}
+
+/// Numbers [places, depth] of a factor, of which runs lie `stride` apart.
+struct Source {
+  const Bf16* numbers;
+  int64_t stride, places, depth;
+};
+
+/// Two tiles [pairs of the depth, 16 columns]; `kByColumns`: the numbers of a column lie together.
+template <bool kByColumns>
+void pack_right(const Source& source, Bf16* to) {
+  Vec tiles[2][kTileRows];
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kTileRows; ++i) {
+    const auto run = [&](int64_t index, int64_t all, int64_t numbers) {
+      return load_numbers(source.numbers + index * source.stride, index < all ? numbers : 0);
+    };
+    if constexpr (kByColumns) {
+      tiles[0][i] = (Vec)run(i, source.places, source.depth);
+      tiles[1][i] = (Vec)run(kTileRows + i, source.places, source.depth);
+    } else {
+      pair(run(2 * i, source.depth, source.places), run(2 * i + 1, source.depth, source.places),
+           tiles[0][i], tiles[1][i]);
+    }
+  }
+  for (auto& tile : tiles) {
+    if constexpr (kByColumns) transpose(tile);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kTileRows; ++i, to += kUnit)
+      __builtin_memcpy(to, &tile[i], sizeof(Vec));
+  }
+}
+
+/// A block of b, in panels of kTileBlock columns, each along the depth. In the order in which memory lies.
+void pack_b(const TileProduct& p, int64_t column, int64_t columns, int64_t step, int64_t depth,
+            Bf16* to) {
+  const int64_t units = ceil_div(depth, kUnit), panels = ceil_div(columns, kTileBlock);
+  const int64_t by_column = p.b_by_columns ? p.depth : 1, by_step = p.b_by_columns ? 1 : p.columns;
+  const Bf16* block = static_cast<const Bf16*>(p.b) + column * by_column + step * by_step;
+  const auto pack = p.b_by_columns ? pack_right<true> : pack_right<false>;
+  const int64_t inner = p.b_by_columns ? units : panels;
+  for (int64_t i = 0; i < units * panels; ++i) {
+    const int64_t panel = p.b_by_columns ? i / inner : i % inner;
+    const int64_t unit = p.b_by_columns ? i % inner : i / inner;
+    pack({.numbers = block + panel * kTileBlock * by_column + unit * kUnit * by_step,
+          .stride = p.b_by_columns ? p.depth : p.columns,
+          .places = columns - panel * kTileBlock,
+          .depth = depth - unit * kUnit},
+         to + (panel * units + unit) * kUnitNumbers);
+  }
+}
+
+/// A block of a, in panels of kTileBlock rows, each along the depth; zeros below the last row.
+void pack_a(const TileProduct& p, int64_t row, int64_t rows, int64_t step, int64_t depth,
+            Bf16* to) {
+  const Bf16* block = static_cast<const Bf16*>(p.a) + row * p.depth + step;
+  const int64_t units = ceil_div(depth, kUnit);
+  for (int64_t i = 0; i < ceil_div(rows, kTileBlock) * kTileBlock; ++i) {
+    Bf16* place = to + i / kTileBlock * units * kUnitNumbers + i % kTileBlock * kUnit;
+    for (int64_t unit = 0; unit < units; ++unit, place += kUnitNumbers) {
+      const auto run = i < rows
+                           ? load_numbers(block + i * p.depth + unit * kUnit, depth - unit * kUnit)
+                           : _mm512_setzero_si512();
+      _mm512_storeu_si512(place, run);
+    }
+  }
+}
+
+/// sums [32, 32] = a b or sums += a b, of packed panels.
+template <bool kAccumulate>
+void multiply_panels(const Bf16* a, const Bf16* b, int64_t units, float* sums) {
+  constexpr int64_t kRowBytes = 64, kSumBytes = kTileBlock * sizeof(float);
+  float* below = sums + kTileRows * kTileBlock;
+  memory_is_used();
+  if constexpr (kAccumulate) {
+    _tile_loadd(0, sums, kSumBytes);
+    _tile_loadd(1, sums + kTileRows, kSumBytes);
+    _tile_loadd(2, below, kSumBytes);
+    _tile_loadd(3, below + kTileRows, kSumBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t i = 0; i < units; ++i, a += kUnitNumbers, b += kUnitNumbers) {
+    _tile_loadd(6, b, kRowBytes);
+    _tile_loadd(4, a, kRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTileNumbers, kRowBytes);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + kTileNumbers, kRowBytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, kSumBytes);
+  _tile_stored(1, sums + kTileRows, kSumBytes);
+  _tile_stored(2, below, kSumBytes);
+  _tile_stored(3, below + kTileRows, kSumBytes);
+  memory_is_used();
+}
+
+/// Sums [32, 32] to `rows` and `columns` of the result.
+template <typename T>
+void write_sums(const TileProduct& p, const float* sums, int64_t row, int64_t column) {
+  const int64_t rows = least(kTileBlock, p.rows - row),
+                columns = least(kTileBlock, p.columns - column);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; j += kWidth) {
+      const int64_t count = columns - j;
+      T* place = static_cast<T*>(p.out) + (row + i) * p.columns + column + j;
+      Vec x = load(sums + i * kTileBlock + j) * p.factor;
+      if (count >= kWidth) {
+        store(place, p.accumulate ? load(place) + x : x);
+      } else {
+        store_partial(place, p.accumulate ? load_partial(place, count) + x : x, count);
+      }
+    }
+  }
+}
+
+struct Workspace {
+  alignas(64) Bf16 b[kDepth * kColumns];
+  Bf16 a[kDepth * kRows];
+  float sums[kSumRows * kColumns];  ///< of each block of a, panel of b and panel of a [32, 32]
+};
+
+/// At most kSumRows x kColumns of the result.
+void multiply_block(const TileProduct& p, const TilePart& part, Workspace& space) {
+  const int64_t rows = part.last_row - part.first_row;
+  const int64_t columns = part.last_column - part.first_column;
+  const auto write = p.into_float ? write_sums<float> : write_sums<Bf16>;
+  for (int64_t step = 0; step < p.depth; step += kDepth) {
+    const int64_t depth = least(kDepth, p.depth - step), units = ceil_div(depth, kUnit);
+    const auto multiply = step == 0 ? multiply_panels<false> : multiply_panels<true>;
+    float* sums = space.sums;
+    pack_b(p, part.first_column, columns, step, depth, space.b);
+    for (int64_t first = 0; first < rows; first += kRows) {
+      const int64_t count = least(kRows, rows - first);
+      pack_a(p, part.first_row + first, count, step, depth, space.a);
+      for (int64_t column = 0; column < columns; column += kTileBlock) {
+        for (int64_t row = 0; row < count; row += kTileBlock, sums += kTileBlock * kTileBlock) {
+          multiply(space.a + row * units * kUnit, space.b + column * units * kUnit, units, sums);
+          if (step + depth == p.depth) {
+            write(p, sums, part.first_row + first + row, part.first_column + column);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t tile_product_workspace() { return sizeof(Workspace); }
+
+void multiply_part(const TileProduct& product, const TilePart& part, void* workspace) {
+  const EightTiles tiles;
+  auto& space = *static_cast<Workspace*>(workspace);
+  for (int64_t column = part.first_column; column < part.last_column; column += kColumns) {
+    for (int64_t row = part.first_row; row < part.last_row; row += kSumRows) {
+      multiply_block(product,
+                     {.first_row = row,
+                      .last_row = least(row + kSumRows, part.last_row),
+                      .first_column = column,
+                      .last_column = least(column + kColumns, part.last_column)},
+                     space);
+    }
+  }
+}
+
+}  // namespace tessera::kernels::amx_bf16
