@@ -139,13 +139,14 @@ void with_adapter(benchmark::State& state, bool ours) {
   auto a = at::randn({state.range(1), kWidth}, dtype).requires_grad_();
   auto b = at::randn({kInner, state.range(1)}, dtype).requires_grad_();
   for (auto* parameter : {&a, &b}) parameter->mutable_grad() = at::zeros(parameter->sizes());
-  const auto product = [](const at::Tensor& rows, const at::Tensor& right) {
-    auto y = at::empty({rows.size(0), right.size(1)}, rows.options());
-    multiply(y, rows, right, /*accumulate=*/false);
-    return y;
-  };
-  const FrozenMatrix base{.forward = [&](const auto& rows) { return product(rows, weight.t()); },
-                          .backward = [&](const auto& rows) { return product(rows, weight); },
+  const FrozenMatrix base{.forward =
+                              [&](const auto& rows, const auto& more) {
+                                return sum_of_products({rows, weight.t()}, more);
+                              },
+                          .backward =
+                              [&](const auto& rows, const auto& more) {
+                                return sum_of_products({rows, weight}, more);
+                              },
                           .squared_row_norms = {}};
   const auto grad = at::ones({kTokens, kInner}, dtype);
   for (auto _ : state) {

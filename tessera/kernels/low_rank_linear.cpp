@@ -14,7 +14,6 @@
 #include "tessera/autograd/recompute.h"
 #include "tessera/autograd/shared_input.h"
 #include "tessera/kernels/autocast.h"
-#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
@@ -75,9 +74,7 @@ struct LowRankLinear : torch::autograd::Function<LowRankLinear> {
     auto sizes = x.sizes().vec();
     sizes.back() = b.size(0);
     return autograd::compute_once(1, [&]() -> variable_list {
-      auto y = call.base.forward(flat_rows(x));
-      multiply(y, inner, b.to(type).t(), /*accumulate=*/true);
-      y = at::_unsafe_view(y, sizes);
+      auto y = at::_unsafe_view(call.base.forward(flat_rows(x), {inner, b.to(type).t()}), sizes);
       if (call.over_ranks) y = call.over_ranks->sum(y);
       return {bias ? y.add_(bias->to(type)) : y};
     })[0];
@@ -101,9 +98,8 @@ struct LowRankLinear : torch::autograd::Function<LowRankLinear> {
       gradients.grad_of_inner = new_product(gradients.grad, b.to(type)).mul_(call.scale);
       const auto sizes = ctx->saved_data["x_sizes"].toIntVector();
       if (ctx->needs_input_grad(0)) {
-        auto grad = call.base.backward(gradients.grad);
-        if (!is_dropped) multiply(grad, gradients.grad_of_inner, a.to(type), /*accumulate=*/true);
-        out[0] = at::_unsafe_view(grad, sizes);
+        const auto adapters = is_dropped ? Factors{} : Factors{gradients.grad_of_inner, a.to(type)};
+        out[0] = at::_unsafe_view(call.base.backward(gradients.grad, adapters), sizes);
       }
       if (is_dropped && ctx->needs_input_grad(1)) {
         out[1] = at::_unsafe_view(new_product(gradients.grad_of_inner, a.to(type)), sizes);
@@ -170,7 +166,7 @@ at::Tensor adapted_row_norms(const FrozenMatrix& base, const LowRank& adapter, a
                              const std::function<void(const at::Tensor&)>& sum) {
   at::NoGradGuard no_grad;
   const auto a = adapter.a.to(at::kFloat), b = adapter.b.to(at::kFloat);
-  const auto crossed = base.forward(adapter.a.to(dtype)).t().to(at::kFloat);  // W A^T [O, R]
+  const auto crossed = base.forward(adapter.a.to(dtype), {}).t().to(at::kFloat);  // W A^T [O, R]
   const auto squares = base.squared_row_norms() + 2 * adapter.scale * (crossed * b).sum(1) +
                        adapter.scale * adapter.scale * (b.matmul(a.matmul(a.t())) * b).sum(1);
   if (sum) sum(squares);

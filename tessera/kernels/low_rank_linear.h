@@ -5,16 +5,18 @@
 
 #include <functional>
 
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::kernels {
 
 /// A matrix W [O, I] that is not trained, however it is kept, as one forward and its backward see
-/// it. What it gives is new, contiguous, of the operand's dtype and without a graph.
+/// it. What it gives is new, contiguous, of the operand's dtype and without a graph; the product of `more` is added to it.
 struct FrozenMatrix {
-  std::function<at::Tensor(const at::Tensor& rows)> forward;       ///< [N, I] -> rows W^T [N, O]
-  std::function<at::Tensor(const at::Tensor& gradient)> backward;  ///< [N, O] -> gradient W [N, I]
-  std::function<at::Tensor()> squared_row_norms;                   ///< float32 [O]
+  using Product = std::function<at::Tensor(const at::Tensor& rows, const Factors& more)>;
+  Product forward;                                ///< [N, I] -> rows W^T [N, O]
+  Product backward;                               ///< [N, O] -> rows W [N, I]
+  std::function<at::Tensor()> squared_row_norms;  ///< float32 [O]
 };
 
 /// An adapter: scale B A is added to a matrix.
@@ -24,7 +26,7 @@ struct LowRank {
 };
 
 /// x W^T + scale (d A^T) B^T + bias, with d = `dropped` [.., I], or x if that is undefined (Hu et
-/// al., LoRA, ICLR 2022). The second product is added to the first one's result in place, in the
+/// al., LoRA, ICLR 2022). The second product is added within the first one, in the
 /// backward likewise for x: no temporary of either size, no pass to add it. Beside d, [N, R] are
 /// kept for the backward. Gradients of A and B go where `linear`'s go, deferred or with a shared
 /// input as there. With `over_ranks` both products are one summand.

@@ -16,9 +16,14 @@ using Tensors = std::vector<at::Tensor>;
 constexpr double kAdapterScale = 1.5;
 
 FrozenMatrix frozen_dense(const at::Tensor& weight) {
+  const auto product = [](const at::Tensor& rows, const at::Tensor& right, const Factors& more) {
+    const auto y = rows.matmul(right.to(rows.dtype()));
+    return more.a.defined() ? y + more.a.matmul(more.b) : y;
+  };
   return {
-      .forward = [=](const at::Tensor& rows) { return rows.matmul(weight.to(rows.dtype()).t()); },
-      .backward = [=](const at::Tensor& rows) { return rows.matmul(weight.to(rows.dtype())); },
+      .forward = [=](const auto& rows,
+                     const auto& more) { return product(rows, weight.t(), more); },
+      .backward = [=](const auto& rows, const auto& more) { return product(rows, weight, more); },
       .squared_row_norms = [=] { return weight.to(at::kFloat).square().sum(1); }};
 }
 
@@ -114,7 +119,7 @@ TEST(LowRankLinear, ComputesNoGradientThatNobodyNeeds) {
   auto t = adapter_operands(at::kFloat);
   auto base = frozen_dense(at::randn({16, 24}));
   int backwards = 0;
-  base.backward = [&](const at::Tensor& rows) {
+  base.backward = [&](const at::Tensor& rows, const Factors& /*more*/) {
     return ++backwards, at::zeros({rows.size(0), 24});
   };
   t[3].requires_grad_();

@@ -38,21 +38,18 @@ class DenseWeight : public LinearWeight {
       const auto weight = used.to(type);
       return out_first ? weight : weight.t();
     };
-    const auto product = [](const torch::Tensor& rows, const torch::Tensor& right) {
-      auto result = torch::empty({rows.size(0), right.size(1)}, rows.options());
-      kernels::multiply(result, rows, right, /*accumulate=*/false);
-      return result;
-    };
     const auto products = products_of(layer);
     return {.forward =
-                [=](const auto& rows) {
+                [=](const auto& rows, const auto& more) {
                   const auto weight = out_in(rows.scalar_type());
-                  return products ? products->forward(rows, weight) : product(rows, weight.t());
+                  if (!products) return kernels::sum_of_products({rows, weight.t()}, more);
+                  return kernels::added(products->forward(rows, weight), more);
                 },
             .backward =
-                [=](const auto& rows) {
+                [=](const auto& rows, const auto& more) {
                   const auto weight = out_in(rows.scalar_type());
-                  return products ? products->input_gradient(rows, weight) : product(rows, weight);
+                  if (!products) return kernels::sum_of_products({rows, weight}, more);
+                  return kernels::added(products->input_gradient(rows, weight), more);
                 },
             .squared_row_norms =
                 [=] {

@@ -22,8 +22,8 @@ class QuantisedWeight : public LinearWeight {
   kernels::FrozenMatrix frozen(const LinearImpl& layer) const override {
     const auto weight = of(layer);
     const auto product = [weight](bool transposed) {
-      return [=](const torch::Tensor& rows) {
-        return kernels::quantised_product(rows, weight, transposed);
+      return [=](const torch::Tensor& rows, const kernels::Factors& more) {
+        return kernels::added(kernels::quantised_product(rows, weight, transposed), more);
       };
     };
     return {.forward = product(/*transposed=*/false),

@@ -143,14 +143,12 @@ bool goes_into_float(const at::Tensor& a) {
 }
 
 #if defined(__x86_64__)
-/// Where the processor multiplies tiles. Measured beside oneDNN and MKL (bench/results): what is left to them has few rows, a result in
-/// bfloat16 of a transposed matrix (as of a layer's forward), or rows along columns (as of a weight's gradient).
-bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+/// Does the processor multiply these by tiles, and are there enough of them?
+bool is_tiled(const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 64, kFewest = 32;
   return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
          a.scalar_type() == at::kBFloat16 && a.is_contiguous() && a.size(0) >= kFewestRows &&
-         b.size(0) >= kFewest && b.size(1) >= kFewest &&
-         (b.is_contiguous() || out.scalar_type() == at::kFloat);
+         b.size(0) >= kFewest && b.size(1) >= kFewest;
 }
 
 /// Rows and columns of a part, so that there is one for each thread and little is packed twice. A number of b is taken for two of a: it
@@ -169,16 +167,22 @@ std::pair<int64_t, int64_t> size_of_part(const TileProduct& p, int64_t threads) 
   return best;
 }
 
-void multiply_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+TileFactors tile_factors(const Factors& factors) {
+  const auto& [a, b] = factors;
+  if (!a.defined()) return {};
+  return {.a = a.const_data_ptr(),
+          .b = b.const_data_ptr(),
+          .b_by_columns = !b.is_contiguous(),
+          .depth = a.size(1)};
+}
+
+void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,
                     bool accumulate, float factor) {
-  const TileProduct product{.a = a.const_data_ptr(),
-                            .b = b.const_data_ptr(),
-                            .b_by_columns = !b.is_contiguous(),
+  const TileProduct product{.factors = {tile_factors(first), tile_factors(second)},
                             .out = out.data_ptr(),
                             .into_float = out.scalar_type() == at::kFloat,
-                            .rows = a.size(0),
-                            .columns = b.size(1),
-                            .depth = a.size(1),
+                            .rows = out.size(0),
+                            .columns = out.size(1),
                             .factor = factor,
                             .accumulate = accumulate};
   const auto [height, width] = size_of_part(product, at::get_num_threads());
@@ -199,9 +203,14 @@ void multiply_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor
   });
 }
 #else
-bool is_tiled(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
-void multiply_tiled(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, float) {}
+bool is_tiled(const at::Tensor&, const at::Tensor&) { return false; }
+void multiply_tiled(const at::Tensor&, const Factors&, const Factors&, bool, float) {}
 #endif
+
+/// Measured beside oneDNN: that one is as fast into bfloat16 where the matrix is transposed, as of a layer's forward.
+bool is_fastest_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  return is_tiled(a, b) && (b.is_contiguous() || out.scalar_type() == at::kFloat);
+}
 
 }  // namespace
 
@@ -218,7 +227,7 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
     multiply_widened(target, a, b, accumulate, factor);
     return;
   }
-  if (is_tiled(out, a, b)) return multiply_tiled(out, a, b, accumulate, factor);
+  if (is_fastest_tiled(out, a, b)) return multiply_tiled(out, {a, b}, {}, accumulate, factor);
   if (out.scalar_type() == a.scalar_type()) {
     if (accumulate || factor != 1) {
       target.addmm_(a, b, /*beta=*/accumulate ? 1 : 0, factor);
@@ -239,6 +248,22 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
     const auto product = at::mm(a, b);
     accumulate ? target.add_(product, factor) : target.copy_(product).mul_(factor);
   }
+}
+
+at::Tensor sum_of_products(const Factors& factors, const Factors& more) {
+  const auto& [a, b] = factors;
+  auto sum = at::empty({a.size(0), b.size(1)}, a.options());
+  if (!more.a.defined() || !is_tiled(a, b)) {
+    multiply(sum, a, b, /*accumulate=*/false);
+    return added(sum, more);
+  }
+  multiply_tiled(sum, factors, more, /*accumulate=*/false, /*factor=*/1);
+  return sum;
+}
+
+at::Tensor added(const at::Tensor& sum, const Factors& more) {
+  if (more.a.defined()) multiply(sum, more.a, more.b, /*accumulate=*/true);
+  return sum;
 }
 
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,

@@ -19,6 +19,18 @@ inline constexpr int64_t kWidenedBlock = 1024;
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
               float factor = 1);
 
+/// a [M, K] and b [K, N] of a product, as `multiply` takes them; or undefined, which is none.
+struct Factors {
+  at::Tensor a, b;
+};
+
+/// The product of `factors` plus that of `more`, new, of their dtype. Where `more` is of a small depth, as an adapter's, it costs
+/// little by a matrix unit: the sum is rounded once and passed over once. Else as two calls of `multiply`.
+at::Tensor sum_of_products(const Factors& factors, const Factors& more);
+
+/// `sum`, to which the product of `more` was added.
+at::Tensor added(const at::Tensor& sum, const Factors& more);
+
 /// factor a b, added to `sink` if that is defined, else as a new tensor with `options`.
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
                          const at::TensorOptions& options, float factor = 1);

@@ -92,6 +92,36 @@ TEST_P(MultiplyTest, ThreadsChangeNoBitOfOurOwn) {
   for (size_t i = 2; i < results.size(); ++i) EXPECT_TRUE(at::equal(results[i], results[i % 2]));
 }
 
+TEST_P(MultiplyTest, SumOfProductsAddsBoth) {
+  const IsaScope scope(GetParam());
+  at::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t more_depth : {0, 1, 16, 300}) {
+      for (int variant = 0; variant < 8; ++variant) {
+        const int64_t rows = (variant & 4) != 0 ? 70 : 7;
+        const auto factor = [&](int64_t height, int64_t width, bool transposed) {
+          const auto x = (at::randn({height, width}) * 0.1).to(dtype);
+          return transposed ? x.t().contiguous().t() : x;
+        };
+        const auto a = factor(rows, 515, false), b = factor(515, 99, (variant & 1) != 0);
+        Factors more;
+        if (more_depth > 0) {
+          more = {factor(rows, more_depth, false), factor(more_depth, 99, (variant & 2) != 0)};
+        }
+        const auto product = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+        auto added_product = at::zeros_like(product);
+        if (more_depth > 0) added_product = at::mm(more.a.to(at::kDouble), more.b.to(at::kDouble));
+        const auto sum = sum_of_products({a, b}, more);
+        EXPECT_EQ(sum.scalar_type(), dtype);
+        SCOPED_TRACE(fmt::format("{} {} {}", at::toString(dtype), more_depth, variant));
+        // Each product may be rounded before they are added.
+        expect_near(sum, product + added_product, product.abs() + added_product.abs(),
+                    (dtype == at::kFloat ? 0 : 1.0 / 64) + 1e-6, 815);
+      }
+    }
+  }
+}
+
 TEST_P(MultiplyTest, NothingToSumIsZero) {
   const IsaScope scope(GetParam());
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {

@@ -5,15 +5,21 @@
 
 namespace tessera::kernels {
 
-/// out = factor a b, or out += factor a b. Sums are in float32, rounded once, and each is added up in one order, whatever part of the
-/// result is computed.
-struct TileProduct {
+/// Factors of a product.
+struct TileFactors {
   const void* a;  ///< bfloat16 [rows, depth], contiguous
   const void* b;  ///< bfloat16 [depth, columns] or, `b_by_columns`, [columns, depth], contiguous
   bool b_by_columns;
-  void* out;  ///< [rows, columns], contiguous; bfloat16 or, `into_float`, float32
+  int64_t depth;
+};
+
+/// out = factor (a b + a' b'), or added to out if `accumulate`. Sums are in float32, rounded once, and each is added up in one order,
+/// whatever part of the result is computed.
+struct TileProduct {
+  TileFactors factors[2];  ///< the second one's depth may be zero
+  void* out;               ///< [rows, columns], contiguous; bfloat16 or, `into_float`, float32
   bool into_float;
-  int64_t rows, columns, depth;
+  int64_t rows, columns;
   float factor;
   bool accumulate;
 };

@@ -93,18 +93,18 @@ void pack_right(const Source& source, Bf16* to) {
 }
 
 /// A block of b, in panels of kTileBlock columns, each along the depth. In the order in which memory lies.
-void pack_b(const TileProduct& p, int64_t column, int64_t columns, int64_t step, int64_t depth,
-            Bf16* to) {
+void pack_b(const TileFactors& f, int64_t all_columns, int64_t column, int64_t columns,
+            int64_t step, int64_t depth, Bf16* to) {
+  const bool by_columns = f.b_by_columns;
   const int64_t units = ceil_div(depth, kUnit), panels = ceil_div(columns, kTileBlock);
-  const int64_t by_column = p.b_by_columns ? p.depth : 1, by_step = p.b_by_columns ? 1 : p.columns;
-  const Bf16* block = static_cast<const Bf16*>(p.b) + column * by_column + step * by_step;
-  const auto pack = p.b_by_columns ? pack_right<true> : pack_right<false>;
-  const int64_t inner = p.b_by_columns ? units : panels;
+  const int64_t along_row = by_columns ? f.depth : 1, along_column = by_columns ? 1 : all_columns;
+  const Bf16* block = static_cast<const Bf16*>(f.b) + column * along_row + step * along_column;
+  const auto pack = by_columns ? pack_right<true> : pack_right<false>;
   for (int64_t i = 0; i < units * panels; ++i) {
-    const int64_t panel = p.b_by_columns ? i / inner : i % inner;
-    const int64_t unit = p.b_by_columns ? i % inner : i / inner;
-    pack({.numbers = block + panel * kTileBlock * by_column + unit * kUnit * by_step,
-          .stride = p.b_by_columns ? p.depth : p.columns,
+    const int64_t panel = by_columns ? i / units : i % panels;
+    const int64_t unit = by_columns ? i % units : i / panels;
+    pack({.numbers = block + panel * kTileBlock * along_row + unit * kUnit * along_column,
+          .stride = by_columns ? f.depth : all_columns,
           .places = columns - panel * kTileBlock,
           .depth = depth - unit * kUnit},
          to + (panel * units + unit) * kUnitNumbers);
@@ -112,16 +112,15 @@ void pack_b(const TileProduct& p, int64_t column, int64_t columns, int64_t step,
 }
 
 /// A block of a, in panels of kTileBlock rows, each along the depth; zeros below the last row.
-void pack_a(const TileProduct& p, int64_t row, int64_t rows, int64_t step, int64_t depth,
+void pack_a(const TileFactors& f, int64_t row, int64_t rows, int64_t step, int64_t depth,
             Bf16* to) {
-  const Bf16* block = static_cast<const Bf16*>(p.a) + row * p.depth + step;
+  const Bf16* block = static_cast<const Bf16*>(f.a) + row * f.depth + step;
   const int64_t units = ceil_div(depth, kUnit);
   for (int64_t i = 0; i < ceil_div(rows, kTileBlock) * kTileBlock; ++i) {
     Bf16* place = to + i / kTileBlock * units * kUnitNumbers + i % kTileBlock * kUnit;
-    for (int64_t unit = 0; unit < units; ++unit, place += kUnitNumbers) {
-      const auto run = i < rows
-                           ? load_numbers(block + i * p.depth + unit * kUnit, depth - unit * kUnit)
-                           : _mm512_setzero_si512();
+    for (int64_t step = 0; step < depth; step += kUnit, place += kUnitNumbers) {
+      const auto run = i < rows ? load_numbers(block + i * f.depth + step, depth - step)
+                                : _mm512_setzero_si512();
       _mm512_storeu_si512(place, run);
     }
   }
@@ -186,30 +185,45 @@ struct Workspace {
   float sums[kSumRows * kColumns];  ///< of each block of a, panel of b and panel of a [32, 32]
 };
 
-/// At most kSumRows x kColumns of the result.
-void multiply_block(const TileProduct& p, const TilePart& part, Workspace& space) {
-  const int64_t rows = part.last_row - part.first_row;
-  const int64_t columns = part.last_column - part.first_column;
-  const auto write = p.into_float ? write_sums<float> : write_sums<Bf16>;
-  for (int64_t step = 0; step < p.depth; step += kDepth) {
-    const int64_t depth = least(kDepth, p.depth - step), units = ceil_div(depth, kUnit);
-    const auto multiply = step == 0 ? multiply_panels<false> : multiply_panels<true>;
+/// A part of at most kSumRows x kColumns.
+struct Block {
+  const TileProduct& product;
+  const TilePart& part;
+  Workspace& space;
+
+  /// What a step of the depth adds to the sums; they are written after the last one.
+  void add(const TileFactors& factors, int64_t step, bool is_first, bool is_last) const {
+    const int64_t rows = part.last_row - part.first_row;
+    const int64_t columns = part.last_column - part.first_column;
+    const int64_t depth = least(kDepth, factors.depth - step), units = ceil_div(depth, kUnit);
+    const auto multiply = is_first ? multiply_panels<false> : multiply_panels<true>;
+    const auto write = product.into_float ? write_sums<float> : write_sums<Bf16>;
     float* sums = space.sums;
-    pack_b(p, part.first_column, columns, step, depth, space.b);
+    pack_b(factors, product.columns, part.first_column, columns, step, depth, space.b);
     for (int64_t first = 0; first < rows; first += kRows) {
       const int64_t count = least(kRows, rows - first);
-      pack_a(p, part.first_row + first, count, step, depth, space.a);
+      pack_a(factors, part.first_row + first, count, step, depth, space.a);
       for (int64_t column = 0; column < columns; column += kTileBlock) {
         for (int64_t row = 0; row < count; row += kTileBlock, sums += kTileBlock * kTileBlock) {
           multiply(space.a + row * units * kUnit, space.b + column * units * kUnit, units, sums);
-          if (step + depth == p.depth) {
-            write(p, sums, part.first_row + first + row, part.first_column + column);
+          if (is_last) {
+            write(product, sums, part.first_row + first + row, part.first_column + column);
           }
         }
       }
     }
   }
-}
+
+  void multiply() const {
+    const auto& [first, second] = product.factors;
+    for (int64_t step = 0; step < first.depth; step += kDepth) {
+      add(first, step, step == 0, step + kDepth >= first.depth && second.depth == 0);
+    }
+    for (int64_t step = 0; step < second.depth; step += kDepth) {
+      add(second, step, false, step + kDepth >= second.depth);
+    }
+  }
+};
 
 }  // namespace
 
@@ -220,12 +234,11 @@ void multiply_part(const TileProduct& product, const TilePart& part, void* works
   auto& space = *static_cast<Workspace*>(workspace);
   for (int64_t column = part.first_column; column < part.last_column; column += kColumns) {
     for (int64_t row = part.first_row; row < part.last_row; row += kSumRows) {
-      multiply_block(product,
-                     {.first_row = row,
-                      .last_row = least(row + kSumRows, part.last_row),
-                      .first_column = column,
-                      .last_column = least(column + kColumns, part.last_column)},
-                     space);
+      const TilePart block{.first_row = row,
+                           .last_row = least(row + kSumRows, part.last_row),
+                           .first_column = column,
+                           .last_column = least(column + kColumns, part.last_column)};
+      Block{product, block, space}.multiply();
     }
   }
 }
