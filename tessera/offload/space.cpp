@@ -109,7 +109,7 @@ Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool 
         throw std::logic_error("offload: a block is read as long as it was written");
       }
       ++transfer->left;
-      waiting_.push_back(std::move(piece));
+      (writes ? writes_ : reads_).push_back(std::move(piece));
     }
   }
   asked_.notify_one();
@@ -167,22 +167,18 @@ void Space::work() {
       {
         std::unique_lock lock(mutex_);
         if (under_way_.empty()) {
-          asked_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
-          if (stopping_ && (waiting_.empty() || !failure_.empty())) return;
+          const auto none_waits = [this] { return reads_.empty() && writes_.empty(); };
+          asked_.wait(lock, [&] { return stopping_ || !none_waits(); });
+          if (stopping_ && (none_waits() || !failure_.empty())) return;
         }
         if (!failure_.empty()) return;
       }
       while (under_way_.size() < depth) {
-        Piece piece;
-        {
-          const std::lock_guard lock(mutex_);
-          if (waiting_.empty()) break;
-          piece = std::move(waiting_.front());
-          waiting_.pop_front();
-        }
-        piece.started = Clock::now();
+        auto piece = next_waiting();
+        if (!piece) break;
+        piece->started = Clock::now();
         const auto tag = next_tag_++;
-        start(tag, under_way_.emplace(tag, std::move(piece)).first->second);
+        start(tag, under_way_.emplace(tag, *std::move(piece)).first->second);
       }
       if (const auto outcome = queue_->next(kBetweenLooks)) {
         finish(*outcome);
@@ -193,6 +189,19 @@ void Space::work() {
   } catch (const std::runtime_error& error) {
     fail(fmt::format("rank {}: offload: {}", options_.rank, error.what()));
   }
+}
+
+/// Both directions go on at once where something waits for both: of the one of which fewer are under way.
+std::optional<Space::Piece> Space::next_waiting() {
+  const auto writing = std::ranges::count_if(
+      under_way_, [](const auto& entry) { return entry.second.transfer->writes; });
+  const std::lock_guard lock(mutex_);
+  const bool reads_next = writes_.empty() || 2 * writing >= std::ssize(under_way_);
+  auto& waiting = reads_next && !reads_.empty() ? reads_ : writes_;
+  if (waiting.empty()) return std::nullopt;
+  auto piece = std::move(waiting.front());
+  waiting.pop_front();
+  return piece;
 }
 
 /// Of a block that is written the checksum is taken here, by this thread.

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -100,6 +101,7 @@ class Space {
   void check_deadlines();
   void fail(const Piece& piece, const std::string& why);
   void fail(std::string why);
+  std::optional<Piece> next_waiting();
   const ScratchFile& file_of(int64_t block) const;
   int64_t offset_in_file(int64_t block) const;
 
@@ -111,7 +113,7 @@ class Space {
 
   mutable std::mutex mutex_;
   std::condition_variable asked_, ended_;
-  std::deque<Piece> waiting_;
+  std::deque<Piece> reads_, writes_;     // that wait
   std::map<uint64_t, Piece> under_way_;  // by tag
   uint64_t next_tag_ = 0;
   std::vector<Block> blocks_;
