@@ -175,6 +175,7 @@ TEST(Tune, AMeasurementMovesWhatItSaysThroughTheMemoryThatItMayUse) {
     EXPECT_GT(speed.read, 0);
     EXPECT_GT(speed.write, 0);
     EXPECT_GT(speed.both, 0);
+    EXPECT_GT(speed.processor_seconds, 0);
   }
 }
 

@@ -35,6 +35,8 @@ struct TuneResult {
 struct Speed {
   double read = 0, write = 0;
   double both = 0;  ///< each way, while as much is read as written
+  double processor_seconds =
+      0;  ///< of a processor, for a GB that is moved: checksums and the system
 };
 
 /// Of folders as a run has them: writes and reads twice `bytes`, several times where that takes no time,

@@ -19,6 +19,7 @@ constexpr double kGb = 1e9, kMib = 1 << 20;
 /// What drives do ahead of those who ask for it, in seconds of theirs; no more than buffers hold.
 struct Ahead {
   double seconds = 0, most = 0;
+  double processor = 0;  ///< share of one that computes, while they do
 
   double fill(double room) {
     const double taken = std::clamp(most - seconds, 0.0, room);
@@ -33,11 +34,13 @@ class Timeline {
   /// The first ones are served first.
   explicit Timeline(std::vector<Ahead*> ahead) : ahead_(std::move(ahead)) {}
 
-  /// The rank computes.
+  /// The rank computes, longer for what drives take of its processors meanwhile.
   void compute(double seconds) {
-    now_ += seconds;
-    computed_ += seconds;
-    go_on(seconds);
+    constexpr double kNothing = 1e-9;
+    for (; seconds > kNothing; seconds = go_on(seconds)) {
+      now_ += seconds;
+      computed_ += seconds;
+    }
   }
 
   /// It needs what takes the drives so long, and computes meanwhile.
@@ -65,8 +68,15 @@ class Timeline {
   }
 
  private:
-  void go_on(double seconds) {
-    for (auto* ahead : ahead_) seconds -= ahead->fill(seconds);
+  /// Gives the seconds of a processor that it takes.
+  double go_on(double seconds) {
+    double taken = 0;
+    for (auto* ahead : ahead_) {
+      const double busy = ahead->fill(seconds);
+      seconds -= busy;
+      taken += busy * ahead->processor;
+    }
+    return taken;
   }
 
   std::vector<Ahead*> ahead_;
@@ -148,6 +158,9 @@ class StepRun {
       activations_.most = part / kGb / speed.read;
       memory_of_states -= part;
     }
+    for (auto* ahead : {&slices_.ahead, &gradients_.ahead, &activations_})
+      ahead->processor = speed.processor_seconds * speed.read;
+    states_.processor = speed.processor_seconds * 2 * speed.both;
     states_.most = (memory_of_states - slices_.memory() - gradients_.memory()) * (buffers - 1) /
                    buffers / kGb / speed.both;
   }
@@ -265,9 +278,12 @@ std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpee
                                     const StepTime& time, int64_t tokens, int64_t num_ranks) {
   constexpr double kTb = 1e12, kDay = 24 * 60 * 60;
   std::vector<std::string> lines;
-  lines.push_back(fmt::format(
+  auto drives = fmt::format(
       "a rank's drives, measured: {:.2f} GB/s read, {:.2f} written, {:.2f} each way at once",
-      speed.read, speed.write, speed.both));
+      speed.read, speed.write, speed.both);
+  if (speed.processor_seconds > 0)
+    drives += fmt::format("; {:.2f} s of a processor for each GB", speed.processor_seconds);
+  lines.push_back(std::move(drives));
   lines.push_back(
       fmt::format("a step takes about {}: computing {} ({} of it updates), transfers {}, {} of "
                   "them waited for; {} it",

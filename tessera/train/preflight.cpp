@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tessera/base/machine.h"
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
 #include "tessera/models/adapter.h"
@@ -56,18 +57,25 @@ std::vector<std::string> place_lines(const Run& run, const offload::Space& space
   return lines;
 }
 
+/// Do the threads that compute, of all ranks if they are here, leave a processor to others?
+bool leaves_processors(const Run& run) {
+  return at::get_num_threads() * run.world.size() < this_machine().num_cores;
+}
+
 /// The slowest rank's.
 predict::DriveSpeed measured_speed(const Run& run, double stored) {
   constexpr int64_t kMostBytes = int64_t{128} << 20;
   const auto options = storage_options(run.config, run.world.rank());
   run.world.barrier();
-  const auto [read, write, both] = offload::measure(
+  const auto [read, write, both, processor] = offload::measure(
       options.space, std::clamp(static_cast<int64_t>(stored), int64_t{1}, kMostBytes),
       options.host_memory / 4);
-  const auto slowest = torch::tensor({read, write, both}, torch::kFloat64);
+  const auto slowest =
+      torch::tensor({read, write, both, leaves_processors(run) ? 0 : -processor}, torch::kFloat64);
   run.world.all_reduce(slowest, comm::ReduceOp::min).wait();
   const auto* values = slowest.const_data_ptr<double>();
-  return {.read = values[0], .write = values[1], .both = values[2]};
+  return {
+      .read = values[0], .write = values[1], .both = values[2], .processor_seconds = -values[3]};
 }
 
 /// Seconds of an update of one number in memory.
