@@ -5,9 +5,11 @@
 #include <benchmark/benchmark.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <utility>
 #include <vector>
 
 #include "tessera/kernels/activation.h"
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/linears.h"
 
 namespace tessera::kernels {
@@ -74,6 +76,44 @@ void gated(benchmark::State& state, bool together) {
   all.count(state);
 }
 
+/// A product of bfloat16 with a matrix that comes from memory, as the weight of a layer does for its input's gradient. Ours, or LibTorch's.
+void product(benchmark::State& state, bool ours) {
+  const int64_t rows = state.range(0), columns = state.range(1), depth = state.range(2);
+  const auto a = at::randn({rows, depth}).to(at::kBFloat16);
+  auto out = at::empty({rows, columns}, at::kBFloat16);
+  std::vector<at::Tensor> matrices;
+  for (int64_t bytes = 0; bytes < 64 << 20; bytes += 2 * depth * columns) {
+    matrices.push_back(at::randn({depth, columns}).to(at::kBFloat16));
+  }
+  size_t next = 0;
+  for (auto _ : state) {
+    const auto& matrix = matrices[next++ % matrices.size()];
+    if (ours) {
+      multiply(out, a, matrix, /*accumulate=*/false);
+    } else {
+      at::mm_out(out, a, matrix);
+    }
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(rows * columns * depth),
+                                                 benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void shapes_of_products(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "columns", "depth"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  for (const int64_t rows : {64, 512, 1024}) {
+    for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{512, 1376},
+                                         {768, 768},
+                                         {2048, 768},
+                                         {768, 2048},
+                                         {2048, 2048},
+                                         {2048, 8192},
+                                         {8192, 2048},
+                                         {768, 32000}}) {
+      bench->Args({rows, columns, depth});
+    }
+  }
+}
+
 void shapes_of_presets(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"bf16", "small"})->Unit(benchmark::kMicrosecond)->ArgsProduct({{0, 1}, {0, 1}});
 }
@@ -82,6 +122,8 @@ BENCHMARK_CAPTURE(projections, apart, false)->Apply(shapes_of_presets);
 BENCHMARK_CAPTURE(projections, together, true)->Apply(shapes_of_presets);
 BENCHMARK_CAPTURE(gated, apart, false)->Apply(shapes_of_presets);
 BENCHMARK_CAPTURE(gated, together, true)->Apply(shapes_of_presets);
+BENCHMARK_CAPTURE(product, ours, true)->Apply(shapes_of_products);
+BENCHMARK_CAPTURE(product, libtorch, false)->Apply(shapes_of_products);
 
 }  // namespace
 }  // namespace tessera::kernels

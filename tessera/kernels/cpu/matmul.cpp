@@ -185,7 +185,8 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
                             .columns = out.size(1),
                             .factor = factor,
                             .accumulate = accumulate};
-  const auto [height, width] = size_of_part(product, at::get_num_threads());
+  const auto size = size_of_part(product, at::get_num_threads());
+  const int64_t height = size.first, width = size.second;
   const int64_t down = (product.rows + height - 1) / height;
   const int64_t parts = down * ((product.columns + width - 1) / width);
   const int64_t bytes = amx_bf16::tile_product_workspace();
