@@ -30,6 +30,7 @@ IN_BACKWARD = {"optimizer.in_backward": "true", "optimizer.max_grad_norm": 0}
 AFTER = {}
 WIDE = {"model.dim": 1024, "model.num_heads": 16, "model.num_kv_heads": 16, "model.ffn_dim": 2752, "model.num_layers": 8}
 FEW, MANY = {"data.seq_len": 128, "train.global_batch": 2}, {"data.seq_len": 512, "train.global_batch": 16}
+ENOUGH = MANY | {"train.global_batch": 64, "train.micro_batch": 16}
 CHECKPOINTED = {"memory.checkpointing": "full"}
 FP32 = {"precision.compute": "fp32"}
 ONE_MICRO_BATCH_EACH = {"train.micro_batch": 4}
@@ -41,6 +42,7 @@ SETTINGS = {
     "all, in the backward, few tokens": [ALL, IN_BACKWARD, FEW],
     "states, many tokens": [STATES, AFTER, MANY],
     "states, in the backward, many tokens": [STATES, IN_BACKWARD, MANY],
+    "states, in the backward, enough tokens": [STATES, IN_BACKWARD, ENOUGH],
     "all, many tokens": [ALL, AFTER, MANY],
     "all, in the backward, many tokens": [ALL, IN_BACKWARD, MANY],
     "all, fp32, checkpointed": [ALL, FP32, CHECKPOINTED, MANY],

@@ -189,7 +189,7 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
   const int64_t height = size.first, width = size.second;
   const int64_t down = (product.rows + height - 1) / height;
   const int64_t parts = down * ((product.columns + width - 1) / width);
-  const int64_t bytes = amx_bf16::tile_product_workspace();
+  const int64_t bytes = amx_bf16::tile_product_workspace(height, width);
   const auto space = at::empty({parts, bytes}, at::kByte);
   parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -33,8 +33,8 @@ struct TilePart {
 
 namespace amx_bf16 {
 
-/// Bytes that a part needs to work in, a multiple of 64; the memory is aligned to it.
-int64_t tile_product_workspace();
+/// Bytes that a part of so many rows and columns needs to work in, at most 1.4 MiB and a multiple of 64; the memory is aligned to it.
+int64_t tile_product_workspace(int64_t rows, int64_t columns);
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace);
 
 }  // namespace amx_bf16

@@ -179,17 +179,15 @@ void write_sums(const TileProduct& p, const float* sums, int64_t row, int64_t co
   }
 }
 
-struct Workspace {
-  alignas(64) Bf16 b[kDepth * kColumns];
-  Bf16 a[kDepth * kRows];
-  float sums[kSumRows * kColumns];  ///< of each block of a, panel of b and panel of a [32, 32]
-};
+constexpr int64_t kBytesOfA = kDepth * kRows * sizeof(Bf16);
+constexpr int64_t kBytesOfB = kDepth * kColumns * sizeof(Bf16);
 
 /// A part of at most kSumRows x kColumns.
 struct Block {
   const TileProduct& product;
   const TilePart& part;
-  Workspace& space;
+  Bf16 *packed_a, *packed_b;
+  float* all_sums;  ///< of each block of a, panel of b and panel of a [32, 32]
 
   /// What a step of the depth adds to the sums; they are written after the last one.
   void add(const TileFactors& factors, int64_t step, bool is_first, bool is_last) const {
@@ -198,14 +196,14 @@ struct Block {
     const int64_t depth = least(kDepth, factors.depth - step), units = ceil_div(depth, kUnit);
     const auto multiply = is_first ? multiply_panels<false> : multiply_panels<true>;
     const auto write = product.into_float ? write_sums<float> : write_sums<Bf16>;
-    float* sums = space.sums;
-    pack_b(factors, product.columns, part.first_column, columns, step, depth, space.b);
+    float* sums = all_sums;
+    pack_b(factors, product.columns, part.first_column, columns, step, depth, packed_b);
     for (int64_t first = 0; first < rows; first += kRows) {
       const int64_t count = least(kRows, rows - first);
-      pack_a(factors, part.first_row + first, count, step, depth, space.a);
+      pack_a(factors, part.first_row + first, count, step, depth, packed_a);
       for (int64_t column = 0; column < columns; column += kTileBlock) {
         for (int64_t row = 0; row < count; row += kTileBlock, sums += kTileBlock * kTileBlock) {
-          multiply(space.a + row * units * kUnit, space.b + column * units * kUnit, units, sums);
+          multiply(packed_a + row * units * kUnit, packed_b + column * units * kUnit, units, sums);
           if (is_last) {
             write(product, sums, part.first_row + first + row, part.first_column + column);
           }
@@ -227,18 +225,29 @@ struct Block {
 
 }  // namespace
 
-int64_t tile_product_workspace() { return sizeof(Workspace); }
+int64_t tile_product_workspace(int64_t rows, int64_t columns) {
+  const auto blocks = [](int64_t n, int64_t most) {
+    return ceil_div(least(n, most), kTileBlock) * kTileBlock;
+  };
+  const int64_t sums = blocks(rows, kSumRows) * blocks(columns, kColumns);
+  return kBytesOfA + kBytesOfB + sums * static_cast<int64_t>(sizeof(float));
+}
 
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace) {
   const EightTiles tiles;
-  auto& space = *static_cast<Workspace*>(workspace);
+  auto* const bytes = static_cast<char*>(workspace);
   for (int64_t column = part.first_column; column < part.last_column; column += kColumns) {
     for (int64_t row = part.first_row; row < part.last_row; row += kSumRows) {
       const TilePart block{.first_row = row,
                            .last_row = least(row + kSumRows, part.last_row),
                            .first_column = column,
                            .last_column = least(column + kColumns, part.last_column)};
-      Block{product, block, space}.multiply();
+      Block{.product = product,
+            .part = block,
+            .packed_a = reinterpret_cast<Bf16*>(bytes),
+            .packed_b = reinterpret_cast<Bf16*>(bytes + kBytesOfA),
+            .all_sums = reinterpret_cast<float*>(bytes + kBytesOfA + kBytesOfB)}
+          .multiply();
     }
   }
 }
