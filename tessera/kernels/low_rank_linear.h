@@ -26,8 +26,8 @@ struct LowRank {
 };
 
 /// x W^T + scale (d A^T) B^T + bias, with d = `dropped` [.., I], or x if that is undefined (Hu et
-/// al., LoRA, ICLR 2022). The second product is added within the first one, in the
-/// backward likewise for x: no temporary of either size, no pass to add it. Beside d, [N, R] are
+/// al., LoRA, ICLR 2022). The second product is added within the first one, in the backward
+/// likewise for x: no temporary of either size, no pass to add it. Beside d, [N, R] are
 /// kept for the backward. Gradients of A and B go where `linear`'s go, deferred or with a shared
 /// input as there. With `over_ranks` both products are one summand.
 at::Tensor low_rank_linear(const at::Tensor& x, const FrozenMatrix& base, const LowRank& adapter,

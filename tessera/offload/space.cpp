@@ -1,6 +1,5 @@
 #include "tessera/offload/space.h"
 
-#include <pthread.h>
 #include <time.h>
 
 #define XXH_INLINE_ALL
@@ -20,14 +19,10 @@ namespace {
 constexpr std::chrono::milliseconds kBetweenLooks{100};
 constexpr int kMostTries = 8;  // of a block that comes in parts, or not for now
 
-double processor_seconds_of(const std::thread& thread) {
-  clockid_t clock{};
+/// What this thread took so far.
+double processor_seconds() {
   timespec time{};
-  // The thread of pthread's handle is there until it is joined.
-  if (::pthread_getcpuclockid(const_cast<std::thread&>(thread).native_handle(), &clock) != 0 ||
-      ::clock_gettime(clock, &time) != 0) {
-    return 0;
-  }
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
@@ -157,9 +152,7 @@ int64_t Space::bytes_of_block(int64_t offset) const {
 
 SpaceCounters Space::counters() const {
   const std::lock_guard lock(mutex_);
-  auto counters = counters_;
-  counters.processor_seconds = processor_seconds_of(thread_);
-  return counters;
+  return counters_;
 }
 
 std::string Space::way() const {
@@ -207,7 +200,7 @@ void Space::work() {
   }
 }
 
-/// Both directions go on at once where something waits for both: of the one of which fewer are under way.
+/// What is to be started next: where reads and writes wait, of that direction of which fewer are under way, so that both go on at once.
 std::optional<Space::Piece> Space::next_waiting() {
   const auto writing = std::ranges::count_if(
       under_way_, [](const auto& entry) { return entry.second.transfer->writes; });
@@ -259,6 +252,7 @@ void Space::finish(const Outcome& outcome) {
   {
     const std::lock_guard lock(mutex_);
     (piece.transfer->writes ? counters_.written_bytes : counters_.read_bytes) += piece.bytes;
+    counters_.processor_seconds = processor_seconds();
     --piece.transfer->left;
   }
   under_way_.erase(outcome.tag);

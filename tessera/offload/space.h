@@ -33,10 +33,11 @@ struct SpaceOptions {
   std::function<std::unique_ptr<Queue>(std::unique_ptr<Queue>)> wrap_queue;
 };
 
-/// What was moved so far, how long somebody waited for it, and what it took of a processor: the space's own thread.
+/// What was moved so far, and how long somebody waited for it.
 struct SpaceCounters {
   int64_t read_bytes = 0, written_bytes = 0;
-  double wait_seconds = 0, processor_seconds = 0;
+  double wait_seconds = 0;
+  double processor_seconds = 0;  ///< of the space's own thread, until the last block was moved
 };
 
 /// `bytes` bytes in scratch files, one a folder. A thread of its own keeps `queue_depth` reads and

@@ -51,7 +51,8 @@ class Timeline {
     computed_ += computing;
     const double left = elapsed - std::max(0.0, transfer - of.seconds);
     of.seconds = std::max(0.0, of.seconds - transfer);
-    go_on(left);
+    go_on(
+        left);  // what it takes of processors is left out: an update is short beside its transfers
   }
 
   /// Written behind by the drives: they do the rest later.

@@ -37,8 +37,8 @@ struct StepTime {
 };
 
 /// A step in the steady state: units run one after the other, and what buffers have room for is read
-/// ahead and written behind meanwhile. Drives move at one speed, and one thing at a time. What
-/// they take of the processors that compute is added to it: threads wait for the one that lags. `traffic`: of that rank.
+/// ahead and written behind meanwhile. Drives move at one speed, and one thing at a time. What they take of
+/// the processors that compute is added to that: threads wait for the one that lags. `traffic`: of that rank.
 StepTime step_time(const config::RunConfig& config, const plan::RankPlan& rank,
                    const DriveTraffic& traffic, const DriveSpeed& speed,
                    const ComputeSpeed& computing, double bubble = 0);

@@ -124,7 +124,7 @@ double rms(const std::vector<float>& values) {
   return std::sqrt(sum / static_cast<double>(std::max<size_t>(1, values.size())));
 }
 
-/// Of each kind of state the largest, root mean square. Where a gradient's terms nearly cancel, as
+/// The largest state of each kind, root mean square. Where a gradient's terms nearly cancel, as
 /// in the bias of keys, which adds nearly the same to all scores of a query, what is left holds
 /// the rounding of sums far larger than itself.
 std::map<std::string, double> largest_states(const Result& result) {

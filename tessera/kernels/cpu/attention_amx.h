@@ -4,34 +4,16 @@
 // Include it only through attention_tiles.h.
 #pragma once
 
+#include "tessera/kernels/cpu/amx.h"
+
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 
 inline constexpr int64_t kTileSteps = 16;   ///< of the depth, in a tile
 inline constexpr int64_t kTileVectors = 4;  ///< of columns, whose sums are kept at once
-inline constexpr int64_t kTileBytes = 64;   ///< of a row
-
-/// GCC's tile instructions do not say that they read and write memory.
-TESSERA_INLINE void memory_is_used() { asm volatile("" ::: "memory"); }
 
 /// While it lives, this thread's tiles 0 to 3 are sums [kStrip, 16], 4 a left factor [kStrip, 16 steps] and 5 a right one [16 steps, 16].
-class TileScope {
- public:
-  TileScope() {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } layout;
-    for (int i = 0; i < 6; ++i) {
-      layout.row_bytes[i] = kTileBytes;
-      layout.rows[i] = i < 5 ? kStrip : kTileSteps;
-    }
-    memory_is_used();
-    _tile_loadconfig(&layout);
-  }
-  ~TileScope() { _tile_release(); }
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
+struct TileScope : AmxTiles {
+  TileScope() : AmxTiles({kStrip, kStrip, kStrip, kStrip, kStrip, kTileSteps}) {}
 };
 
 /// `count` steps, zeros after them.
@@ -122,7 +104,7 @@ template <int N, bool kAccumulate>
     } else {
       gather_left(a, step, kTileSteps, left);
       memory_is_used();
-      add_tiles<N>(left, kTileBytes, right, b_stride * kBytes);
+      add_tiles<N>(left, kTileRowBytes, right, b_stride * kBytes);
     }
   }
   if (const int64_t count = steps - step; count > 0) {
@@ -136,7 +118,7 @@ template <int N, bool kAccumulate>
     }
     gather_left(a, step, count, left);
     memory_is_used();
-    add_tiles<N>(left, kTileBytes, right, N * kRow * kBytes);
+    add_tiles<N>(left, kTileRowBytes, right, N * kRow * kBytes);
   }
   end_sums<N>(c, c_stride * static_cast<int64_t>(sizeof(float)));
   memory_is_used();

@@ -1,6 +1,7 @@
 // As BLIS has it (Van Zee and van de Geijn, ACM TOMS 2015): a block of b is packed, then one of a, and 2 x 2 tiles of sums stay in
 // registers along a block's depth. A panel of b stays in the first cache meanwhile, those of a come from the second.
 #define TESSERA_ISA_NAMESPACE amx_bf16
+#include "tessera/kernels/cpu/amx.h"
 #include "tessera/kernels/cpu/tile_product.h"
 #include "tessera/kernels/cpu/transpose.h"
 
@@ -12,35 +13,15 @@ constexpr int64_t kUnit = 32;                        // of the depth that one in
 constexpr int64_t kTileNumbers = kTileRows * kUnit;  // of a factor
 constexpr int64_t kUnitNumbers =
     kTileBlock * kUnit;  // of two tiles, side by side or one below the other
-// Of blocks, by measurement: a panel of b has 16 KiB, the blocks and the sums 1.4 MiB.
+// Sizes of blocks, by measurement: a panel of b has 16 KiB, the blocks and the sums 1.4 MiB.
 constexpr int64_t kDepth = 256, kRows = 256, kColumns = 512, kSumRows = 512;
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-/// GCC's tile instructions do not say that they read and write memory.
-TESSERA_INLINE void memory_is_used() { asm volatile("" ::: "memory"); }
-
-/// While it lives, this thread's tiles 0 to 3 are sums [16, 16], 4 and 5 left, 6 and 7 right factors.
-class EightTiles {
- public:
-  EightTiles() {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } layout;
-    for (int i = 0; i < 8; ++i) {
-      layout.row_bytes[i] = 64;
-      layout.rows[i] = kTileRows;
-    }
-    memory_is_used();
-    _tile_loadconfig(&layout);
-  }
-  ~EightTiles() { _tile_release(); }
-  EightTiles(const EightTiles&) = delete;
-  EightTiles& operator=(const EightTiles&) = delete;
-};
+/// Rows of tiles: 0 to 3 are sums [16, 16], 4 and 5 left, 6 and 7 right factors.
+constexpr uint8_t kRowsOfTiles[8] = {kTileRows, kTileRows, kTileRows, kTileRows,
+                                     kTileRows, kTileRows, kTileRows, kTileRows};
 
 /// The first `count` of 32 numbers, zeros after them; what follows later is fetched.
 TESSERA_INLINE __m512i load_numbers(const Bf16* p, int64_t count) {
@@ -129,7 +110,7 @@ void pack_a(const TileFactors& f, int64_t row, int64_t rows, int64_t step, int64
 /// sums [32, 32] = a b or sums += a b, of packed panels.
 template <bool kAccumulate>
 void multiply_panels(const Bf16* a, const Bf16* b, int64_t units, float* sums) {
-  constexpr int64_t kRowBytes = 64, kSumBytes = kTileBlock * sizeof(float);
+  constexpr int64_t kSumBytes = kTileBlock * sizeof(float);
   float* below = sums + kTileRows * kTileBlock;
   memory_is_used();
   if constexpr (kAccumulate) {
@@ -144,12 +125,12 @@ void multiply_panels(const Bf16* a, const Bf16* b, int64_t units, float* sums) {
     _tile_zero(3);
   }
   for (int64_t i = 0; i < units; ++i, a += kUnitNumbers, b += kUnitNumbers) {
-    _tile_loadd(6, b, kRowBytes);
-    _tile_loadd(4, a, kRowBytes);
+    _tile_loadd(6, b, kTileRowBytes);
+    _tile_loadd(4, a, kTileRowBytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileNumbers, kRowBytes);
+    _tile_loadd(7, b + kTileNumbers, kTileRowBytes);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + kTileNumbers, kRowBytes);
+    _tile_loadd(5, a + kTileNumbers, kTileRowBytes);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -234,7 +215,7 @@ int64_t tile_product_workspace(int64_t rows, int64_t columns) {
 }
 
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace) {
-  const EightTiles tiles;
+  const AmxTiles tiles(kRowsOfTiles);
   auto* const bytes = static_cast<char*>(workspace);
   for (int64_t column = part.first_column; column < part.last_column; column += kColumns) {
     for (int64_t row = part.first_row; row < part.last_row; row += kSumRows) {
