@@ -86,16 +86,18 @@ def compared(losses, beside):
 
 def picture(table, steps):
     """Percent above bf16's loss over the steps, a line for each setting."""
-    left, right, top, bottom, most = 60, 700, 50, 400, 1.2
+    left, right, top, bottom = 60, 700, 50, 400
+    all_percents = [percent for row in table.values() for percent in row["windows"]]
+    low, high = min(-1.2, *all_percents), max(1.2, *all_percents)
     x = lambda window: left + (window + 0.5) * WINDOW / steps * (right - left)
-    y = lambda percent: (top + bottom) / 2 - max(-most, min(most, percent)) / most * (bottom - top) / 2
+    y = lambda percent: bottom - (percent - low) / (high - low) * (bottom - top)
     colours = ["#2a78d6", "#1baf7a", "#d9822b", "#b04ac2", "#d64550", "#7a8b1f", "#0f9fb3", "#8a5a3b", "#5566aa", "#c2577f", "#4f9d3a", "#888888"]
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 450" role="img">', "<title>Loss in 8 bits beside bf16's</title>",
            "<style>text{font:13px sans-serif;fill:#555}.title{font-size:16px}path{fill:none;stroke:#8884}path.line{stroke-width:2}"
            "path.bound{stroke:#8888;stroke-dasharray:5 4}</style>",
            '<rect width="860" height="450" fill="#fff"/>',
            f'<text class="title" x="24" y="28">Loss above that of bf16, in percent: means of {WINDOW} steps</text>']
-    for percent in (-1, -0.5, 0, 0.5, 1):
+    for percent in (half / 2 for half in range(math.ceil(2 * low), math.floor(2 * high) + 1)):
         kind = ' class="bound"' if abs(percent) == 1 else ""
         out.append(f'<path{kind} d="M{left} {y(percent):.0f}H{right}"/><text x="{left - 8}" y="{y(percent) + 4:.0f}" text-anchor="end">{percent:g}</text>')
     for step in range(0, steps + 1, 100):
