@@ -11,8 +11,9 @@
 namespace tessera::mesh {
 namespace {
 
-/// What axes are made of, outermost first: data axes fall apart into what ep borrows and the rest.
-constexpr size_t kNumFactors = 7;
+/// What axes are made of, outermost first: data axes and tp fall apart into what ep borrows and the
+/// rest, tp into what divides experts as well.
+constexpr size_t kNumFactors = 9;
 enum Factor : unsigned {
   of_pp = 1 << 0,
   of_replicate = 1 << 1,
@@ -20,18 +21,22 @@ enum Factor : unsigned {
   of_shard = 1 << 3,
   of_shard_in_ep = 1 << 4,
   of_cp = 1 << 5,
-  of_tp = 1 << 6
+  of_tp = 1 << 6,
+  of_tp_in_ep = 1 << 7,
+  of_etp = 1 << 8
 };
 
 std::array<int, kNumFactors> factors(const MeshShape& shape) {
   const bool from_shard = shape.dp_shard > 1;
   return {shape.pp,
           shape.expert_replicate(),
-          from_shard ? 1 : shape.ep,
-          shape.expert_shard(),
-          from_shard ? shape.ep : 1,
+          from_shard ? 1 : shape.ep_of_data(),
+          from_shard ? shape.dp_shard / shape.ep_of_data() : 1,
+          from_shard ? shape.ep_of_data() : 1,
           shape.cp,
-          shape.tp};
+          shape.tp / shape.expert_tp() / shape.ep_of_tp(),
+          shape.ep_of_tp(),
+          shape.expert_tp()};
 }
 
 /// The factors of an axis.
@@ -45,14 +50,16 @@ unsigned factors_of(AxisName axis) {
       return of_shard | of_shard_in_ep;
     case AxisName::cp:
       return of_cp;
-    case AxisName::ep:
-      return of_replicate_in_ep | of_shard_in_ep;
     case AxisName::tp:
-      return of_tp;
+      return of_tp | of_tp_in_ep | of_etp;
+    case AxisName::ep:
+      return of_replicate_in_ep | of_shard_in_ep | of_tp_in_ep;
+    case AxisName::etp:
+      return of_etp;
     case AxisName::expert_replicate:
       return of_replicate;
     case AxisName::expert_shard:
-      return of_shard;
+      return of_shard | of_tp;
   }
   return 0;
 }
@@ -84,15 +91,18 @@ int rank_at(const MeshShape& shape, const std::array<int, kNumFactors>& at) {
   return rank;
 }
 
+/// Of the axes that add ranks, the first ones of AxisName.
+std::array<int, 5> own_sizes(const MeshShape& shape) {
+  return {shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp};
+}
+
 int64_t product(const MeshShape& shape) {
   int64_t ranks = 1;
-  for (const int size : {shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp}) {
-    ranks *= size;
-  }
+  for (const int size : own_sizes(shape)) ranks *= size;
   return ranks;
 }
 
-/// The axis that ep borrows from.
+/// The data axis that ep borrows from.
 std::pair<const char*, int> lender_of(const MeshShape& shape) {
   if (shape.dp_shard > 1) return {"dp_shard", shape.dp_shard};
   return {"dp_replicate", shape.dp_replicate};
@@ -125,21 +135,36 @@ AxisName axis_named(std::string_view name) {
 
 std::optional<std::string> ep_problem(const MeshShape& shape) {
   const auto [lender, ranks] = lender_of(shape);
-  if (shape.ep >= 1 && (ranks < 1 || ranks % shape.ep == 0)) return std::nullopt;
+  const int of_tp = shape.tp / shape.expert_tp();
+  if (shape.ep >= 1 && (ranks < 1 || ranks % shape.ep_of_data() == 0)) return std::nullopt;
   std::vector<int> fitting;
-  for (int size = 1; size <= ranks; ++size) {
-    if (ranks % size == 0) fitting.push_back(size);
+  for (int size = 1; size <= ranks * of_tp; ++size) {
+    if (ranks % (size / std::gcd(size, of_tp)) == 0) fitting.push_back(size);
   }
-  return fmt::format("expected a divisor of the {} ranks of {}, got {}; set one of {}", ranks,
-                     lender, shape.ep, fmt::join(fitting, ", "));
+  const auto more = of_tp == 1 ? ""
+                               : fmt::format(" times a divisor of the {} of tp that etp {} leaves",
+                                             of_tp, shape.etp);
+  return fmt::format("expected a divisor of the {} ranks of {}{}, got {}; set one of {}", ranks,
+                     lender, more, shape.ep, fmt::join(fitting, ", "));
+}
+
+std::optional<std::string> etp_problem(const MeshShape& shape) {
+  if (shape.etp == 0 || (shape.etp > 0 && shape.tp % shape.etp == 0)) return std::nullopt;
+  std::vector<int> fitting;
+  for (int size = 1; size <= shape.tp; ++size) {
+    if (shape.tp % size == 0) fitting.push_back(size);
+  }
+  return fmt::format("expected a divisor of the {} ranks of tp, got {}; set one of {}", shape.tp,
+                     shape.etp, fmt::join(fitting, ", "));
 }
 
 void check_shape(const MeshShape& shape, int world_size) {
-  if (const auto problem = ep_problem(shape)) user_error("ep: {}", *problem);
-  const auto sizes = shape.sizes();
+  const auto sizes = own_sizes(shape);
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] < 1) user_error("{}: expected at least 1, got {}", kTexts<AxisName>[d], sizes[d]);
   }
+  if (const auto problem = etp_problem(shape)) user_error("etp: {}", *problem);
+  if (const auto problem = ep_problem(shape)) user_error("ep: {}", *problem);
   if (product(shape) != world_size) {
     user_error("mesh ({}): expected {} ranks, got {}; {}", describe(shape), product(shape),
                world_size, nearest_fix(shape, world_size));
@@ -197,10 +222,11 @@ std::string describe(const MeshShape& shape) {
   std::string text;
   for (size_t d = 0; d < sizes.size(); ++d) {
     const auto axis = static_cast<AxisName>(d);
-    const bool follows = axis == AxisName::expert_replicate || axis == AxisName::expert_shard;
+    const bool follows = axis > AxisName::ep;
     if (sizes[d] == 1 || follows) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", kTexts<AxisName>[d], sizes[d]);
   }
+  if (shape.expert_tp() < shape.tp) text += fmt::format(", etp {}", shape.etp);
   return text.empty() ? "one rank" : text;
 }
 

@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 
 TEST(Layout, TpIsInnermostAndPpOutermost) {
   const MeshShape shape{.pp = 2, .dp_shard = 3, .tp = 4};
-  EXPECT_EQ(coordinates_of(shape, 1), (Coordinates{0, 0, 0, 0, 0, 1, 0, 0}));
-  EXPECT_EQ(coordinates_of(shape, 4), (Coordinates{0, 0, 1, 0, 0, 0, 0, 1}));
-  EXPECT_EQ(coordinates_of(shape, 12), (Coordinates{1, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(coordinates_of(shape, 1), (Coordinates{0, 0, 0, 0, 1, 0, 1, 0, 0}));
+  EXPECT_EQ(coordinates_of(shape, 4), (Coordinates{0, 0, 1, 0, 0, 0, 0, 0, 1}));
+  EXPECT_EQ(coordinates_of(shape, 12), (Coordinates{1, 0, 0, 0, 0, 0, 0, 0, 0}));
 }
 
 TEST(Layout, EpBorrowsRanksFromTheDataAxes) {
@@ -41,7 +41,33 @@ TEST(Layout, EpBorrowsRanksFromTheDataAxes) {
   EXPECT_THAT(group(replicated, {ep}, 12), ElementsAre(12, 14));
   EXPECT_THAT(group(replicated, {expert_replicate}, 12), ElementsAre(8, 12));
   EXPECT_THAT(spanning(replicated, std::vector{dp_replicate, ep}), ElementsAre(dp_replicate));
-  EXPECT_THAT(spanning(replicated, std::vector{tp, ep, dp_shard}), ElementsAre(ep, tp));
+  EXPECT_THAT(spanning(replicated, std::vector{tp, ep, dp_shard}), ElementsAre(tp, ep));
+}
+
+TEST(Layout, EpTakesTheRanksOfTpThatEtpLeavesFirst) {
+  const auto group = [](const MeshShape& shape, std::vector<AxisName> axes, int rank) {
+    return group_of(shape, axes, rank);
+  };
+  using enum AxisName;
+  const MeshShape both{.dp_shard = 4, .ep = 4, .tp = 2, .etp = 1};
+  EXPECT_EQ(both.num_ranks(), 8);
+  EXPECT_THAT(group(both, {ep}, 5), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(group(both, {expert_shard}, 5), ElementsAre(1, 5));
+  EXPECT_THAT(group(both, {tp}, 5), ElementsAre(4, 5));
+  EXPECT_THAT(spanning(both, std::vector{tp, ep}), ElementsAre(ep));
+
+  const MeshShape half{.dp_replicate = 2, .ep = 2, .tp = 4, .etp = 2};
+  EXPECT_THAT(group(half, {etp}, 5), ElementsAre(4, 5));
+  EXPECT_THAT(group(half, {ep}, 5), ElementsAre(5, 7));
+  EXPECT_THAT(group(half, {expert_replicate}, 5), ElementsAre(1, 5));
+  EXPECT_EQ(half.expert_shard(), 1);
+
+  const MeshShape none{.dp_shard = 2, .tp = 4, .etp = 1};
+  EXPECT_TRUE(none.experts_apart());
+  EXPECT_THAT(group(none, {expert_shard}, 5), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_EQ(describe(none), "dp_shard 2, tp 4, etp 1");
+  EXPECT_FALSE((MeshShape{.dp_shard = 2, .tp = 4, .etp = 4}).experts_apart());
+  EXPECT_THAT(spanning({.tp = 4, .etp = 4}, std::vector{tp, etp}), ElementsAre(tp));
 }
 
 TEST(Layout, EpThatDoesNotDivideNamesTheAxisItBorrowsFrom) {
@@ -51,6 +77,11 @@ TEST(Layout, EpThatDoesNotDivideNamesTheAxisItBorrowsFrom) {
             "ep: expected a divisor of the 2 ranks of dp_replicate, got 4; set one of 1, 2");
   EXPECT_EQ(message_of([] { check_shape({.ep = 0}, 1); }),
             "ep: expected a divisor of the 1 ranks of dp_replicate, got 0; set one of 1");
+  EXPECT_EQ(message_of([] { check_shape({.tp = 4, .etp = 3}, 4); }),
+            "etp: expected a divisor of the 4 ranks of tp, got 3; set one of 1, 2, 4");
+  EXPECT_EQ(message_of([] { check_shape({.dp_shard = 3, .ep = 4, .tp = 4, .etp = 2}, 12); }),
+            "ep: expected a divisor of the 3 ranks of dp_shard times a divisor of the 2 of tp that "
+            "etp 2 leaves, got 4; set one of 1, 2, 3, 6");
 }
 
 TEST(Layout, GroupsAlongOneAxisAndSeveral) {
@@ -65,7 +96,8 @@ TEST(Layout, GroupsAlongOneAxisAndSeveral) {
 }
 
 TEST(Layout, EveryAxisPartitionsThousandsOfRanks) {
-  const MeshShape shape{.pp = 4, .dp_replicate = 3, .dp_shard = 16, .cp = 2, .ep = 2, .tp = 8};
+  const MeshShape shape{
+      .pp = 4, .dp_replicate = 3, .dp_shard = 16, .cp = 2, .ep = 4, .tp = 8, .etp = 4};
   const int world = shape.num_ranks();
   ASSERT_EQ(world, 3072);
   for (size_t d = 0; d < kNumAxes; ++d) {

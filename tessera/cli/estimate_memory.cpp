@@ -67,7 +67,8 @@ const RankOption kRankOptions[] = {
     {"--tp", "parallel.tp", "Ranks that divide each matrix; 1 unless given"},
     {"--pp", "parallel.pp",
      "Ranks that divide the layers; 1 unless given. A rank then takes four micro-batches for each"},
-    {"--ep", "parallel.ep", "Data ranks that share out the experts of a mixture; 1 unless given"},
+    {"--ep", "parallel.ep", "Ranks that share out the experts of a mixture; 1 unless given"},
+    {"--etp", "parallel.etp", "Of --tp, the ranks that divide each expert; all unless given"},
     {"--checkpointing", "memory.checkpointing", "Of activations; none unless given"},
     {"--optimizer", "optimizer.type", "adamw unless given"}};
 

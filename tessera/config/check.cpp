@@ -141,31 +141,34 @@ void check_reshard(const RunConfig& config, const mesh::MeshShape& mesh, const P
 
 void check_expert_parallel(const RunConfig& config, const mesh::MeshShape& mesh,
                            const Place& place) {
-  if (mesh.ep == 1) return;
+  if (mesh.ep == 1 && mesh.etp == 0) return;
   const auto& parallel = config.parallel;
   if (config.model.path.empty()) {  // of a path the ranks see to it
     auto shape = models::model_preset(config.model.preset);
     override_shape(config.model, shape);
-    if (const auto problem = models::experts_problem(shape, mesh.ep)) {
-      place.error("parallel.ep", "{}", *problem);
+    if (const auto problem = experts_problem(shape, mesh)) {
+      place.error(problem->key, "{}", problem->message);
     }
   }
+  if (!mesh.experts_apart()) return;
+  const auto apart = mesh.ep > 1 ? fmt::format("parallel.ep {}", mesh.ep)
+                                 : fmt::format("parallel.etp {}", mesh.etp);
+  const char* unset = mesh.ep > 1 ? "parallel.ep to 1" : "parallel.etp to null";
   if (std::holds_alternative<int>(parallel.reshard_after_forward)) {
     place.error("parallel.reshard_after_forward",
-                "expected true or false beside parallel.ep {}, whose experts other ranks share "
-                "than the rest",
-                mesh.ep);
+                "expected true or false beside {}, whose experts other ranks share than the rest",
+                apart);
   }
   if (config.precision.matmul == Matmul::fp8_delayed) {
     place.error(
         "precision.matmul",
-        "fp8_delayed has scales for each layer on every rank, and with parallel.ep {} ranks "
-        "have other experts; set fp8_tensor, or parallel.ep to 1",
-        mesh.ep);
+        "fp8_delayed has scales for each layer on every rank, and with {} ranks have other experts "
+        "or tokens; set fp8_tensor, or {}",
+        apart, unset);
   }
   if (parallel.sync_module_states) {
     place.error("parallel.sync_module_states",
-                "rank 0 has not the experts of all ranks; set it to false, or parallel.ep to 1");
+                "rank 0 has not the experts of all ranks; set it to false, or {}", unset);
   }
 }
 

@@ -44,6 +44,16 @@ std::optional<KeyProblem> jitter_problem(const RunConfig& config,
 
 }  // namespace
 
+std::optional<KeyProblem> experts_problem(const models::ModelShape& shape,
+                                          const mesh::MeshShape& mesh) {
+  if (const auto problem = models::experts_problem(shape, mesh.ep)) {
+    return KeyProblem{"parallel.ep", *problem};
+  }
+  if (mesh.etp == 0 || shape.experts.num > 0) return std::nullopt;
+  return KeyProblem{"parallel.etp",
+                    fmt::format("expected null for a model without experts, got {}", mesh.etp)};
+}
+
 std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape) {
   const auto& experts = shape.experts;
   if (experts.num > 0) {

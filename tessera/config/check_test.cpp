@@ -65,6 +65,17 @@ TEST(CheckTest, ExpertsAreSharedOutOverDataRanks) {
       error_of(config),
       "parallel.ep: expected a divisor of the 4 ranks of dp_replicate, got 8; set one of 1, 2, "
       "4");
+  config.parallel.etp = 1;
+  EXPECT_EQ(error_of(config), "no error");
+  config.parallel.etp = 3;
+  EXPECT_EQ(error_of(config),
+            "parallel.etp: expected a divisor of the 2 ranks of tp, got 3; set one of 1, 2");
+  config.parallel.etp = 1, config.parallel.ep = 16;
+  EXPECT_EQ(
+      error_of(config),
+      "parallel.ep: expected a divisor of the 4 ranks of dp_replicate times a divisor of the 2 "
+      "of tp that etp 1 leaves, got 16; set one of 1, 2, 4, 8");
+  config.parallel.etp.reset();
   config.parallel.ep = 4, config.parallel.tp = 1;
   config.parallel.placement = parallel::Placement::full_shard;
   config.parallel.reshard_after_forward = 2;
@@ -79,6 +90,8 @@ TEST(CheckTest, ExpertsAreSharedOutOverDataRanks) {
   config = good();
   config.parallel.num_ranks = 2, config.parallel.ep = 2;
   EXPECT_EQ(error_of(config), "parallel.ep: expected 1 for a model without experts, got 2");
+  config.parallel.ep = 1, config.parallel.tp = 2, config.parallel.etp = 1;
+  EXPECT_EQ(error_of(config), "parallel.etp: expected null for a model without experts, got 1");
 }
 
 TEST(CheckTest, ErrorsSayWhereTheValueWasWritten) {

@@ -401,12 +401,20 @@ Section parallel_section() {
                         "pipeline_model_parallel_size", "pipeline_parallel_degree"}})
       .add("ep", &S::ep,
            "expert parallelism: neighbouring data ranks (of dp_shard, or of dp_replicate where "
-           "nothing is sharded) that share out the experts of each block; tokens go to theirs and "
-           "back; adds no ranks",
+           "nothing is sharded) that share out the experts of each block, and ranks of tp that etp "
+           "leaves; tokens go to theirs and back; adds no ranks",
            kAlways,
            {.range = at_least(1),
             .aliases = {"ep_size", "autoep_size", "expert_parallel_size", "expert_parallel_degree",
                         "expert_model_parallel_size", "expert_parallel", "moe_expert_parallel"}})
+      .add("etp", &S::etp,
+           "expert tensor parallelism: of the ranks of tp, those that divide each expert's "
+           "matrices; "
+           "the others share out tokens, and experts by ep; null: all",
+           {kTensorParallel},
+           {.range = at_least(1),
+            .aliases = {"expert_tensor_parallel_size", "expert_tensor_parallel_degree",
+                        "expert_tensor_parallel"}})
       .add("pipeline_schedule", &S::pipeline_schedule,
            "pp above 1: a name of `tessera schedule`, or a .csv file with a table of its own",
            {kPipeline},

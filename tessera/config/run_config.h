@@ -121,6 +121,7 @@ struct ParallelSection {
   bool sequence_parallel = true;  ///< tp above 1: between matrices, ranks divide the positions
   int64_t pp = 1;                 ///< ranks that divide the layers; -1: all that are left
   int64_t ep = 1;  ///< ranks that share out the experts: neighbours among the data ranks
+  std::optional<int64_t> etp;  ///< ranks that divide each expert's matrices; none: those of tp
   std::string pipeline_schedule = "1F1B";  ///< a schedule's name, or a .csv file with its table
   int64_t stages_per_rank = 0;             ///< 0: what the schedule needs at least
   std::vector<int64_t> stage_layers;       ///< of each stage; empty: as stage_balance says
@@ -306,6 +307,10 @@ int64_t num_micro_batches(const RunConfig& config, const mesh::MeshShape& mesh);
 
 /// A setting of the section moe that this model, which has no experts, cannot follow, if there is one.
 std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape);
+
+/// Why the experts of this model cannot lie on such a mesh, if so.
+std::optional<KeyProblem> experts_problem(const models::ModelShape& shape,
+                                          const mesh::MeshShape& mesh);
 
 /// Why optimizer.in_backward cannot be on such a mesh, if so.
 std::optional<KeyProblem> in_backward_problem(const RunConfig& config, const mesh::MeshShape& mesh);

@@ -84,11 +84,11 @@ const Axis& DeviceMesh::axis(std::initializer_list<std::string_view> names,
 const Axis& DeviceMesh::world(const AxisOptions& options) const {
   auto own = options;
   if (own.channel.empty()) own.channel = "world";
-  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"}, own);
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "tp"}, own);
 }
 
 const Axis& DeviceMesh::all_of_training() const {
-  return axis({"pp", "dp_replicate", "dp_shard", "cp", "ep", "tp"});
+  return axis({"pp", "dp_replicate", "dp_shard", "cp", "tp"});
 }
 
 Axis DeviceMesh::make(comm::GroupOptions group) const {

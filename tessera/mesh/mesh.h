@@ -37,7 +37,8 @@ struct AxisOptions {
 /// first use their axes (parts and channels, too) in the same order, or get a DistError that names
 /// the two axes. Axes of size 1 do not count: axis("dp_replicate"),
 /// axis({"dp_replicate", "dp_shard"}) are one group (with one set of counters) where only
-/// dp_replicate has more than one rank. Neither does ep beside the axis that it borrows from.
+/// dp_replicate has more than one rank. Neither does an axis beside another one of the same
+/// or more ranks: ep beside the axis that it borrows from, etp beside tp.
 class DeviceMesh {
  public:
   /// Joins the run described by `where`. Throws UserError if the shape does not fit the world size

@@ -71,13 +71,18 @@ nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) 
   const auto mixture = "model.layers.*." + names.mixture;
   nn::TensorPlan plan{{.pattern = mixture, .style = region, .enters = true, .leaves = true},
                       {.pattern = mixture + "." + names.router, .style = per_head}};
-  const auto add_gated = [&](const std::string& module, const MixtureNames& matrices) {
-    plan.insert(plan.end(),
-                {{.pattern = module + "." + matrices.gate, .style = column_wise},
-                 {.pattern = module + "." + matrices.up, .style = column_wise},
-                 {.pattern = module + "." + matrices.down, .style = row_wise, .summand = true}});
+  const auto add_gated = [&](const std::string& module, const MixtureNames& matrices,
+                             bool of_expert = false) {
+    for (const auto& inside : {matrices.gate, matrices.up}) {
+      plan.push_back(
+          {.pattern = module + "." + inside, .style = column_wise, .of_expert = of_expert});
+    }
+    plan.push_back({.pattern = module + "." + matrices.down,
+                    .style = row_wise,
+                    .summand = true,
+                    .of_expert = of_expert});
   };
-  add_gated(mixture + ".experts.*", names);
+  add_gated(mixture + ".experts.*", names, /*of_expert=*/true);
   if (shape.experts.num_dense_layers > 0) add_gated(mixture, MixtureNames{});
   if (shape.experts.shared_ffn_dim == 0) return plan;
   if (!names.shared_gate.empty()) {

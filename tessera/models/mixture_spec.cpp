@@ -50,20 +50,22 @@ void add_mixture(const ModelShape& s, const MixtureNames& names, ParameterSpecs&
   }
 }
 
-// A token keeps for each of its experts what enters, the three inside and the result, and of the
-// router scores, weights and, as int64, experts, slots and places.
+// A token keeps for each of its rows what enters, the three inside and the result and, as int64, slot and
+// place; of the router scores, weights and, as int64, experts.
 void add_mixture(const ModelShape& s, const MixtureNames& names, ActivationNumbers& numbers) {
   if (s.experts.num == 0) return;
   const auto f = static_cast<double>(s.ffn_dim), d = static_cast<double>(s.dim),
-             k = static_cast<double>(s.experts.top_k), e = static_cast<double>(s.experts.num);
+             k = static_cast<double>(s.experts.top_k), rows = expert_rows(s),
+             e = static_cast<double>(s.experts.num);
   const double weights = s.experts.normalise ? 2 * k + 1 : k;  // before and after, and their sum
-  const double routing = e + weights + 3 * 2 * k;
-  numbers.kept.values += 3 * (k - 1) * f + 2 * k * d;
+  const double routing = e + weights + 2 * k + 2 * 2 * rows;
+  // The decoder's numbers are of a feed-forward with one row.
+  numbers.kept.values += 3 * (rows - 1) * f + 2 * rows * d;
   numbers.kept.floats += routing;
-  numbers.selective.values += 2 * (k - 1) * f + k * d;
-  numbers.recomputed.values += (k - 1) * f + k * d;
+  numbers.selective.values += 2 * (rows - 1) * f + rows * d;
+  numbers.recomputed.values += (rows - 1) * f + rows * d;
   numbers.recomputed.floats += routing;
-  numbers.deferred += 3 * (k - 1) * f + 2 * k * d;
+  numbers.deferred += 3 * (rows - 1) * f + 2 * rows * d;
   if (s.experts.shared_ffn_dim == 0) return;
   // The shared expert as a feed-forward; with a gate its result, and how far that is open, as well.
   const auto shared = static_cast<double>(s.experts.shared_ffn_dim);

@@ -207,6 +207,10 @@ std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep) 
                      fmt::join(fitting, ", "));
 }
 
+double expert_rows(const ModelShape& shape) {
+  return static_cast<double>(shape.experts.top_k) / static_cast<double>(shape.experts.token_ranks);
+}
+
 std::optional<int64_t> longest_sequence(const ModelShape& shape) {
   if (!spec_of(shape.family).learned_positions) return std::nullopt;
   return shape.max_seq_len;

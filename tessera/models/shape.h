@@ -87,6 +87,8 @@ struct ExpertsShape {
   /// Of config.json (router_jitter_noise): written as it was read. It concerns training alone, where
   /// transformers multiplies what enters the whole mixture.
   double jitter_noise = 0;
+  /// Not of the model: ranks that share out the tokens that they have alike (plan/rank_part.h).
+  int64_t token_ranks = 1;
 
   bool operator==(const ExpertsShape&) const = default;
 };
@@ -157,6 +159,9 @@ std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp)
 
 /// Why `ep` ranks cannot share out the experts of each block, if so: each has as many.
 std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep);
+
+/// Rows of a mixture's experts that a rank has for each token, on average.
+double expert_rows(const ModelShape& shape);
 
 /// The longest sequence that the model takes, where it has a table of positions.
 std::optional<int64_t> longest_sequence(const ModelShape& shape);

@@ -43,6 +43,9 @@ struct TensorRule {
   /// row_wise: results stay summands, which a module around it sums (`leaves`); a bias is added by
   /// every rank, its share (LinearImpl::bias_share).
   bool summand = false;
+  /// column_wise, row_wise: of an expert, whose ranks are those of the mesh's axis etp, and of which each
+  /// takes the tokens that parallel/expert brings it.
+  bool of_expert = false;
 };
 
 /// Every module with parameters of its own matches one rule.

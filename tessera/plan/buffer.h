@@ -17,7 +17,7 @@ enum class Tier { device, host, drive };
 struct BufferOptions {
   parallel::Placement placement = parallel::Placement::full_shard;
   int64_t num_slices = 1;   ///< ranks that share the buffer
-  bool of_experts = false;  ///< that ranks of ep share out: other ranks have others in their place
+  bool of_experts = false;  ///< that are apart (mesh::MeshShape)
   bool trained = true;
   bool offloaded = false;         ///< slices, their gradients and state live on the host
   bool offloads_by_copy = false;  ///< but gathers take a copy of the slice on the device

@@ -109,7 +109,8 @@ std::vector<Fp8Layer> fp8_layers(const config::RunConfig& config, int64_t num_bl
   const int64_t rows = part.micro_batch * config.data.seq_len;
   const auto& experts = part.shape.experts;
   const int64_t expert_rows =
-      std::max<int64_t>(1, rows * part.mesh.ep * experts.top_k / std::max<int64_t>(1, experts.num));
+      std::max<int64_t>(1, rows * part.mesh.ep * experts.top_k / experts.token_ranks /
+                               std::max<int64_t>(1, experts.num));
   std::vector<Fp8Layer> layers;
   std::vector<bool> used(section.fp8_keep.size());
   for (int64_t block = 0; block < num_blocks; ++block) {

@@ -13,12 +13,14 @@ namespace {
 int64_t most(int64_t count, int64_t ranks) { return (count + ranks - 1) / ranks; }
 
 /// `shape` with this rank's part of each size, as models' tensor plans divide it.
-models::ModelShape divided(models::ModelShape shape, int64_t tp) {
+models::ModelShape divided(models::ModelShape shape, const mesh::MeshShape& mesh) {
+  const int64_t tp = mesh.tp;
   if (const auto problem = models::division_problem(shape, tp)) {
     user_error("parallel.tp: {}", *problem);
   }
   shape.vocab_size = most(shape.vocab_size, tp);
-  shape.ffn_dim = most(shape.ffn_dim, tp);
+  shape.ffn_dim = most(shape.ffn_dim, shape.experts.num > 0 ? mesh.expert_tp() : tp);
+  shape.experts.token_ranks = tp / mesh.expert_tp();
   shape.experts.shared_ffn_dim = most(shape.experts.shared_ffn_dim, tp);
   shape.experts.dense_ffn_dim = most(shape.experts.dense_ffn_dim, tp);
   shape.num_heads /= tp;
@@ -124,13 +126,13 @@ bool RankPart::has_tied_table() const {
 std::vector<RankPart> rank_parts(const config::RunConfig& config, const models::ModelShape& shape,
                                  const mesh::MeshShape& mesh, const PipelinePlan& plan) {
   const auto& schedule = plan.schedule;
-  if (const auto problem = models::experts_problem(shape, mesh.ep)) {
-    user_error("parallel.ep: {}", *problem);
+  if (const auto problem = config::experts_problem(shape, mesh)) {
+    user_error("{}: {}", problem->key, problem->message);
   }
   if (const auto problem = models::uneven_experts(config.adapter, shape, mesh.ep)) {
     user_error("adapter: {}", *problem);
   }
-  RankPart any{.shape = divided(shape, mesh.tp), .mesh = mesh};
+  RankPart any{.shape = divided(shape, mesh), .mesh = mesh};
   note_trained(config.adapter, shape, any);
   if (config.parallel.sequence_parallel) any.position_ranks = mesh.tp;
   any.key_copies = std::max<int64_t>(1, mesh.tp / shape.num_kv_heads);

@@ -26,8 +26,8 @@ struct TrainedOfBlock {
 };
 
 struct RankPart {
-  /// Heads, key heads, widths of feed-forwards, vocab_size and num_layers are those of this rank; the
-  /// rest is the model's. A layer's own: models::shape_of_layer(shape, layer of the whole).
+  /// Heads, key heads, widths of feed-forwards, vocab_size, num_layers and experts.token_ranks are
+  /// those of this rank; the rest is the model's. A layer's own: models::shape_of_layer(shape, layer of the whole).
   models::ModelShape shape;
   mesh::MeshShape mesh;
   int64_t position_ranks = 1;          ///< share the positions of what lies between matrices

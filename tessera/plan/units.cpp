@@ -18,12 +18,12 @@ namespace {
 using config::RunConfig;
 using models::Division;
 
-/// Do ranks of tp sum the gradients of a parameter? Those of norms and biases of width D, where
+/// Do ranks of tp (of an expert's, of etp) sum the gradients of a parameter? Those of norms and biases of width D, where
 /// positions are divided; of norms of heads; of key heads that several ranks have
 /// (docs/tensor_parallel.md).
-bool is_summed(const RankPart& part, Division division) {
-  if (part.mesh.tp == 1) return false;
-  switch (division) {
+bool is_summed(const RankPart& part, const auto& parameter) {
+  if ((parameter.of_expert ? part.mesh.expert_tp() : part.mesh.tp) == 1) return false;
+  switch (parameter.division) {
     case Division::parts:
       return false;
     case Division::key_heads:
@@ -66,15 +66,15 @@ struct Amount {
 struct Sized {
   UnitPlan unit;
   Amount rest;        // but for the next ones
-  Amount experts;     // this rank's, of those that ranks of ep share out
+  Amount experts;     // this rank's, where they are apart
   int64_t codes = 0;  // bytes of quantised weights, which are not trained
 };
 
-/// Which of a unit's parameters: those of experts that ranks of ep share out, or all others?
+/// Which of a unit's parameters: those of experts that are apart (mesh::MeshShape), or all others?
 enum class Kind { experts, rest };
 
 Kind kind_of(const RankPart& part, const auto& parameter) {
-  return parameter.of_expert && part.mesh.ep > 1 ? Kind::experts : Kind::rest;
+  return parameter.of_expert && part.mesh.experts_apart() ? Kind::experts : Kind::rest;
 }
 
 /// What a rank has of the kind: each of ep as much.
@@ -99,7 +99,7 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
     all.elements += elements;
     if (matrix) all.in_matrices += elements;
     if (treatment == optim::Treatment::blocks) all.in_blocks += elements;
-    if (is_summed(part, parts[i].division)) all.summed += elements;
+    if (is_summed(part, parts[i])) all.summed += elements;
   }
   return of_kind(part, kind, all);
 }
@@ -145,7 +145,7 @@ bool freeze(const RunConfig& config, const std::vector<models::TrainedParameter>
     all.elements += elements;
     if (!parameter.of_adapter) of_model.elements += elements;
     if (parameter.layer && parameter.shape.size() == 2) all.in_matrices += elements;
-    if (is_summed(part, parameter.division)) all.summed += elements;
+    if (is_summed(part, parameter)) all.summed += elements;
   }
   all = of_kind(part, kind, all), of_model = of_kind(part, kind, of_model);
   all.frozen = amount.elements - of_model.elements;
@@ -315,10 +315,10 @@ BufferOptions buffer_options(const RunConfig& config, const mesh::MeshShape& mes
   return options;
 }
 
-/// The same for a buffer of experts that ranks of ep share out.
+/// The same for a buffer of experts that are apart.
 BufferOptions of_experts(BufferOptions options, const mesh::MeshShape& mesh) {
   options.of_experts = true;
-  if (options.num_slices > 1) options.num_slices = mesh.expert_shard();
+  if (parallel::is_sharded(options.placement)) options.num_slices = mesh.expert_shard();
   return options;
 }
 

@@ -52,8 +52,16 @@ bool has_held_input(const plan::RankPart& part, int64_t index) {
 /// its rows as they came and as they came back.
 Numbers of_exchange(const models::ModelShape& shape, const mesh::MeshShape& mesh) {
   if (mesh.ep == 1) return {};
-  const auto k = static_cast<double>(shape.experts.top_k);
+  const double k = models::expert_rows(shape);
   return {.values = 2 * k * static_cast<double>(shape.dim), .floats = 2 * k * kLong / kFloat};
+}
+
+/// Bytes kept, without checkpoints, of what enters a feed-forward, of which a rank has `stream` bytes.
+/// A router keeps all positions, a shared expert this rank's.
+double kept_before(const plan::RankPart& part, const models::ModelShape& shape, double stream) {
+  if (shape.experts.num == 0 || part.position_ranks == 1) return stream;
+  const double whole = stream * static_cast<double>(part.position_ranks);
+  return whole + (shape.experts.shared_ffn_dim > 0 ? stream : 0);
 }
 
 }  // namespace
@@ -86,12 +94,14 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
   const double stream = stream_bytes(config.precision, part);
   const auto dim = static_cast<double>(shape.dim), ffn = static_cast<double>(shape.ffn_dim);
   // Rows of the feed-forward that a token has: one for each of its experts.
-  const auto rows = static_cast<double>(std::max<int64_t>(1, shape.experts.top_k));
+  const double rows = shape.experts.num > 0 ? models::expert_rows(shape) : 1;
   // What enters the two divided regions, of all positions, where a gradient reads it; without
   // checkpoints this rank's are kept, the others gathered again.
-  const double read = (trained.attention ? 1 : 0) + (trained.feed_forward ? 1 : 0);
-  const double entering = read * dim * width,
-               kept_of_entering = checkpointed ? entering : read * stream;
+  const double attention = trained.attention ? 1 : 0, feed_forward = trained.feed_forward ? 1 : 0;
+  const double entering = (attention + feed_forward) * dim * width;
+  const double kept_of_entering =
+      checkpointed ? entering
+                   : attention * stream + feed_forward * kept_before(part, shape, stream);
   const double unread = trained.last_product ? 0 : rows * ffn * width;
   const double of_adapters = static_cast<double>(trained.adapter_numbers) * width;
   const auto exchange = of_exchange(shape, part.mesh);
@@ -116,6 +126,7 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width) + exchange.values * width;
+    if (shape.experts.num > 0 && part.mesh.tp > 1) result.kept += stream;  // the sum over ranks
     // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
     if (config.adapter.type == models::AdapterType::dora && norms_input) result.kept += stream;
     result.working += bytes_of(numbers.recomputed, width) + exchange.floats * kFloat + entering -

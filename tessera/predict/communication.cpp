@@ -1,6 +1,8 @@
 #include "tessera/predict/communication.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
 #include "tessera/base/widths.h"
@@ -40,6 +42,12 @@ bool has_backward(const plan::RankPart& part, const plan::UnitPlan& unit) {
 struct Sharing {
   AxisName between = AxisName::dp_replicate, within = AxisName::dp_shard;
   int64_t copies = 1;
+
+  /// Where all of them lie along one axis: traffic of others is not counted (train/memory_and_traffic.cpp).
+  std::optional<AxisName> all(const mesh::MeshShape& mesh) const {
+    const auto along = mesh::spanning(mesh, std::array{between, within});
+    return along.size() == 1 ? std::optional(along.front()) : std::nullopt;
+  }
 };
 
 Sharing ranks_of(const mesh::MeshShape& mesh, const plan::BufferPlan& buffer) {
@@ -60,7 +68,7 @@ void add_sum(const RunConfig& config, double elements, double bytes, double time
 
 void add_data(const RunConfig& config, const plan::RankPart& part,
               const std::vector<plan::UnitPlan>& units, Communication& moved) {
-  if (part.mesh.data_ranks() == 1) return;
+  if (part.mesh.data_ranks() == 1 && !part.mesh.experts_apart()) return;
   // A pipeline's gradients are reduced once, whatever the placement.
   const bool each = part.mesh.pp == 1 && config::reduces_each(config);
   const double reductions = each ? real(part.num_micro_batches) : 1;
@@ -73,8 +81,9 @@ void add_data(const RunConfig& config, const plan::RankPart& part,
       // What is frozen has no gradient, and where it stays whole it is gathered once for all steps.
       const double gradient = buffer.trained ? elements * real(buffer.gradient_bytes) : 0;
       if (buffer.num_slices == 1) {
-        const double own = buffer.trained && sharing.copies > 1 ? elements : 0;
-        add_sum(config, own, real(buffer.gradient_bytes), reductions, between_copies);
+        const auto axis = sharing.all(part.mesh);
+        if (!buffer.trained || !axis) continue;
+        add_sum(config, elements, real(buffer.gradient_bytes), reductions, moved.along(*axis));
         continue;
       }
       if (config.precision.sends_fp8()) {
@@ -109,19 +118,29 @@ Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
   const double summed =
       models::spec_of(part.shape.family).activations(part.shape, part.position_ranks).summed;
+  const auto& experts = part.shape.experts;
+  // What enters a mixture its router keeps whole; a shared expert gathers it again all the same.
+  const bool keeps_whole = experts.num > 0 && experts.shared_ffn_dim == 0;
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
-      rounds.sums += full && is_checkpointed(config.memory, i) ? 6 : 4;
-      rounds.gathers += 6;
-      rounds.statistics += (is_checkpointed(config.memory, i) ? 3 : 2) * summed;
+      const bool checkpointed = is_checkpointed(config.memory, i);
+      rounds.sums += full && checkpointed ? 6 : 4;
+      rounds.gathers += keeps_whole && !checkpointed && i >= experts.num_dense_layers ? 5 : 6;
+      rounds.statistics += (checkpointed ? 3 : 2) * summed;
     }
   }
   return rounds;
 }
 
-Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
-                  const std::vector<plan::UnitPlan>& units) {
-  if (part.mesh.tp == 1) return {};
+/// What ranks that divide matrices send for the parameters of a buffer, a step.
+Traffic of_divided(const plan::BufferPlan& buffer, int64_t ranks) {
+  return {.all_reduce = real(buffer.summed) / real(buffer.num_slices) * gradient_bytes(buffer),
+          .all_gather = real(buffer.in_matrices * ranks) * kMuonBytes};
+}
+
+void add_tensor(const RunConfig& config, const plan::RankPart& part,
+                const std::vector<plan::UnitPlan>& units, Communication& moved) {
+  if (part.mesh.tp == 1) return;
   const bool sequence = part.position_ranks > 1;
   const auto seq_len = real(config.data.seq_len), tokens = real(part.micro_batch) * seq_len;
   const double width = real(part.shape.dim) * real(compute_bytes(config.precision));
@@ -145,16 +164,17 @@ Traffic of_tensor(const RunConfig& config, const plan::RankPart& part,
     }
   }
   const auto micro_batches = real(part.num_micro_batches);
-  Traffic traffic{.all_reduce = micro_batches * tokens * others};
+  auto& traffic = moved.along(AxisName::tp);
+  traffic.all_reduce += micro_batches * tokens * others;
   (sequence ? traffic.reduce_scatter : traffic.all_reduce) += micro_batches * tokens * sums;
-  if (sequence) traffic.all_gather = micro_batches * (tokens * gathers + positions);
+  if (sequence) traffic.all_gather += micro_batches * (tokens * gathers + positions);
   for (const auto& unit : units) {
     for (const auto& buffer : unit.buffers) {
-      traffic.all_reduce += real(buffer.summed) / real(buffer.num_slices) * gradient_bytes(buffer);
-      traffic.all_gather += real(buffer.in_matrices * part.mesh.tp) * kMuonBytes;
+      const int64_t ranks = buffer.of_experts ? part.mesh.expert_tp() : part.mesh.tp;
+      auto& along = moved.along(ranks < part.mesh.tp ? AxisName::etp : AxisName::tp);
+      if (ranks > 1) along = along + of_divided(buffer, ranks);
     }
   }
-  return traffic;
 }
 
 /// Tokens' rows to their experts and the results back; in the backward the gradients of both, and
@@ -173,8 +193,9 @@ Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
     }
   }
   const auto& experts = part.shape.experts;
-  const double rows = real(part.micro_batch * config.data.seq_len * experts.top_k) *
-                      real(part.shape.dim) * real(compute_bytes(config.precision));
+  const double rows = real(part.micro_batch * config.data.seq_len) *
+                      models::expert_rows(part.shape) * real(part.shape.dim) *
+                      real(compute_bytes(config.precision));
   const auto micro_batches = real(part.num_micro_batches);
   return {.all_gather = micro_batches * forwards * real(part.mesh.ep * experts.num) * kLong,
           .sent = micro_batches * 2 * (forwards + backwards) * rows};
@@ -254,6 +275,8 @@ Traffic operator+(const Traffic& a, const Traffic& b) {
           .sent = a.sent + b.sent};
 }
 
+Traffic Communication::tp() const { return along(AxisName::tp) + along(AxisName::etp); }
+
 Traffic Communication::dp() const {
   return along(AxisName::dp_replicate) + along(AxisName::dp_shard) +
          along(AxisName::expert_replicate) + along(AxisName::expert_shard);
@@ -272,7 +295,7 @@ Communication communication(const RunConfig& config, const plan::RankPlan& rank)
   Communication moved;
   add_data(config, part, units, moved);
   moved.along(AxisName::ep) = of_experts(config, part);
-  moved.along(AxisName::tp) = of_tensor(config, part, units);
+  add_tensor(config, part, units, moved);
   moved.along(AxisName::pp) = of_pipeline(config, part, units);
   add_routers(config, part, moved);
   return moved;

@@ -36,8 +36,8 @@ struct Communication {
   Traffic dp() const;
   /// Tokens' rows on their way to experts and back, their gradients, and counts of them.
   const Traffic& ep() const { return along(mesh::AxisName::ep); }
-  /// Activations, three numbers a token of the loss, gradients of what ranks share.
-  const Traffic& tp() const { return along(mesh::AxisName::tp); }
+  /// Activations, three numbers a token of the loss, gradients of what ranks share; with those of etp.
+  Traffic tp() const;
   /// Activations and their gradients between stages, the gradient of a tied table.
   const Traffic& pp() const { return along(mesh::AxisName::pp); }
 };

@@ -309,13 +309,17 @@ double communication_bytes(const plan::RankPart& part, const Device& device) {
     if (shard > 1 && replicate > 1) slots += shard * replicate;
   };
   sharing(mesh.dp_replicate, mesh.dp_shard);
-  if (mesh.ep > 1) {
-    slots += mesh.ep;
+  if (mesh.experts_apart()) {
+    slots += group(mesh.ep);
     sharing(mesh.expert_replicate(), mesh.expert_shard());
   }
+  if (mesh.expert_tp() < mesh.tp) slots += group(mesh.expert_tp());
   // Norms of gradients are summed over the ranks that share a copy of the model's stages.
-  const int64_t holders = std::max(mesh.dp_shard, mesh.ep), copy = mesh.tp * holders;
-  if (mesh.tp < copy && holders < copy && copy < ranks) slots += copy;
+  const int64_t holders = std::max(mesh.dp_shard, mesh.ep_of_data()), copy = mesh.tp * holders;
+  const auto is_new = [&](int64_t size) {
+    return mesh.tp < size && holders < size && mesh.ep < size;
+  };
+  if (is_new(copy) && copy < ranks) slots += copy;
   if (data < ranks && mesh.tp < ranks) slots += ranks;
   return static_cast<double>(slots) * kSharedBytesPerRank;
 }

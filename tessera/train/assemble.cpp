@@ -181,7 +181,7 @@ parallel::DataParallel make_data_parallel(
     const StageReplication& stage_replication, const std::vector<Fp8Layer>& in_fp8) {
   auto options = data_parallel_options(config);
   options.offload.storage = part_of_storage(config, mesh.all_of_training().rank());
-  if (mesh.shape().ep > 1) {
+  if (mesh.shape().experts_apart()) {
     const auto shared = parallel::share_experts(model, mesh);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
   }
@@ -228,7 +228,7 @@ optim::Optimizer make_optimizer(const parallel::DataParallel& parallel,
       .seed = static_cast<uint64_t>(config.model.seed),
       .storage = storage_beside_activations(config, mesh.all_of_training().rank())};
   if (section.type == optim::OptimizerType::muon) {
-    options.orthogonalise = Orthogonaliser(parallel, tensor_parts, mesh.axis("tp"), options);
+    options.orthogonalise = Orthogonaliser(parallel, tensor_parts, options);
   }
   options.storage.host_memory -= parallel.memory_for_drives();
   std::vector<optim::Slice> slices;
@@ -259,8 +259,8 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
   if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {
     user_error("parallel.tp: {}", *problem);
   }
-  if (const auto problem = models::experts_problem(shape, mesh.shape().ep)) {
-    user_error("parallel.ep: {}", *problem);
+  if (const auto problem = config::experts_problem(shape, mesh.shape())) {
+    user_error("{}: {}", problem->key, problem->message);
   }
   if (const auto problem = config::moe_problem(config, shape)) {
     user_error("{}: {}", problem->key, problem->message);

@@ -8,26 +8,29 @@
 namespace tessera::train {
 
 Orthogonaliser::Orthogonaliser(parallel::DataParallel parallel,
-                               const parallel::TensorParts& tensor_parts, mesh::Axis tensor_axis,
+                               const parallel::TensorParts& tensor_parts,
                                optim::OptimizerOptions options)
-    : parallel_(std::move(parallel)),
-      tensor_axis_(std::move(tensor_axis)),
-      options_(std::move(options)) {
-  std::vector<Stripe> own;
-  for (const auto& [name, part] : tensor_parts) own.push_back(part.stripe);
-  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Stripe));
-  const auto all = tensor_axis_.all_gather_bytes(bytes);
-  size_t index = 0;
+    : parallel_(std::move(parallel)), options_(std::move(options)) {
+  std::map<std::string, std::vector<std::string>> of_axis;  // names of parameters
   for (const auto& [name, part] : tensor_parts) {
-    auto& divided = divided_[name];
-    divided.shape = part.shape;
-    for (const auto& of_rank : all) {
+    if (part.ranks.size() > 1) of_axis[part.ranks.name()].push_back(name);
+  }
+  for (const auto& [axis_name, names] : of_axis) {
+    std::vector<Stripe> own;
+    for (const auto& name : names) own.push_back(tensor_parts.at(name).stripe);
+    const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Stripe));
+    const auto& axis = tensor_parts.at(names.front()).ranks;
+    for (const auto& of_rank : axis.all_gather_bytes(bytes)) {
       TORCH_INTERNAL_ASSERT(of_rank.size() == bytes.size());
-      Stripe stripe;
-      std::memcpy(&stripe, of_rank.data() + index * sizeof(Stripe), sizeof(Stripe));
-      divided.stripes.push_back(stripe);
+      for (size_t i = 0; i < names.size(); ++i) {
+        Stripe stripe;
+        std::memcpy(&stripe, of_rank.data() + i * sizeof(Stripe), sizeof(Stripe));
+        auto& divided = divided_[names[i]];
+        divided.shape = tensor_parts.at(names[i]).shape;
+        divided.axis = axis;
+        divided.stripes.push_back(stripe);
+      }
     }
-    ++index;
   }
 }
 
@@ -42,16 +45,16 @@ std::vector<torch::Tensor> Orthogonaliser::operator()(
 torch::Tensor Orthogonaliser::updated(const std::string& name, const torch::Tensor& matrix,
                                       bool needed) const {
   const auto found = divided_.find(name);
-  if (found == divided_.end() || tensor_axis_.size() == 1) {
+  if (found == divided_.end()) {
     return needed ? optim::orthogonalised(matrix, options_) : torch::Tensor();
   }
-  const auto& [shape, stripes] = found->second;
+  const auto& [shape, axis, stripes] = found->second;
   auto whole = torch::empty(shape, matrix.options());
   std::vector<torch::Tensor> parts;
   for (const auto& stripe : stripes) {
     parts.push_back(torch::empty({stripe.taken(whole.numel())}, matrix.options()));
   }
-  tensor_axis_.all_gather_uneven(parts, matrix.reshape({-1})).wait();
+  axis.all_gather_uneven(parts, matrix.reshape({-1})).wait();
   if (!needed) return {};
   // The elements that a rank has, in its order: with few gaps, and of ranks that have the same heads
   // the same ones.
@@ -66,10 +69,9 @@ torch::Tensor Orthogonaliser::updated(const std::string& name, const torch::Tens
   }
   const auto result = optim::orthogonalised(whole, options_).reshape({-1});
   auto own = torch::empty({matrix.numel()}, result.options());
-  each_stretch(static_cast<size_t>(tensor_axis_.rank()),
-               [&](int64_t position, int64_t k, int64_t n) {
-                 own.narrow(0, k, n).copy_(result.narrow(0, position, n));
-               });
+  each_stretch(static_cast<size_t>(axis.rank()), [&](int64_t position, int64_t k, int64_t n) {
+    own.narrow(0, k, n).copy_(result.narrow(0, position, n));
+  });
   return own.view(matrix.sizes());
 }
 

@@ -13,13 +13,13 @@
 namespace tessera::train {
 
 /// What OptimizerOptions::orthogonalise asks for, on this rank: matrices are gathered over the ranks
-/// that share slices, then over those that divide them (tp), and each rank orthogonalises those of
+/// that share slices, then over those that divide them (tp, etp), and each rank orthogonalises those of
 /// which its slice has a part. So any division gives what one rank has.
 class Orthogonaliser {
  public:
-  /// Collective over `tensor_axis`. `tensor_parts`: what this rank has of divided parameters.
+  /// Collective over the axes of `tensor_parts`, what this rank has of divided parameters.
   Orthogonaliser(parallel::DataParallel parallel, const parallel::TensorParts& tensor_parts,
-                 mesh::Axis tensor_axis, optim::OptimizerOptions options);
+                 optim::OptimizerOptions options);
 
   std::vector<torch::Tensor> operator()(const std::vector<torch::Tensor>& directions) const;
 
@@ -27,11 +27,11 @@ class Orthogonaliser {
   torch::Tensor updated(const std::string& name, const torch::Tensor& matrix, bool needed) const;
 
   parallel::DataParallel parallel_;
-  mesh::Axis tensor_axis_;
   optim::OptimizerOptions options_;
   struct Divided {
     std::vector<int64_t> shape;   // of the whole matrix
-    std::vector<Stripe> stripes;  // of each rank of the tensor axis
+    mesh::Axis axis;              // whose ranks divide it
+    std::vector<Stripe> stripes;  // of each of them
   };
   std::map<std::string, Divided> divided_;
 };

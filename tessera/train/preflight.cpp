@@ -115,10 +115,11 @@ predict::ComputeSpeed measured_computing(const Run& run) {
   auto shape = std::ranges::max(run.plan.ranks, {}, [](const auto& rank) {
                  return rank.part.shape.num_layers;
                }).part.shape;
-  if (const int64_t ep = run.plan.mesh.ep;
-      ep > 1) {  // a rank's experts have as many rows as it sends
-    shape.experts.num /= ep;
-    shape.experts.top_k = std::min(shape.experts.top_k, shape.experts.num);
+  if (shape.experts.num > 0) {  // a rank's experts have as many rows as it sends
+    auto& num = shape.experts.num;
+    auto& top_k = shape.experts.top_k;
+    num /= run.plan.mesh.ep;
+    top_k = std::clamp<int64_t>(std::llround(models::expert_rows(shape)), 1, num);
   }
   predict::ComputeSpeed speed{
       .layers = measure_layer_costs(

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -157,19 +158,25 @@ Settings Draw::draw_mesh(const models::ModelShape& shape) {
     }
   }
   const auto [pp, replicate, shard, tp] = one_of(meshes);
+  const bool has_experts = shape.experts.num > 0;
+  std::vector<int64_t> tensor_widths{tp};
+  for (int64_t etp = 1; etp < tp && has_experts; ++etp) {
+    if (tp % etp == 0) tensor_widths.push_back(etp);
+  }
+  const int64_t etp = one_of(tensor_widths), lent = shard > 1 ? shard : replicate;
   std::vector<int64_t> widths{1};
   for (int64_t ep = 2; ep <= 4; ++ep) {
-    const int64_t lent = shard > 1 ? shard : replicate;
-    if (lent % ep == 0 && shape.experts.num > 0 && shape.experts.num % ep == 0) {
-      widths.push_back(ep);
-    }
+    const int64_t of_data = ep / std::gcd(ep, tp / etp);
+    if (has_experts && lent % of_data == 0 && shape.experts.num % ep == 0) widths.push_back(ep);
   }
-  return {{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
-          {"parallel.pp", fmt::format("{}", pp)},
-          {"parallel.dp_replicate", fmt::format("{}", replicate)},
-          {"parallel.dp_shard", fmt::format("{}", shard)},
-          {"parallel.tp", fmt::format("{}", tp)},
-          {"parallel.ep", fmt::format("{}", one_of(widths))}};
+  Settings mesh{{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
+                {"parallel.pp", fmt::format("{}", pp)},
+                {"parallel.dp_replicate", fmt::format("{}", replicate)},
+                {"parallel.dp_shard", fmt::format("{}", shard)},
+                {"parallel.tp", fmt::format("{}", tp)},
+                {"parallel.ep", fmt::format("{}", one_of(widths))}};
+  if (etp < tp) mesh["parallel.etp"] = fmt::format("{}", etp);
+  return mesh;
 }
 
 std::optional<Settings> Draw::draw_layout(const Trial& trial) {

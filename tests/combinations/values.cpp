@@ -121,6 +121,7 @@ const std::map<std::string, Tried>& tried() {
       {"parallel.sequence_parallel", layout()},
       {"parallel.pp", drawn(Role::layout)},
       {"parallel.ep", drawn(Role::layout)},
+      {"parallel.etp", drawn(Role::layout)},
       {"parallel.pipeline_schedule", layout(schedule_names())},
       {"parallel.stages_per_rank", layout({"1", "2", "3"})},
       {"parallel.stage_layers", drawn(Role::layout)},

@@ -43,6 +43,7 @@ inline config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shap
   job.parallel.num_ranks = shape.num_ranks();
   job.parallel.dp_replicate = shape.dp_replicate, job.parallel.dp_shard = shape.dp_shard;
   job.parallel.tp = shape.tp, job.parallel.pp = shape.pp, job.parallel.ep = shape.ep;
+  if (shape.etp > 0) job.parallel.etp = shape.etp;
   return job;
 }
 

@@ -123,7 +123,7 @@ Keys expert_keys() {
       ignored("enabled", boolean, "autoep_size says it"),
       within(decided("autoep_size", integer, deepspeed::expert_ranks), kAtLeastOne),
       only("expert_tensor_parallel_size", integer, {"1"},
-           "ranks of parallel.tp divide experts as all else, and no others do"),
+           "DeepSpeed takes no other either; set parallel.tp and parallel.etp in the job file"),
       ignored("use_grouped_mm", boolean, "experts are always multiplied in groups"),
       ignored("disable_triton_grouped_mm", boolean, "chooses a kernel"),
       only("load_balance_coeff", number, {}, "DeepSpeed refuses it, too; leave it null"),

@@ -16,11 +16,13 @@ Decision expert_degree(const RuleInput& input) {
   return translated({{"parallel.ep", input.setting.value}});
 }
 
-/// Experts are divided over the ranks that divide all else.
+/// All of tp unless it is said.
 Decision expert_tensor_degree(const RuleInput& input) {
   const auto tp = input.settings.integer(kPrefix + "tp_degree");
-  if (input.setting.value == std::to_string(tp)) return honoured();
-  return refused(fmt::format("experts are divided over the {} ranks of tp_degree; set {}", tp, tp));
+  const auto etp = input.settings.integer(kPrefix + "expert_tensor_parallel_size");
+  if (etp == tp) return honoured();
+  if (etp >= 1 && tp % etp == 0) return translated({{"parallel.etp", input.setting.value}});
+  return refused(fmt::format("expected a divisor of the {} ranks of tp_degree; set {}", tp, tp));
 }
 
 /// Megatron has no least number of tokens, and drops in validation, too.

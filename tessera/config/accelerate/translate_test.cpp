@@ -252,7 +252,9 @@ TEST(TranslateTest, MegatronLm) {
   EXPECT_EQ(entry_of(with("expert_tensor_parallel_size", "2"),
                      "megatron_lm_config.expert_tensor_parallel_size")
                 .note,
-            "experts are divided over the 1 ranks of tp_degree; set 1");
+            "expected a divisor of the 1 ranks of tp_degree; set 1");
+  experts.back().second = "1";
+  EXPECT_THAT(job_of(experts), Contains("parallel.etp=1"));
 }
 
 TEST(TranslateTest, MegatronExperts) {

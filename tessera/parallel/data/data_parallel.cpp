@@ -207,7 +207,7 @@ void DataParallel::fill(const FlatBuffer::Fill& set) {
   // Ranks that hold the same slices must hold the same values.
   const auto& axes = engine().axes;
   for (const bool of_experts : {false, true}) {
-    if (of_experts && axes.ep.size() == 1) continue;
+    if (of_experts && !engine().options.of_experts) continue;
     std::vector<CheckedUnit> sliced, whole;
     for (auto& unit : engine().units) {
       for (auto& buffer : unit.buffers()) {

@@ -11,8 +11,9 @@ double DataParallel::Engine::sum_of_squares(size_t index) const {
   double sum = 0;
   for (const auto& buffer : unit.buffers()) {
     // Of those that hold it whole in `axes.model`, the first rank counts it.
-    const auto& holders = buffer.options().of_experts ? axes.experts.gather : axes.one_copy;
-    const bool counted = buffer.plan().num_slices > 1 || holders.rank() == 0;
+    const bool first =
+        buffer.options().of_experts ? axes.experts.gather.rank() == 0 : axes.first_copy;
+    const bool counted = buffer.plan().num_slices > 1 || first;
     const bool first_copy = buffer.options().replication.ranks.rank() == 0;
     if (!buffer.trained() || !first_copy || !counted) continue;
     sum += buffer.gradient_is_away() ? buffer.squares_put_away()

@@ -91,10 +91,15 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
   };
   DataAxes axes;
   static_cast<SharingAxes&>(axes) = shared_over("dp_replicate", "dp_shard");
-  axes.experts = mesh.shape().ep > 1 ? shared_over("expert_replicate", "expert_shard")
-                                     : static_cast<const SharingAxes&>(axes);
+  axes.experts = mesh.shape().experts_apart() ? shared_over("expert_replicate", "expert_shard")
+                                              : static_cast<const SharingAxes&>(axes);
   axes.ep = mesh.axis("ep");
-  axes.one_copy = mesh.axis({"dp_shard", "ep"});
+  const auto& shape = mesh.shape();
+  const auto at = mesh.coordinates(mesh.rank());
+  const auto along = [&](mesh::AxisName axis) { return at[static_cast<size_t>(axis)]; };
+  axes.first_copy = shape.dp_shard > 1
+                        ? along(mesh::AxisName::dp_shard) == 0
+                        : along(mesh::AxisName::dp_replicate) % shape.ep_of_data() == 0;
   axes.model = mesh.axis({"dp_shard", "ep", "tp"});
   axes.stages = mesh.axis("pp");
   axes.device = mesh.device();

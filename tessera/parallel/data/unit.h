@@ -24,9 +24,9 @@ struct SharingAxes {
 struct DataAxes : SharingAxes {
   SharingAxes experts;                 ///< ranks that have the same experts
   mesh::Axis ep;                       ///< ranks that have other ones
-  mesh::Axis one_copy;                 ///< data ranks that together hold one copy of these units
   mesh::Axis inner;                    ///< `reshard_after_forward` to k: this rank's k neighbours
-  mesh::Axis model;                    ///< ranks that together hold one copy of these units
+  mesh::Axis model;                    ///< the fewest ranks that hold all experts of these units
+  bool first_copy = true;              ///< first in `model` that has all of what is not of experts
   mesh::Axis stages;                   ///< ranks that hold other units of the model
   torch::Device device = torch::kCPU;  ///< where parameters from the meta device come to lie
 

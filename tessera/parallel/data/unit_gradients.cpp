@@ -67,7 +67,7 @@ void Unit::finish_reduce(double divide_factor) {
   }
   reducing_ = false;
   // A rank alone has no sum to keep apart from the next backward's.
-  reduced_ = axes_.all.size() > 1 || divide_factor != 1;
+  reduced_ = axes_.all.size() > 1 || axes_.experts.all.size() > 1 || divide_factor != 1;
 }
 
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.

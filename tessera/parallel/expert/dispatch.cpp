@@ -1,6 +1,7 @@
 #include "tessera/parallel/expert/dispatch.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -76,11 +77,25 @@ Tensor exchange_rows(const Tensor& rows, const RowCounts& counts, const mesh::Ax
   return ExchangeRows::apply(rows, Way{counts, axis});
 }
 
+Tensor of_part(
+    const Tensor& x, const nn::Routing& routing, const TokenPart& part,
+    const std::function<Tensor(const Tensor& x, const nn::Routing& routing)>& dispatched) {
+  if (part.parts == 1) return dispatched(x, routing);
+  const int64_t tokens = x.size(0), begin = tokens * part.index / part.parts,
+                end = tokens * (part.index + 1) / part.parts;
+  const auto own = [&](const Tensor& rows) { return rows.narrow(0, begin, end - begin); };
+  const auto results = dispatched(own(x), {.experts = own(routing.experts),
+                                           .weights = own(routing.weights),
+                                           .some_dropped = routing.some_dropped});
+  return at::constant_pad_nd(results, {0, 0, begin, tokens - end});
+}
+
 Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_experts,
                   const nn::ExpertProducts& products, const mesh::Axis& axis) {
   const int64_t ranks = axis.size();
   TORCH_CHECK_VALUE(num_experts % ranks == 0, "experts: expected a multiple of the ", ranks,
                     " ranks of ", axis.name(), ", got ", num_experts);
+  if (ranks == 1) return nn::dispatch_here(x, routing, num_experts, products);
   const auto order = kernels::order_by_expert(routing.experts, num_experts, routing.some_dropped);
   const auto counts = gathered_counts(order.counts, axis);
   const auto sent = row_counts(counts);

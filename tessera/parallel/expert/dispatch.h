@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
@@ -23,12 +24,25 @@ RowCounts reversed(const RowCounts& counts);
 torch::Tensor exchange_rows(const torch::Tensor& rows, const RowCounts& counts,
                             const mesh::Axis& axis);
 
+/// Which of tokens that `parts` ranks have alike a rank takes to their experts: of N those from
+/// N index / parts on, up to the next rank's first.
+struct TokenPart {
+  int64_t index = 0, parts = 1;
+};
+
+/// A rank's summand of [tokens, D] where each rank takes its part of the tokens: `dispatched` is called with
+/// the rows and the routing of these and gives their results; zeros elsewhere. Differentiable: x and the
+/// routing's weights have gradients of the part's tokens, zeros elsewhere.
+torch::Tensor of_part(const torch::Tensor& x, const nn::Routing& routing, const TokenPart& part,
+                      const std::function<torch::Tensor(const torch::Tensor& x,
+                                                        const nn::Routing& routing)>& dispatched);
+
 /// An nn::ExpertDispatch of E experts, of which rank r of `axis` has [r E/N, (r+1) E/N): x [tokens, D] ->
 /// [tokens, D]. `products` is called once, with whatever rows there are, be it none. Each rank has tokens of its own, any number of them.
 /// Choices that the routing dropped are not sent. Collective: a gather of N E counts and two exchanges of rows, whatever the
 /// choice, and two in the backward; a rank sends D elements of each choice that stays each time on average over the ranks (K choices of
 /// a token), less those of its own experts.
-/// Throws c10::ValueError if N does not divide E.
+/// Without a collective where N is 1. Throws c10::ValueError if N does not divide E.
 torch::Tensor over_ranks(const torch::Tensor& x, const nn::Routing& routing, int64_t num_experts,
                          const nn::ExpertProducts& products, const mesh::Axis& axis);
 

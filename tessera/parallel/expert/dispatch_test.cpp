@@ -208,6 +208,31 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple(mesh::MeshShape{.dp_replicate = 2, .dp_shard = 4, .ep = 2},
                    Placement::shard_gradients)));
 
+// Five tokens on three ranks that have them alike: the summands and the gradients' summands add up.
+TEST(Experts, PartsOfTokensAddUp) {
+  const torch::Tensor x = torch::randn({5, kDim}), weights = torch::rand({5, kTopK});
+  const auto experts = at::arange(5 * kTopK).remainder(kExperts).view({5, kTopK});
+  const auto scaled = [](const torch::Tensor& rows, const torch::Tensor&) { return rows * 3; };
+  const auto run = [&](const TokenPart& part) {
+    const auto own_x = x.clone().requires_grad_(), own_weights = weights.clone().requires_grad_();
+    const auto out =
+        of_part(own_x, {.experts = experts, .weights = own_weights}, part,
+                [&](const torch::Tensor& rows, const nn::Routing& routing) {
+                  EXPECT_EQ(rows.size(0), part.parts == 1 ? 5 : (part.index == 0 ? 1 : 2));
+                  return nn::dispatch_here(rows, routing, kExperts, scaled);
+                });
+    out.square().sum().backward();
+    return std::vector{out.detach(), own_x.grad(), own_weights.grad()};
+  };
+  const auto whole = run({});
+  auto sums = run({.index = 0, .parts = 3});
+  for (int64_t index = 1; index < 3; ++index) {
+    const auto part = run({.index = index, .parts = 3});
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = sums[i] + part[i];
+  }
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_TRUE(at::equal(sums[i], whole[i])) << i;
+}
+
 // The second exchange, of results, waits for a rank that took the rows of the first.
 TEST(Experts, ARankLostBetweenExchangesIsNamed) {
   const auto begin = std::chrono::steady_clock::now();

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/autograd/held.h"
+#include "tessera/autograd/recompute.h"
 #include "tessera/autograd/shared_input.h"
 #include "tessera/base/error.h"
 #include "tessera/kernels/autocast.h"
@@ -114,8 +115,10 @@ struct Enter : torch::autograd::Function<Enter> {
 struct Leave : torch::autograd::Function<Leave> {
   static Tensor forward(AutogradContext* context, const Tensor& summand, const Activations& to) {
     autograd::hold(context, "to", to);
-    return to.sequence ? sum_positions(summand, to.axis)
-                       : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis);
+    return autograd::compute_once(1, [&]() -> variable_list {
+      return {to.sequence ? sum_positions(summand, to.axis)
+                          : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis)};
+    })[0];
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto [axis, sequence] = *autograd::held<Activations>(context, "to");

@@ -38,12 +38,12 @@ struct Cut {
   Range range;  ///< of size
 };
 
-/// Divides the modules of one model.
+/// Divides the modules of one model over an axis.
 class Division {
  public:
-  Division(const mesh::DeviceMesh& mesh, const TensorParallelOptions& options,
-           const torch::nn::Module& model)
-      : mesh_(mesh), activations_{mesh.axis("tp"), options.sequence_parallel} {
+  Division(const mesh::DeviceMesh& mesh, const mesh::Axis& axis,
+           const TensorParallelOptions& options, const torch::nn::Module& model)
+      : mesh_(mesh), activations_{axis, options.sequence_parallel} {
     for (const auto& module : model.modules()) {
       if (const auto* head = module->as<nn::LanguageModelHeadImpl>()) {
         vocabulary_[module.get()] = head->weight.size(0);
@@ -122,6 +122,7 @@ void Division::keep_part(const std::string& name, const Tensor& parameter, int64
                   .stripe = {.offset = cut.range.begin * cut.inner,
                              .run = kept * cut.inner,
                              .stride = cut.size * cut.inner},
+                  .ranks = activations_.axis,
                   .replication = replication};
   auto shape = part.shape;
   shape[dim] = shape[dim] / cut.size * kept;
@@ -293,6 +294,7 @@ void Division::keep_whole(const std::string& name, const Tensor& parameter, bool
   parts_.emplace(
       name, TensorPart{.shape = parameter.sizes().vec(),
                        .stripe = {},
+                       .ranks = activations_.axis,
                        .replication = {.ranks = activations_.axis, .partial_gradients = summands}});
 }
 
@@ -318,6 +320,7 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
           output = leave(output, to);
         }});
   }
+  if (ranks() == 1) return keep_whole(path, module, /*summands=*/false);
   switch (rule.style) {
     case TensorStyle::column_wise:
       return column_wise(path, module, rule);
@@ -392,9 +395,16 @@ TensorParts tensor_parallel(torch::nn::Module& model, const nn::TensorPlan& plan
                             const mesh::DeviceMesh& mesh, const TensorParallelOptions& options) {
   if (mesh.axis("tp").size() == 1) return {};
   const auto modules = match(model, plan);
-  Division division(mesh, options, model);
-  for (const auto& [path, module, rule] : modules) division.divide(path, *module, *rule);
-  return division.take_parts();
+  const auto& axis = mesh.axis("tp");
+  const bool apart = mesh.shape().expert_tp() < mesh.shape().tp;
+  Division division(mesh, axis, options, model);
+  Division of_experts(mesh, apart ? mesh.axis("etp") : axis, options, model);
+  for (const auto& [path, module, rule] : modules) {
+    (rule->of_expert ? of_experts : division).divide(path, *module, *rule);
+  }
+  auto parts = division.take_parts();
+  parts.merge(of_experts.take_parts());
+  return parts;
 }
 
 }  // namespace tessera::parallel

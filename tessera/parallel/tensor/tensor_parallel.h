@@ -27,13 +27,14 @@ struct TensorParallelOptions {
 struct TensorPart {
   std::vector<int64_t> shape;  ///< of the whole parameter
   Stripe stripe;               ///< of the whole one, in its order
+  mesh::Axis ranks;  ///< that have parts of it, or the whole: of tp; of an expert's, of etp
   Replication replication;
 };
 
 /// What this rank holds of each parameter, by the parameter's name.
 using TensorParts = std::map<std::string, TensorPart>;
 
-/// Divides `model` over the mesh's axis tp as `plan` says: parameters become this rank's part
+/// Divides `model` over the mesh's axis tp, its experts over etp, as `plan` says: parameters become this rank's part
 /// of themselves (in place, values on the meta device or not), and hooks bring activations to where
 /// they are needed. Every rank is given the same input; losses are the same on all. To be called
 /// before data parallelism makes units of the model. With one rank of tp: nothing changes.
