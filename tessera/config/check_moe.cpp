@@ -42,6 +42,17 @@ std::optional<KeyProblem> jitter_problem(const RunConfig& config,
                   experts.jitter_noise)};
 }
 
+/// Biases and groups choose by scores, what is drawn by logits.
+std::optional<KeyProblem> sampling_problem(const RunConfig& config,
+                                           const models::ExpertsShape& experts) {
+  if (config.moe.sampling == nn::ExpertSampling::none) return {};
+  if (!experts.selection_bias && config.moe.selection_bias_rate == 0) return {};
+  const char* bias = experts.selection_bias ? "the model has" : "moe.selection_bias_rate moves";
+  return KeyProblem{
+      "moe.sampling",
+      fmt::format("expected none beside the selection biases that {}; set none", bias)};
+}
+
 }  // namespace
 
 std::optional<KeyProblem> experts_problem(const models::ModelShape& shape,
@@ -57,7 +68,8 @@ std::optional<KeyProblem> experts_problem(const models::ModelShape& shape,
 std::optional<KeyProblem> moe_problem(const RunConfig& config, const models::ModelShape& shape) {
   const auto& experts = shape.experts;
   if (experts.num > 0) {
-    if (const auto problem = jitter_problem(config, experts)) return problem;
+    if (auto problem = jitter_problem(config, experts)) return problem;
+    if (auto problem = sampling_problem(config, experts)) return problem;
     for (const auto& [key, factor] :
          {std::pair{"moe.capacity_factor", config.moe.capacity_factor},
           std::pair{"moe.eval_capacity_factor", config.moe.eval_capacity_factor}}) {

@@ -369,8 +369,8 @@ TEST(CheckTest, SettingsNeedOthersBesideThem) {
          c.precision.compute = FloatType::bf16, c.precision.parameters = FloatType::bf16;
        },
        [](auto& c) { c.precision.stochastic_rounding = true; },
-       "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter or "
-       "moe.drop_policy random"},
+       "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter, "
+       "moe.sampling or moe.drop_policy random"},
       {"data.seed", [](auto& c) { c.data.seed = 1, c.data.shuffle = false; },
        [](auto& c) { c.data.shuffle = true; }, "data.shuffle"},
       {"optimizer.decay_norms_and_biases",
@@ -592,6 +592,20 @@ TEST(Check, TheNoiseOfAConfigJsonIsAskedFor) {
       "router_jitter_noise to 0 in config.json");
   config.moe.input_jitter = 0.02;
   EXPECT_FALSE(moe_problem(config, mixture(0.01)));
+}
+
+TEST(Check, WhatIsDrawnIsNotChosenByBiases) {
+  auto config = good();
+  config.moe.sampling = nn::ExpertSampling::all;
+  EXPECT_FALSE(moe_problem(config, mixture()));
+  auto shape = mixture();
+  shape.experts.selection_bias = true;
+  EXPECT_EQ(moe_problem(config, shape)->message,
+            "expected none beside the selection biases that the model has; set none");
+  config.moe.selection_bias_rate = 0.01;
+  EXPECT_EQ(
+      moe_problem(config, mixture())->message,
+      "expected none beside the selection biases that moe.selection_bias_rate moves; set none");
 }
 
 // A recipe keeps two checkpoints; an option that saves none makes that moot, and is no mistake.

@@ -648,6 +648,13 @@ Section moe_section() {
            {.range = below(0, 1),
             .aliases = {"moe_input_jitter_eps", "router_jitter_noise", "jitter_eps", "jitter_noise",
                         "noisy_gate_policy"}})
+      .add(
+          "sampling", &S::sampling,
+          "which of a token's experts are drawn in training, each next one with the softmax of the "
+          "logits that are left: none, all, or all but the best (but_first); weights are of the "
+          "scores "
+          "all the same",
+          {kRoutersChoose}, {.aliases = {"top2_2nd_expert_sampling", "rsample", "gumbel"}})
       .build();
 }
 

@@ -84,7 +84,7 @@ std::variant<mesh::MeshShape, KeyProblem> mesh_shape(const ParallelSection& para
                                .dp_shard = static_cast<int>(dp_shard),
                                .ep = static_cast<int>(parallel.ep),
                                .tp = static_cast<int>(tp),
-                               .etp = static_cast<int>(parallel.etp.value_or(0))};
+                               .etp = tp > 1 ? static_cast<int>(parallel.etp.value_or(0)) : 0};
     if (auto problem = mesh::etp_problem(mesh)) return KeyProblem{"parallel.etp", *problem};
     if (auto problem = mesh::ep_problem(mesh)) return KeyProblem{"parallel.ep", *problem};
     return mesh;

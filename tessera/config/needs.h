@@ -55,7 +55,7 @@ inline bool has_bf16_state(const RunConfig& c) {
 inline bool draws_numbers(const RunConfig& c) {
   return c.model.init == models::Init::random || c.model.dropout > 0 ||
          c.precision.stochastic_rounding || c.moe.input_jitter > 0 ||
-         c.moe.drop_policy == nn::DropPolicy::random;
+         c.moe.sampling != nn::ExpertSampling::none || c.moe.drop_policy == nn::DropPolicy::random;
 }
 inline bool validates(const RunConfig& c) {
   return !c.data.validation.empty() || c.data.validation_fraction > 0;
@@ -71,8 +71,8 @@ constexpr Need kPretrained{"model.init pretrained", [](const RunConfig& c) {
                              return c.model.init == models::Init::pretrained;
                            }};
 constexpr Need kRandomNumbers{
-    "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter or "
-    "moe.drop_policy random",
+    "model.init random, model.dropout, precision.stochastic_rounding, moe.input_jitter, "
+    "moe.sampling or moe.drop_policy random",
     draws_numbers};
 
 inline bool has_adapter(const RunConfig& c) { return c.adapter.type != models::AdapterType::none; }

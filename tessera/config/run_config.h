@@ -13,6 +13,7 @@
 #include "tessera/base/axes.h"
 #include "tessera/base/choices.h"
 #include "tessera/base/expert_capacity.h"
+#include "tessera/base/expert_sampling.h"
 #include "tessera/base/fp8.h"
 #include "tessera/base/offload.h"
 #include "tessera/base/optimizer_states.h"
@@ -210,6 +211,7 @@ struct MoeSection {
   int64_t min_capacity = 4;
   nn::DropPolicy drop_policy = nn::DropPolicy::probs;
   double input_jitter = 0;  ///< of what enters routers
+  nn::ExpertSampling sampling = nn::ExpertSampling::none;
 
   bool operator==(const MoeSection&) const = default;
 };

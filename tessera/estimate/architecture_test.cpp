@@ -160,11 +160,11 @@ TEST(Architecture, RefusesInOneLine) {
     return testing::message_of(
         [&] { architecture_of(nlohmann::json::parse(json), "m/config.json"); });
   };
-  EXPECT_EQ(
-      message(R"({"model_type": "falcon"})"),
-      "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
-      "gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, "
-      "qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its .safetensors");
+  EXPECT_EQ(message(R"({"model_type": "falcon"})"),
+            "m/config.json: model_type: '\"falcon\"' is not supported; expected bert, deepseek_v3, "
+            "gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, "
+            "pr_moe, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, t5, vit or resnet; or give its "
+            ".safetensors");
   EXPECT_EQ(message(R"({"model_type": "bert"})"),
             "m/config.json: hidden_size: expected a value, got none");
   EXPECT_EQ(message(R"({"model_type": "t5", "vocab_size": 100, "d_model": 9999999999999})"),

@@ -29,9 +29,14 @@ class MixtureImpl : public FeedForwardImpl {
     register_module("experts", experts_);
     if (shape.experts.shared_ffn_dim == 0) return;
     shared_ = register_module(names.shared, GatedMlp(shape_of_shared(shape), options));
-    if (names.shared_gate.empty()) return;
-    shared_gate_ =
-        register_module(names.shared_gate, nn::Linear(shape.dim, 1, /*with_bias=*/false, options));
+    if (!names.coefficient.empty()) {
+      coefficient_ =
+          register_module(names.coefficient, nn::Linear(shape.dim, 2, /*with_bias=*/true, options));
+    }
+    if (!names.shared_gate.empty()) {
+      shared_gate_ = register_module(names.shared_gate,
+                                     nn::Linear(shape.dim, 1, /*with_bias=*/false, options));
+    }
   }
 
   torch::Tensor forward(const torch::Tensor& x) override {
@@ -39,6 +44,10 @@ class MixtureImpl : public FeedForwardImpl {
     if (!shared_) return result;
     auto shared = shared_(x);
     if (shared_gate_) shared = shared_gate_(x).sigmoid() * shared;
+    if (coefficient_) {
+      const auto shares = coefficient_(x).softmax(-1, torch::kFloat32).to(result.scalar_type());
+      return shares.narrow(-1, 0, 1) * result + shares.narrow(-1, 1, 1) * shared;
+    }
     return result + shared;
   }
 
@@ -46,7 +55,7 @@ class MixtureImpl : public FeedForwardImpl {
   nn::Router router_;
   nn::Experts experts_;
   GatedMlp shared_{nullptr};
-  nn::Linear shared_gate_{nullptr};
+  nn::Linear shared_gate_{nullptr}, coefficient_{nullptr};
 };
 
 }  // namespace
@@ -85,8 +94,8 @@ nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) 
   add_gated(mixture + ".experts.*", names, /*of_expert=*/true);
   if (shape.experts.num_dense_layers > 0) add_gated(mixture, MixtureNames{});
   if (shape.experts.shared_ffn_dim == 0) return plan;
-  if (!names.shared_gate.empty()) {
-    plan.push_back({.pattern = mixture + "." + names.shared_gate, .style = per_head});
+  for (const auto& whole : {names.shared_gate, names.coefficient}) {
+    if (!whole.empty()) plan.push_back({.pattern = mixture + "." + whole, .style = per_head});
   }
   add_gated(mixture + "." + names.shared, MixtureNames{});
   return plan;

@@ -41,6 +41,10 @@ void add_mixture(const ModelShape& s, const MixtureNames& names, ParameterSpecs&
     if (!names.shared_gate.empty()) {
       block.push_back({inside + names.shared_gate + ".weight", {1, s.dim}, Division::per_head});
     }
+    if (!names.coefficient.empty()) {
+      block.push_back({inside + names.coefficient + ".weight", {2, s.dim}, Division::per_head});
+      block.push_back({inside + names.coefficient + ".bias", {2}, Division::per_head});
+    }
     add_gated(inside + names.shared + ".", {"gate_proj", "up_proj", "down_proj"}, shared,
               /*of_expert=*/false);
   }
@@ -67,12 +71,16 @@ void add_mixture(const ModelShape& s, const MixtureNames& names, ActivationNumbe
   numbers.recomputed.floats += routing;
   numbers.deferred += 3 * (rows - 1) * f + 2 * rows * d;
   if (s.experts.shared_ffn_dim == 0) return;
-  // The shared expert as a feed-forward; with a gate its result, and how far that is open, as well.
+  // The shared expert as a feed-forward; with a gate its result, and how far that is open, as well; with
+  // coefficients both results, and these.
   const auto shared = static_cast<double>(s.experts.shared_ffn_dim);
   const double gated = names.shared_gate.empty() ? 0 : 1;
-  numbers.kept.values += 3 * shared + gated * (d + 1);
-  numbers.selective.values += 2 * shared + d + gated;
-  numbers.recomputed.values += shared + gated;
+  const double weighed = names.coefficient.empty() ? 0 : 1;
+  numbers.kept.values += 3 * shared + gated * (d + 1) + weighed * (2 * d + 2);
+  numbers.kept.floats += weighed * 2;
+  numbers.selective.values += 2 * shared + d + gated + weighed * 2;
+  numbers.recomputed.values += shared + gated + weighed * (d + 2);
+  numbers.recomputed.floats += weighed * 2;
   numbers.deferred += 3 * shared + d;
 }
 

@@ -75,6 +75,9 @@ struct MixtureNames {
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< of an expert
   std::string shared;       ///< the expert that every token takes besides
   std::string shared_gate;  ///< of one number, how far it opens; empty: there is none
+  /// Of two numbers, by whose softmax a token's experts and the shared one count (Rajbhandari et al.,
+  /// DeepSpeed-MoE, ICML 2022, section 4.1); empty: there is none.
+  std::string coefficient;
   /// Files have all experts of a layer in one tensor for gate and up, whose columns alternate, and one
   /// for down, each [E, in, out], and their biases (gpt-oss); else each expert by itself.
   bool alternating = false;

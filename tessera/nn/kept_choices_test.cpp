@@ -236,6 +236,48 @@ TEST_F(TrainingRouterTest, JitterIsOfTrainingAlone) {
   EXPECT_TRUE(logits().equal(through_all));
 }
 
+TEST_F(TrainingRouterTest, DrawsWithTheSoftmaxOfTheLogitsThatAreLeft) {
+  const auto logits = at::tensor({0.5, 1.5, -0.3, 0.1});
+  {
+    const torch::NoGradGuard no_grad;
+    router->weight.zero_().select(1, 0).copy_(logits);
+  }
+  x = torch::ones({50, 400, kGateDim}).requires_grad_();
+  const auto p = logits.softmax(0).to(torch::kFloat64);
+  const auto shares = [&](int64_t choice) {  // of the tokens, by expert
+    const auto chosen = routed(kGateContext).select(1, choice);
+    return at::bincount(chosen, {}, kGateExperts).to(torch::kFloat64) / chosen.size(0);
+  };
+  const auto near = [](const Tensor& got, const Tensor& want) {
+    EXPECT_LT((got - want).abs().max().item<double>(), 0.012) << got << want;
+  };
+  router->training.sampling = ExpertSampling::all;
+  near(shares(0), p);
+  const auto after = (p / (1 - p)).sum() - p / (1 - p);
+  near(shares(1), p * after);
+  router->training.sampling = ExpertSampling::but_first;
+  near(shares(0), at::tensor({0., 1., 0., 0.}, torch::kFloat64));
+  const auto others = p * at::tensor({1., 0., 1., 1.}, torch::kFloat64);
+  near(shares(1), others / others.sum());
+}
+
+TEST_F(TrainingRouterTest, DrawsAsTheStepAndTheRowSayAndInTrainingAlone) {
+  const auto plain = routed(kGateContext);
+  router->training.sampling = ExpertSampling::all;
+  EXPECT_THROW(router(x), c10::ValueError);  // from which numbers?
+  const auto drawn = routed(kGateContext);
+  EXPECT_FALSE(drawn.equal(plain));
+  EXPECT_TRUE(drawn.equal(routed(kGateContext)));
+  EXPECT_FALSE(drawn.equal(routed({.seed = 5, .step = 3, .first_row = 7})));
+  const auto all_rows = x;
+  x = all_rows.slice(0, 1);
+  EXPECT_TRUE(drawn.slice(0, kRowTokens)
+                  .equal(routed({.seed = 5, .step = 2, .first_row = kGateContext.first_row + 1})));
+  x = all_rows;
+  router->eval();
+  EXPECT_TRUE(router(x).experts.equal(plain));
+}
+
 TEST_F(TrainingRouterTest, EvaluationHasItsOwnCapacity) {
   router->training.capacity = {.factor = 0.5, .least = 0, .policy = DropPolicy::random};
   router->eval();

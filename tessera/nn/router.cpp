@@ -1,6 +1,7 @@
 #include "tessera/nn/router.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/scatter.h>
@@ -14,6 +15,7 @@
 #include <tuple>
 
 #include "tessera/base/portable_numbers.h"
+#include "tessera/kernels/random_bits.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/kept_choices.h"
 
@@ -76,6 +78,27 @@ kernels::DropoutKey RouterImpl::numbers_of(const char* purpose, int64_t row_size
           .first_position = context.first_row * row_size};
 }
 
+torch::Tensor RouterImpl::chosen(const RouterCall& call) const {
+  const bool draws = training.sampling != ExpertSampling::none && call.num_sequences > 0 &&
+                     trains(*this);  // of the caller's grad mode
+  const torch::NoGradGuard no_grad;
+  const auto best = [&](const torch::Tensor& by) {
+    return std::get<1>(by.topk(options_.top_k, 1));
+  };
+  const auto& logits = call.logits;
+  if (training.takes_turns) return in_turn(logits.size(0), options_, logits.device());
+  if (draws) {
+    const auto key = numbers_of(".sample", logits.numel() / call.num_sequences);
+    auto drawn_by = logits + kernels::gumbel_noise(logits, key);
+    if (training.sampling == ExpertSampling::but_first) {
+      drawn_by.scatter_(1, logits.argmax(1, /*keepdim=*/true), INFINITY);
+    }
+    return best(drawn_by);
+  }
+  const auto scores = selection_bias.defined() ? call.scores + selection_bias : call.scores;
+  return best(in_best_groups(scores, options_));
+}
+
 torch::Tensor RouterImpl::kept(const RouterCall& call) const {
   const auto& capacity = training.capacity;
   const bool draws = trains(*this);
@@ -101,13 +124,7 @@ Routing RouterImpl::forward(const torch::Tensor& x) {
   }
   call.logits = kernels::router_logits(x.reshape({-1, x.size(-1)}), weight, bias, jitter);
   call.scores = scores_of(call.logits, options_.scores);
-  if (training.takes_turns) {
-    call.experts = in_turn(call.logits.size(0), options_, x.device());
-  } else {
-    auto chosen_by = call.scores.detach();
-    if (selection_bias.defined()) chosen_by = chosen_by + selection_bias;
-    call.experts = std::get<1>(in_best_groups(chosen_by, options_).topk(options_.top_k, 1));
-  }
+  call.experts = chosen(call);
   call.kept = kept(call);
   auto weights = call.scores.gather(1, call.experts);
   if (call.kept.defined()) weights = weights * call.kept;

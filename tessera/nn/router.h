@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tessera/base/expert_capacity.h"
+#include "tessera/base/expert_sampling.h"
 #include "tessera/kernels/router.h"
 #include "tessera/nn/hooked.h"
 
@@ -55,6 +56,8 @@ struct RouterTraining {
   /// In training the router's input is multiplied by uniform numbers of [1 - jitter, 1 + jitter), see
   /// kernels::Jitter; the experts' is not.
   double jitter = 0;
+  /// In training; weights are of the scores all the same. Not with groups or a selection bias.
+  ExpertSampling sampling = ExpertSampling::none;
   /// For benchmarks: tokens take the experts in turn, whatever their scores.
   bool takes_turns = false;
 };
@@ -85,6 +88,7 @@ class RouterImpl : public Hookable {
 
  private:
   kernels::DropoutKey numbers_of(const char* purpose, int64_t row_size) const;
+  torch::Tensor chosen(const RouterCall& call) const;  ///< experts [N, K]
   /// Undefined: all stay.
   torch::Tensor kept(const RouterCall& call) const;
 

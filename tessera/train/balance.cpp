@@ -36,6 +36,7 @@ nn::RouterTraining training_of(const config::MoeSection& section) {
                        .least = section.min_capacity,
                        .policy = section.drop_policy},
           .jitter = section.input_jitter,
+          .sampling = section.sampling,
           .takes_turns = section.force_balance};
 }
 

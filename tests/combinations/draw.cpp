@@ -80,7 +80,8 @@ bool Draw::chance(double probability) {
 /// One of the families whose feed-forwards are mixtures.
 void Draw::add_experts(models::ModelShape& shape) {
   using models::moe::Kind;
-  const auto kind = one_of<Kind>({Kind::mixtral, Kind::olmoe, Kind::qwen2, Kind::qwen3});
+  const auto kind =
+      one_of<Kind>({Kind::mixtral, Kind::olmoe, Kind::qwen2, Kind::qwen3, Kind::residual});
   shape.family = models::ModelFamily::moe;
   shape.own = models::moe::Facts{.kind = kind};
   shape.experts.dense_ffn_dim = shape.ffn_dim;
@@ -92,6 +93,7 @@ void Draw::add_experts(models::ModelShape& shape) {
   shape.qk_norm = kind == Kind::qwen3;
   shape.qkv_bias = kind == Kind::qwen2;
   if (kind == Kind::qwen2) shape.experts.shared_ffn_dim = number(20, 60);
+  if (kind == Kind::residual) shape.experts.shared_ffn_dim = shape.ffn_dim;
 }
 
 models::ModelShape Draw::draw_shape() {
@@ -232,6 +234,9 @@ void Draw::draw_balance(Settings& function) {
     if (chance(0.5)) function["moe.eval_capacity_factor"] = "0.6";
   }
   if (chance(0.3)) function["moe.input_jitter"] = "0.1";
+  if (!function.contains("moe.selection_bias_rate") && chance(0.2)) {
+    function["moe.sampling"] = one_of<std::string>({"all", "but_first"});
+  }
 }
 
 std::optional<Trial> Draw::candidate() {

@@ -162,6 +162,7 @@ const std::map<std::string, Tried>& tried() {
       {"moe.min_capacity", drawn(Role::function)},
       {"moe.drop_policy", drawn(Role::function)},
       {"moe.input_jitter", drawn(Role::function)},
+      {"moe.sampling", drawn(Role::function)},
       {"precision.compute", function()},
       {"precision.autocast", function()},
       {"precision.reduce", function()},

@@ -1,4 +1,4 @@
-// Experts that take so many tokens of a row, and noise of what enters routers: every layout beside one rank, runs
+// Experts that take so many tokens of a row, noise of what enters routers, and experts that are drawn: every layout beside one rank, runs
 // that go on, validation, and what is sent and kept beside the estimates.
 #include <gtest/gtest.h>
 
@@ -50,7 +50,14 @@ const config::MoeSection kGates[] = {
      .selection_bias_rate = 0.01,
      .capacity_factor = 0.8,
      .drop_policy = DropPolicy::choice},
-    {.aux_loss = train::AuxLoss::transformers, .aux_coefficient = 0.1, .input_jitter = 0.3}};
+    {.aux_loss = train::AuxLoss::transformers, .aux_coefficient = 0.1, .input_jitter = 0.3},
+    {.aux_loss = train::AuxLoss::batch,
+     .aux_coefficient = 0.1,
+     .capacity_factor = 0.6,
+     .min_capacity = 1,
+     .drop_policy = DropPolicy::choice,
+     .sampling = nn::ExpertSampling::all},
+    {.z_coefficient = 0.02, .input_jitter = 0.2, .sampling = nn::ExpertSampling::but_first}};
 
 /// The largest difference of what this rank holds from the same of one rank, against the largest number there.
 void expect_same_weights(train::Run& run, train::Run& one, int64_t step) {
@@ -115,6 +122,7 @@ std::vector<Layout> layouts() {
           L{{.dp_replicate = 2, .ep = 2}, "replicate", "full", 1, 3},
           L{{.dp_shard = 4, .ep = 4}, "shard_gradients", "selective", 1, 1},
           L{{.dp_shard = 2, .ep = 2, .tp = 2}, "full_shard", "none", 1, 2},
+          L{{.dp_shard = 2, .ep = 4, .tp = 2, .etp = 1}, "full_shard", "full", 1, 3},
           L{{.pp = 2, .dp_shard = 2, .ep = 2}, "full_shard", "full", 1, 2, "ZB-H1"}};
 }
 
@@ -124,6 +132,7 @@ INSTANTIATE_TEST_SUITE_P(All, CapacityParityTest, ::testing::ValuesIn(layouts())
 TEST(Capacity, ARunGoesOnAsIfItHadNotBeenCut) {
   const SharedFolder folder;
   auto job = job_of(kGates[2]);
+  job.moe.sampling = nn::ExpertSampling::all;
   job.train.run_dir = folder.path();
   job.train.steps = 6;
   for (const auto& layout : {Layout{{}, "replicate"}, Layout{{.dp_shard = 2, .ep = 2}}}) {

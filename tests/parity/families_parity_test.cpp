@@ -167,8 +167,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyParityTest,
                                            "llama_tied", "mistral", "qwen2", "qwen2_window",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
                                            "gemma3", "gemma2", "mixtral", "qwen3_moe", "olmoe",
-                                           "qwen2_moe", "deepseek_v3", "deepseek_v3_plain",
-                                           "gpt_oss"),
+                                           "qwen2_moe", "pr_moe", "deepseek_v3",
+                                           "deepseek_v3_plain", "gpt_oss"),
                          [](const auto& family) { return family.param; });
 
 // What routers of the fixture's two layers say of each token.

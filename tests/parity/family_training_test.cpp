@@ -116,15 +116,16 @@ TEST_P(SharedExpertsTest, EqualTheRecordedRun) {
           });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SharedExpertsTest, ::testing::Values("deepseek_v3", "gpt_oss"),
+INSTANTIATE_TEST_SUITE_P(All, SharedExpertsTest,
+                         ::testing::Values("deepseek_v3", "gpt_oss", "pr_moe"),
                          [](const auto& family) { return family.param; });
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyTrainingTest,
                          ::testing::Values("llama_biases", "llama_dynamic", "mistral", "qwen2",
                                            "qwen2_window", "qwen3", "olmo2", "smollm3", "phi3",
                                            "phi3_longrope", "gemma3", "gemma2", "mixtral",
-                                           "qwen3_moe", "olmoe", "qwen2_moe", "deepseek_v3",
-                                           "deepseek_v3_plain", "gpt_oss"),
+                                           "qwen3_moe", "olmoe", "qwen2_moe", "pr_moe",
+                                           "deepseek_v3", "deepseek_v3_plain", "gpt_oss"),
                          [](const auto& family) { return family.param; });
 
 }  // namespace

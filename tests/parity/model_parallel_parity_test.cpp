@@ -245,7 +245,7 @@ void expect_whole_matrices(const train::Run& run) {
       values[static_cast<int64_t>(k)] = made_value(part.extent.name, positions[k]);
     }
   });
-  const train::Orthogonaliser orthogonalise(run.parallel, run.tensor_parts, run.tensor_axis,
+  const train::Orthogonaliser orthogonalise(run.parallel, run.tensor_parts,
                                             {.type = optim::OptimizerType::muon});
   const auto updates = orthogonalise(directions);
   ASSERT_EQ(updates.size(), directions.size());
@@ -355,8 +355,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyModelParallelTest,
                          ::testing::Values("llama_biases", "llama_tied", "mistral", "qwen2",
                                            "qwen3", "olmo2", "smollm3", "phi3", "phi3_longrope",
                                            "gemma3", "gemma2", "mixtral", "qwen3_moe", "olmoe",
-                                           "qwen2_moe", "deepseek_v3", "deepseek_v3_plain",
-                                           "gpt_oss"));
+                                           "qwen2_moe", "pr_moe", "deepseek_v3",
+                                           "deepseek_v3_plain", "gpt_oss"));
 
 TEST(ModelParallel, Gpt2WithDropoutEqualsOneRank) {
   auto job = recorded_job(24, 8);

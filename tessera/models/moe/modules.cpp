@@ -8,6 +8,7 @@ namespace {
 QkNorms norms_of(Kind kind) {
   switch (kind) {
     case Kind::mixtral:
+    case Kind::residual:
     case Kind::qwen2:
       return QkNorms::none;
     case Kind::olmoe:

@@ -5,7 +5,7 @@
 
 namespace tessera::models::moe {
 
-enum class Kind { mixtral, olmoe, qwen2, qwen3 };
+enum class Kind { mixtral, olmoe, qwen2, qwen3, residual };
 
 struct Facts {
   Kind kind = Kind::mixtral;

@@ -1,5 +1,6 @@
 // Mixtral (Jiang et al., 2024), OLMoE (Muennighoff et al., 2024), Qwen2-MoE (Yang et al., 2024) and Qwen3-MoE
-// (Yang et al., 2025): blocks as Llama's whose feed-forwards are mixtures of experts.
+// (Yang et al., 2025): blocks as Llama's whose feed-forwards are mixtures of experts. DeepSpeed-MoE's residual
+// experts (Rajbhandari et al., 2022), of which no model is published, in such blocks as well.
 #include "tessera/models/spec.h"
 
 #include <algorithm>
@@ -17,7 +18,18 @@ const MixtureNames& names_of(const ModelShape& shape) {
   static const MixtureNames mixtral{
       .mixture = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"};
   static const MixtureNames others{.shared = "shared_expert", .shared_gate = "shared_expert_gate"};
-  return kind_of(shape) == Kind::mixtral ? mixtral : others;
+  static const MixtureNames residual{.shared = "residual_expert", .coefficient = "coefficient"};
+  switch (kind_of(shape)) {
+    case Kind::mixtral:
+      return mixtral;
+    case Kind::residual:
+      return residual;
+    case Kind::olmoe:
+    case Kind::qwen2:
+    case Kind::qwen3:
+      return others;
+  }
+  __builtin_unreachable();
 }
 
 namespace {
@@ -35,7 +47,8 @@ const std::vector<Absent>& kinds() {
       {"mixtral", "MixtralForCausalLM", Kind::mixtral, 1e-5, 8},
       {"olmoe", "OlmoeForCausalLM", Kind::olmoe, 1e-5, std::nullopt},
       {"qwen2_moe", "Qwen2MoeForCausalLM", Kind::qwen2, 1e-6, 16},
-      {"qwen3_moe", "Qwen3MoeForCausalLM", Kind::qwen3, 1e-6, 4}};
+      {"qwen3_moe", "Qwen3MoeForCausalLM", Kind::qwen3, 1e-6, 4},
+      {"pr_moe", "PrMoeForCausalLM", Kind::residual, 1e-5, std::nullopt}};
   return list;
 }
 
@@ -65,6 +78,12 @@ void read_mixtral(const JsonKeys& keys, ModelShape& shape) {
 void read_olmoe(const JsonKeys& keys, ModelShape& shape) {
   keys.refuse_unless(!keys.has("clip_qkv"), "clip_qkv", "null");
   shape.experts = read_experts(keys);
+  shape.qkv_bias = shape.out_bias = keys.flag("attention_bias", false);
+}
+
+void read_residual(const JsonKeys& keys, ModelShape& shape) {
+  shape.experts = read_experts(keys);
+  shape.experts.shared_ffn_dim = shape.ffn_dim;
   shape.qkv_bias = shape.out_bias = keys.flag("attention_bias", false);
 }
 
@@ -113,6 +132,9 @@ ModelShape read(const JsonKeys& keys, const HfType& type) {
     case Kind::qwen3:
       read_qwen3(keys, shape);
       break;
+    case Kind::residual:
+      read_residual(keys, shape);
+      break;
   }
   read_rotary(keys, shape);
   return shape;
@@ -136,6 +158,10 @@ void write(const ModelShape& s, nlohmann::ordered_json& config) {
     return;
   }
   config.update({{"num_experts", s.experts.num}, {"norm_topk_prob", s.experts.normalise}});
+  if (kind == Kind::residual) {
+    config["attention_bias"] = s.out_bias;
+    return;
+  }
   if (kind == Kind::olmoe) {
     config.update({{"attention_bias", s.out_bias}, {"clip_qkv", nullptr}});
     return;
