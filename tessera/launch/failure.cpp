@@ -37,7 +37,7 @@ std::set<int> missing_ranks(const std::string& line) {
 /// The words of Gloo, NCCL, c10d and the kernel, and ours, when the other side of a connection is
 /// gone or does not answer.
 bool only_lost_its_peer(const RankEnd& rank) {
-  constexpr std::array<std::string_view, 13> kWords{"Connection reset by peer",
+  constexpr std::array<std::string_view, 14> kWords{"Connection reset by peer",
                                                     "Connection closed by peer",
                                                     "Broken pipe",
                                                     "Connection refused",
@@ -45,6 +45,7 @@ bool only_lost_its_peer(const RankEnd& rank) {
                                                     "DistError",
                                                     "remote process exited",
                                                     "recvValue failed",
+                                                    "Failed to recv,",
                                                     "DistNetworkError",
                                                     kDidNotCome,
                                                     "Timed out waiting",
