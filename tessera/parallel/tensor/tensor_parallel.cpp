@@ -2,18 +2,16 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "tessera/autograd/shared_input.h"
 #include "tessera/base/error.h"
-#include "tessera/base/nearest.h"
-#include "tessera/base/pattern.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor/collectives.h"
+#include "tessera/parallel/tensor/match_plan.h"
 
 namespace tessera::parallel {
 namespace {
@@ -89,10 +87,6 @@ Kind& as(torch::nn::Module& module, const std::string& path, const char* expecte
 }
 
 constexpr const char* kLinear = "a Linear or Conv1D";
-
-std::string joined(const std::string& path, const std::string& name) {
-  return path.empty() ? name : path + "." + name;
-}
 
 /// This rank's features of `features`, whole heads.
 Range Division::divide_features(const std::string& path, const TensorRule& rule, int64_t features,
@@ -347,54 +341,12 @@ void Division::divide(const std::string& path, torch::nn::Module& module, const 
   }
 }
 
-struct Named {
-  std::string path;
-  torch::nn::Module* module;
-  const TensorRule* rule = nullptr;
-};
-
-/// Each module with the rule that matches it.
-std::vector<Named> match(torch::nn::Module& model, const nn::TensorPlan& plan) {
-  std::vector<Named> modules;
-  std::vector<std::string> paths;
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    modules.push_back({item.key(), item.value().get()});
-    paths.push_back(item.key());
-  }
-  for (const auto& rule : plan) {
-    bool found = false;
-    for (auto& named : modules) {
-      if (!matches(rule.pattern, named.path)) continue;
-      TORCH_CHECK_VALUE(named.rule == nullptr, "tensor plan: ", named.path,
-                        ": expected one rule for it, got '", named.rule->pattern, "' and '",
-                        rule.pattern, "'");
-      named.rule = &rule;
-      found = true;
-    }
-    TORCH_CHECK_VALUE(found, "tensor plan: '", rule.pattern, "' matches no module",
-                      did_you_mean(rule.pattern, paths));
-  }
-  std::vector<std::string> left;
-  for (const auto& named : modules) {
-    if (named.rule != nullptr) continue;
-    for (const auto& item : named.module->named_parameters(/*recurse=*/false)) {
-      left.push_back(joined(named.path, item.key()));
-    }
-  }
-  for (const auto& item : model.named_parameters(/*recurse=*/false)) left.push_back(item.key());
-  TORCH_CHECK_VALUE(left.empty(), "tensor plan: no rule for ",
-                    fmt::format("{}", fmt::join(left, ", ")),
-                    "; add one for each, such as per_position");
-  std::erase_if(modules, [](const auto& named) { return named.rule == nullptr; });
-  return modules;
-}
-
 }  // namespace
 
 TensorParts tensor_parallel(torch::nn::Module& model, const nn::TensorPlan& plan,
                             const mesh::DeviceMesh& mesh, const TensorParallelOptions& options) {
   if (mesh.axis("tp").size() == 1) return {};
-  const auto modules = match(model, plan);
+  const auto modules = match_plan(model, plan);
   const auto& axis = mesh.axis("tp");
   const bool apart = mesh.shape().expert_tp() < mesh.shape().tp;
   Division division(mesh, axis, options, model);
