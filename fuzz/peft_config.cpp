@@ -20,6 +20,7 @@ void read_and_count(std::string_view input) {
   static const models::ModelShape shape = small_model();
   file.fill(input);
   auto config = models::read_peft_config(file.path());
+  models::take_target_parameters(config, shape);
   config.spec = models::without_idle_entries(std::move(config.spec), shape);
   if (models::num_trained(config.spec, shape) < 1) std::abort();
   std::vector<models::PeftModule> modules;

@@ -45,6 +45,12 @@ enum class AdapterInit {
   pissa  ///< the largest singular values of the matrix, whose rest is the base (train/pissa.h)
 };
 
+/// How PEFT's files have adapters of a mixture's experts.
+enum class ExpertFormat {
+  fused,      ///< of the tensors that hold all experts of a layer (target_parameters)
+  per_expert  ///< of each expert's matrices (target_modules)
+};
+
 }  // namespace tessera::models
 
 template <>
@@ -59,6 +65,9 @@ inline constexpr auto tessera::kTexts<tessera::models::AdapterBias> =
 template <>
 inline constexpr auto tessera::kTexts<tessera::models::AdapterInit> =
     std::to_array<std::string_view>({"kaiming", "gaussian", "orthogonal", "pissa"});
+template <>
+inline constexpr auto tessera::kTexts<tessera::models::ExpertFormat> =
+    std::to_array<std::string_view>({"fused", "per_expert"});
 
 namespace tessera::data {
 

@@ -47,7 +47,7 @@ const std::vector<std::pair<std::string, GgufFileType>>& gguf_types() {
 
 struct ExportArguments {
   checkpoint::ConvertOptions options;
-  std::string to, type = "f16", weights = "as_stored";
+  std::string to, type = "f16", weights = "as_stored", expert_format;
   std::filesystem::path chat_template;  ///< the file that options.chat_template is read from
   int64_t step = -1;                    // not given
   bool no_compare = false, own_only = false;
@@ -147,6 +147,18 @@ void write_modelfile(const std::filesystem::path& gguf, const std::filesystem::p
   fmt::print("wrote {}\n", printable(path.string()));
 }
 
+/// As asked for, or as the run's job has it.
+models::ExpertFormat expert_format_of(const ExportArguments& arguments, const AdapterRun& run,
+                                      const models::ModelShape& shape) {
+  auto text = arguments.expert_format;
+  if (text.empty()) text = config::read_stored_job(run.training.about.config).expert_format;
+  const auto format = value_named<models::ExpertFormat>(text).value_or(models::ExpertFormat::fused);
+  checkpoint::check_expert_format(format, shape);
+  if (!arguments.expert_format.empty() && shape.experts.num == 0)
+    user_error("export: --expert-format takes effect on mixtures alone");
+  return format;
+}
+
 /// The adapter of a run, as PEFT keeps one: with those of adapter.base, and less what PiSSA began with, so that it belongs to the
 /// model as it is stored.
 int export_peft(const ExportArguments& arguments) {
@@ -154,12 +166,14 @@ int export_peft(const ExportArguments& arguments) {
       std::tie(arguments.options.from.source, arguments.options.destination);
   const auto run = open_adapter_run(from, arguments.step);
   const auto shape = inference::stored_shape(run.training, 1);
+  const auto format = expert_format_of(arguments, run, shape);
   const auto below = parts_below(run, arguments.own_only, shape);
   auto part = own_part(run);
   if (!below.empty()) part = checkpoint::sum_of_adapters(below, part, shape);
   const auto& base = run.adapter.base;
-  checkpoint::write_peft(*part.tensors, shape, destination,
-                         {.config = {.spec = part.spec, .base = base.path}, .dtype = {}});
+  checkpoint::write_peft(
+      *part.tensors, shape, destination,
+      {.config = {.spec = part.spec, .base = base.path}, .dtype = {}, .experts = format});
   fmt::print("wrote {}: the adapter alone{}, to be used beside {}{}\n",
              printable(destination.string()),
              below.empty() ? "" : fmt::format(", of rank {}", part.spec.rank),
@@ -184,6 +198,8 @@ int run_export(ExportArguments& arguments, bool has_type) {
     user_error("export: --weights takes effect with --to huggingface alone");
   if (arguments.own_only && arguments.to != "peft")
     user_error("export: --own-only takes effect with --to peft alone");
+  if (!arguments.expert_format.empty() && arguments.to != "peft")
+    user_error("export: --expert-format takes effect with --to peft alone");
   checkpoint::refuse_existing(options.destination);  // before a long look at the source
   if (arguments.to == "peft") return export_peft(arguments);
   options.from.source = chosen_checkpoint(options.from.source, arguments.step);
@@ -254,6 +270,11 @@ void add_export(CLI::App& app, int& exit_code) {
                     "Do not compute prompts with the source and with what was written");
   command->add_flag("--own-only", arguments->own_only,
                     "Of a run with adapter.base, --to peft: leave those adapters out");
+  command
+      ->add_option("--expert-format", arguments->expert_format,
+                   "Of a mixture's experts, --to peft: fused (transformers 5) or per_expert; the "
+                   "job's adapter.expert_format unless given")
+      ->check(CLI::IsMember(texts_of<models::ExpertFormat>()));
   command->footer("Example:\n  tessera export runs/x x.gguf --to gguf --type q4_k_m");
   command->callback(
       [arguments, type, &exit_code] { exit_code = run_export(*arguments, type->count() > 0); });

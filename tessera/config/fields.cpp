@@ -176,6 +176,11 @@ Section adapter_section() {
       .add("lr_ratio", &S::lr_ratio,
            "learning rate of B divided by that of A (LoRA+, Hayou et al. 2024: 16)", {kAdapter},
            {.range = above(0), .aliases = {"loraplus_lr_ratio"}})
+      .add("expert_format", &S::expert_format,
+           "how tessera export --to peft writes adapters of a mixture's experts. fused: of the "
+           "tensors of all experts that transformers 5 has (target_parameters, PEFT 0.17); "
+           "per_expert: by the names of older releases",
+           {kAdapter})
       .build();
 }
 

@@ -72,6 +72,7 @@ struct DataSection {
 struct AdapterSection : models::AdapterSpec {
   std::string path;  ///< a stored adapter from which training goes on; its settings are the spec
   std::vector<std::string> base;  ///< stored adapters that are a frozen part of the base
+  models::ExpertFormat expert_format = models::ExpertFormat::fused;  ///< as PEFT's files get them
   double lr_ratio = 1;  ///< learning rate of B / that of A (LoRA+; Hayou et al., ICML 2024)
 
   bool operator==(const AdapterSection&) const = default;

@@ -13,7 +13,8 @@ StoredJob read_stored_job(const std::string& yaml) {
     };
     return {.model = text("model", "path"),
             .tokenizer = text("data", "tokenizer"),
-            .chat_template = text("data", "chat_template")};
+            .chat_template = text("data", "chat_template"),
+            .expert_format = text("adapter", "expert_format")};
   } catch (const YAML::Exception&) {
     return {};
   }

@@ -10,6 +10,7 @@ struct StoredJob {
   std::string model;          ///< model.path
   std::string tokenizer;      ///< data.tokenizer
   std::string chat_template;  ///< data.chat_template
+  std::string expert_format;  ///< adapter.expert_format
 };
 
 /// What a resolved job file (to_yaml) says. What is not there, or is no YAML, is "".

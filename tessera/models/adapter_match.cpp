@@ -22,6 +22,15 @@ std::string stored_module(const FamilySpec& family, const std::string& parameter
   return module;
 }
 
+/// Named::in_tensor of a block's parameter. In memory every family's mixture is called mlp.
+std::string tensor_of_experts(const ModelShape& shape, const ParameterSpec& parameter,
+                              const std::string& prefix) {
+  if (!parameter.of_expert || parameter.shape.size() != 2) return "";
+  const bool is_down =
+      parameter.name.ends_with("." + spec_of(shape.family).mixture(shape).down + ".weight");
+  return fmt::format("{}mlp.experts.{}", prefix, is_down ? "down_proj" : "gate_up_proj");
+}
+
 /// Patterns come with adapters of others. libstdc++'s other way to match takes a time that grows as
 /// 2^n with some patterns, and its stack with the text; this one knows no back-references.
 #ifdef __GLIBCXX__
@@ -49,6 +58,7 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
     all.push_back({.path = prefix + module,
                    .stored = prefix + stored_module(family, parameter.name, module),
                    .kind = parameter.name.substr(dot + 1),
+                   .in_tensor = "",
                    .shape = parameter.shape,
                    .layer = std::nullopt,
                    .division = parameter.division,
@@ -62,7 +72,11 @@ std::vector<Named> parameters_by_path(const ModelShape& shape) {
     const auto block = family.parameters(alike.shape).block;
     for (const int64_t end = layer + alike.count; layer < end; ++layer) {
       const auto prefix = fmt::format("{}{}.", specs.block_prefix, layer);
-      for (const auto& parameter : block) add(parameter, prefix).layer = layer;
+      for (const auto& parameter : block) {
+        auto& named = add(parameter, prefix);
+        named.layer = layer;
+        named.in_tensor = tensor_of_experts(shape, parameter, prefix);
+      }
     }
   }
   for (const auto& parameter : specs.head) add(parameter, "");
@@ -89,11 +103,12 @@ Entry::Entry(const std::string& member, const std::string& text) : text_(text) {
 
 bool Entry::matches(const Named& parameter) const {
   if (all_linear_) return parameter.layer.has_value();
-  return matches(parameter.path) || matches(parameter.stored);
+  return matches(parameter.path) || matches(parameter.stored) || is_path_of(parameter);
 }
 
 bool Entry::is_path_of(const Named& parameter) const {
-  return text_ == parameter.path || text_ == parameter.stored;
+  return text_ == parameter.path || text_ == parameter.stored ||
+         (!text_.empty() && text_ == parameter.in_tensor);
 }
 
 bool Entry::matches(const std::string& path) const {

@@ -18,6 +18,9 @@ struct Named {
   std::string path;    ///< of its module
   std::string stored;  ///< path of the module of which files have it; the same unless fused
   std::string kind;    ///< "weight", "bias"
+  /// Of an expert's matrix: the tensor of all experts of its layer that transformers 5 has it in
+  /// ("model.layers.0.mlp.experts.gate_up_proj"); else empty.
+  std::string in_tensor;
   std::vector<int64_t> shape;
   std::optional<int64_t> layer;
   bool embedding = false;
@@ -42,7 +45,7 @@ class Entry {
 
   const std::string& text() const { return text_; }
   bool matches(const Named& parameter) const;
-  /// Is it the parameter's whole path? PEFT asks for no block then.
+  /// Is it the parameter's whole path, or that of the tensor that it is in? PEFT asks for no block then.
   bool is_path_of(const Named& parameter) const;
 
  private:
@@ -64,8 +67,13 @@ class PatternTable {
 
   T value_of(const Named& parameter, T otherwise) {
     for (auto& entry : entries_) {
-      if (!std::regex_match(parameter.path, entry.pattern) &&
-          !std::regex_match(parameter.stored, entry.pattern)) {
+      const auto matches = [&](const std::string& path) {
+        return std::regex_match(path, entry.pattern);
+      };
+      // PEFT's target_parameters are known by the parameter's name.
+      const bool in_tensor = !parameter.in_tensor.empty() && matches(parameter.in_tensor);
+      if (!in_tensor && !matches(parameter.path) && !matches(parameter.stored) &&
+          !matches(parameter.name())) {
         continue;
       }
       entry.used = true;

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/text.h"
 #include "tessera/models/adapter_match.h"
 #include "tessera/models/json_keys.h"
 
@@ -67,6 +68,7 @@ bool is_known_or_inert(const std::string& key) {
                                                "rank_pattern",
                                                "revision",
                                                "runtime_config",
+                                               "target_parameters",
                                                "target_modules",
                                                "task_type",
                                                "use_dora",
@@ -107,6 +109,16 @@ void refuse_others(const JsonKeys& keys, const Json& config) {
     if (is_known_or_inert(key) || says_nothing(value)) continue;
     keys.refuse_unless(false, key, "none of it");
   }
+}
+
+/// What PEFT refuses beside target_parameters.
+void check_beside_parameters(const JsonKeys& keys, const PeftConfig& config) {
+  if (config.target_parameters.empty()) return;
+  const auto& spec = config.spec;
+  keys.refuse_unless(spec.type != AdapterType::dora, "use_dora", "false beside target_parameters");
+  keys.refuse_unless(spec.dropout == 0, "lora_dropout", "0 beside target_parameters");
+  keys.refuse_unless(spec.init != AdapterInit::pissa, "init_lora_weights",
+                     "no pissa beside target_parameters");
 }
 
 /// A text, a list of texts, or nothing.
@@ -180,11 +192,44 @@ Ordered or_null(const T& value) {
   return value.empty() ? Ordered() : Ordered(value);
 }
 
+/// What follows a block's number in a parameter's path.
+std::string within_block(const std::string& path, const std::string& block_prefix) {
+  return path.substr(path.find('.', block_prefix.size()) + 1);
+}
+
+/// By path, what names a parameter and those of its name in other blocks; the path itself where these have
+/// none, or other numbers.
+std::map<std::string, std::string> parameter_names(const std::vector<PeftModule>& modules,
+                                                   const ModelShape& shape) {
+  const auto prefix = spec_of(shape.family).parameters(shape).block_prefix;
+  std::set<std::string> all;
+  for (const auto& p : parameters_by_path(shape)) {
+    if (p.layer && p.is_matrix()) all.insert(p.in_tensor.empty() ? p.name() : p.in_tensor);
+  }
+  std::map<std::string, std::vector<const PeftModule*>> alike;
+  for (const auto& module : modules) {
+    if (module.is_parameter) alike[within_block(module.path, prefix)].push_back(&module);
+  }
+  std::map<std::string, std::string> names;
+  for (const auto& [name, group] : alike) {
+    const auto count = std::ranges::count_if(
+        all, [&](const auto& path) { return within_block(path, prefix) == name; });
+    const bool same = std::ranges::all_of(group, [&](const PeftModule* module) {
+      return module->rank == group.front()->rank && module->alpha == group.front()->alpha;
+    });
+    for (const auto* module : group) {
+      names[module->path] = same && count == std::ssize(group) ? name : module->path;
+    }
+  }
+  return names;
+}
+
 /// Names that say exactly which of the model's modules these are; else their paths.
 std::vector<std::string> target_names(const std::vector<PeftModule>& modules,
                                       const ModelShape& shape) {
   std::set<std::string> names, paths;
   for (const auto& module : modules) {
+    if (module.is_parameter) continue;
     paths.insert(module.path);
     names.insert(module.path.substr(module.path.rfind('.') + 1));
   }
@@ -219,7 +264,46 @@ PeftConfig read_peft_config(const std::filesystem::path& adapter_config_json) {
                  .modules_to_save = texts(keys, "modules_to_save"),
                  .bias = bias_of(keys)};
   read_init(keys, config.spec);
+  const auto parameters = texts(keys, "target_parameters");
+  config.target_parameters = {parameters.begin(), parameters.end()};
+  // Without a list, modules are the family's usual ones; a list that is empty is none.
+  config.has_no_modules = !config.target_parameters.empty() && keys.has("target_modules") &&
+                          config.spec.targets.empty();
+  check_beside_parameters(keys, config);
   return config;
+}
+
+void take_target_parameters(PeftConfig& config, const ModelShape& shape) {
+  if (config.target_parameters.empty()) return;
+  std::set<std::string> tensors, paths;
+  const auto parameters = parameters_by_path(shape);
+  for (const auto& target : config.target_parameters) {
+    const auto is_meant = [&](const std::string& name) {
+      return name == target || name.ends_with("." + target);
+    };
+    bool found = false;
+    for (const auto& p : parameters) {
+      if (!p.layer || !p.is_matrix()) continue;
+      if (!is_meant(p.in_tensor.empty() ? p.name() : p.in_tensor)) continue;
+      found = true;
+      if (!p.in_tensor.empty()) tensors.insert(p.in_tensor);
+      paths.insert(p.in_tensor.empty() ? p.path : p.in_tensor);
+    }
+    if (found) continue;
+    user_error(
+        "adapter.target_parameters: '{}' is neither all experts of a layer "
+        "(mlp.experts.gate_up_proj, mlp.experts.down_proj) nor the weight of a linear layer of "
+        "this "
+        "model",
+        printable(target));
+  }
+  auto& targets = config.spec.targets;
+  const auto& family = spec_of(shape.family);
+  // Of mixtures PEFT knows the usual modules of one.
+  const bool has_usual = shape.experts.num == 0 || family.type_of(shape) == "mixtral";
+  if (targets.empty() && !config.has_no_modules && has_usual) targets = family.adapter_targets;
+  targets.insert(targets.end(), paths.begin(), paths.end());
+  config.target_parameters = std::move(tensors);
 }
 
 Ordered to_peft_config(const PeftConfig& config, const ModelShape& shape,
@@ -231,7 +315,9 @@ Ordered to_peft_config(const PeftConfig& config, const ModelShape& shape,
   json["bias"] = text_of(spec.bias);
   json["ensure_weight_tying"] = config.keeps_tied;
   json["fan_in_fan_out"] = spec_of(shape.family).inputs_first;
-  if (spec.init != AdapterInit::kaiming) json["init_lora_weights"] = text_of(spec.init);
+  const auto parameters = parameter_names(modules, shape);
+  if (spec.init != AdapterInit::kaiming && parameters.empty())
+    json["init_lora_weights"] = text_of(spec.init);
   json["r"] = spec.rank;
   json["lora_alpha"] = number(spec.alpha);
   json["lora_dropout"] = spec.dropout;
@@ -239,9 +325,15 @@ Ordered to_peft_config(const PeftConfig& config, const ModelShape& shape,
   json["use_dora"] = spec.type == AdapterType::dora;
   json["modules_to_save"] = or_null(spec.modules_to_save);
   json["target_modules"] = target_names(modules, shape);
+  if (!parameters.empty()) {
+    std::set<std::string> names;
+    for (const auto& [path, name] : parameters) names.insert(name);
+    json["target_parameters"] = names;
+  }
   for (const auto& module : modules) {
-    if (module.rank != spec.rank) json["rank_pattern"][module.path] = module.rank;
-    if (module.alpha != spec.alpha) json["alpha_pattern"][module.path] = number(module.alpha);
+    const auto& name = module.is_parameter ? parameters.at(module.path) : module.path;
+    if (module.rank != spec.rank) json["rank_pattern"][name] = module.rank;
+    if (module.alpha != spec.alpha) json["alpha_pattern"][name] = number(module.alpha);
   }
   return json;
 }

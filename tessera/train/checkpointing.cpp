@@ -160,7 +160,9 @@ void keep_initial(const Run& run) {
   if (run.initial->tensors->path() == folder.lexically_normal()) return;  // where it was found
   fs::remove_all(folder);                                                 // of another run
   checkpoint::write_peft(*run.initial->tensors, run.model->shape(), folder,
-                         {.config = {.spec = run.initial->spec}, .dtype = {}});
+                         {.config = {.spec = run.initial->spec},
+                          .dtype = {},
+                          .experts = models::ExpertFormat::per_expert});
 }
 
 }  // namespace

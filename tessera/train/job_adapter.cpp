@@ -116,6 +116,7 @@ void check_trainable(const models::AdapterSpec& spec, const models::ModelShape& 
 JobAdapter adapter_of(const config::RunConfig& config, const models::ModelShape& shape) {
   const auto& section = config.adapter;
   JobAdapter result{.spec = section, .seed = config.model.seed};
+  checkpoint::check_expert_format(section.expert_format, shape);
   for (const auto& folder : section.base) {
     const auto below = open_base(folder, shape);
     result.below.push_back({.spec = below->config().spec, .tensors = {below, &below->tensors()}});

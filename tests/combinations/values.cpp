@@ -70,6 +70,7 @@ const std::map<std::string, Tried>& tried() {
       {"adapter.init", function()},
       {"adapter.pissa_iterations", function({"2"})},
       {"adapter.lr_ratio", function({"4"})},
+      {"adapter.expert_format", fixed("what an export writes: tests/parity/peft_experts_test.cpp")},
       {"data.train", drawn(Role::function)},
       {"data.weights", function({"[2, 1]", "[0.2, 0.8]"})},
       {"data.validation", fixed("part of the training data is held out")},

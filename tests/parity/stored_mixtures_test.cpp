@@ -15,7 +15,6 @@
 #include "tessera/base/testing.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/convert.h"
-#include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/formats/reshard.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
@@ -406,21 +405,6 @@ TEST(GptOssFiles, AreRefusedInOneLine) {
                 "0.gate_proj.bias', got [6, 63]");
   EXPECT_EQ(message([&](Tensors& t) { t.erase(gate_up + "_bias"); }),
             ": expected a tensor '" + std::string(kExperts) + "0.gate_proj.bias', found none");
-}
-
-TEST(GptOssFiles, HaveNoAdapterOfAnExpert) {
-  const testing::TemporaryFolder folder;
-  const auto shape = models::read_model_shape(fixture("gpt_oss") / "config.json");
-  const checkpoint::SourceView nothing("a run");
-  const models::AdapterSpec spec{.type = models::AdapterType::lora, .targets = {"gate_proj"}};
-  EXPECT_EQ(testing::message_of([&] {
-              checkpoint::write_peft(nothing, shape, folder.path() / "adapter",
-                                     {.config = {.spec = spec}, .dtype = {}});
-            }),
-            "adapter: model.layers.0.mlp.experts.0.gate_proj is a part of "
-            "'model.layers.0.mlp.experts.gate_up_proj' in files, where PEFT's adapters have no "
-            "name for a "
-            "single expert; leave experts out of targets and modules_to_save");
 }
 
 class StoredTogether : public ::testing::TestWithParam<std::string> {};

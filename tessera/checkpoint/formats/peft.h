@@ -22,7 +22,8 @@ bool is_peft(const std::filesystem::path& folder);
 class PeftAdapter {
  public:
   /// Maps the weights and checks that they are what the settings train of such a model. Where files
-  /// fuse modules, each part has the same A and its rows of B; base weights that PEFT saves
+  /// fuse modules, each part has the same A and its rows of B, and so have an expert's gate and up where an
+  /// adapter is of all experts (target_parameters); base weights that PEFT saves
   /// beside an adapter of a table are left alone. UserError: no such files (or older ones, .bin, with
   /// the remedy), settings as models::read_peft_config refuses, a tensor that is missing, too many or
   /// of another shape, as of an adapter for another model.
@@ -46,12 +47,18 @@ void refuse_changed_base(const PeftAdapter& adapter);
 struct PeftWriteOptions {
   models::PeftConfig config;
   std::optional<DType> dtype;  ///< none: as the tensors are
+  models::ExpertFormat experts = models::ExpertFormat::fused;
 };
+
+/// UserError: none of PEFT's releases reads a model's experts in this format.
+void check_expert_format(models::ExpertFormat format, const models::ModelShape& shape);
 
 /// Writes the tensors of models::trained_parameters as a folder that PEFT 0.21 loads, which appears
 /// when it is whole. Adapters of modules that files fuse become one, of the sum of their ranks.
-/// Memory: a module's adapter. UserError: `destination` exists, a tensor that is missing or of another
-/// shape; DoRA on a part of a fused module alone.
+/// Fused, adapters of experts are those of the tensors that transformers 5 has in memory
+/// (peft_experts.h). Memory: a module's adapter, or a layer's experts'. UserError: `destination` exists, a
+/// tensor that is missing or of another shape; DoRA on a part of a fused module alone; of fused experts DoRA,
+/// parameters trained whole, adapters of only some.
 void write_peft(const TensorSource& trained, const models::ModelShape& shape,
                 const std::filesystem::path& destination, const PeftWriteOptions& options);
 
