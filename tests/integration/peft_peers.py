@@ -1,5 +1,6 @@
 """Adapters that PEFT makes, merged by `tessera merge-adapter` beside PEFT's own merge_and_unload, in float32, and back by --unmerge; and how
-many parameters `tessera estimate-memory` says a job with the same settings trains.
+many parameters `tessera estimate-memory` says a job with the same settings trains. Mixtures: adapters of all experts of a layer
+(target_parameters), merged and exported, by the logits of models with them.
 
 usage: peft_peers.py TESSERA   (the command; needs torch, transformers, peft)
 Prints what differs, and ends with 1 if anything does, with 77 where PEFT is not installed."""
@@ -8,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import warnings
 
 try:
     import peft
@@ -120,6 +122,16 @@ def logits_of(model):
         return model.eval()(torch.arange(30).view(1, 30)).logits
 
 
+def train(base, adapter, folder):
+    """A run of a few steps in folder / "run"."""
+    (folder / "tokens.bin").write_bytes(bytes(i * 7 % 97 if j == 0 else 0 for i in range(4000) for j in (0, 1)))
+    job = {"model": {"path": str(base), "init": "pretrained"}, "adapter": adapter,
+           "data": {"train": [str(folder / "tokens.bin")], "seq_len": 32, "validation_fraction": 0}, "optimizer": {"learning_rate": 0.01},
+           "train": {"steps": 5, "global_batch": 4, "run_dir": str(folder / "run")}, "logging": {"progress": "none"}}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    run("train", folder / "job.yaml")
+
+
 def check_run(keys, folder):
     """A run's adapter in PEFT beside the stored model, and the run merged: one function, which is not the base's."""
     torch.manual_seed(5)
@@ -133,12 +145,7 @@ def check_run(keys, folder):
             parameter.data += 0.1 * torch.randn_like(parameter) if parameter.requires_grad else 0
         below.save_pretrained(folder / "below")
         adapter["base"] = [str(folder / "below")]
-    (folder / "tokens.bin").write_bytes(bytes(i * 7 % 97 if j == 0 else 0 for i in range(4000) for j in (0, 1)))
-    job = {"model": {"path": str(base), "init": "pretrained"}, "adapter": adapter,
-           "data": {"train": [str(folder / "tokens.bin")], "seq_len": 32, "validation_fraction": 0}, "optimizer": {"learning_rate": 0.01},
-           "train": {"steps": 5, "global_batch": 4, "run_dir": str(folder / "run")}, "logging": {"progress": "none"}}
-    (folder / "job.yaml").write_text(json.dumps(job))
-    run("train", folder / "job.yaml")
+    train(base, adapter, folder)
     run("export", folder / "run", folder / "adapter", "--to", "peft")
     run("merge-adapter", folder / "run", "-o", folder / "merged")
     before = logits_of(kind.from_pretrained(base))
@@ -150,6 +157,87 @@ def check_run(keys, folder):
     return ok
 
 
+FAMILIES = pathlib.Path(__file__).parents[1] / "fixtures" / "families"
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj"]
+# Of each family a model like the fixture's; what PEFT is told.
+THEIRS = [
+    dict(r=3, lora_alpha=6, target_modules=[], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+    dict(r=3, target_modules=["o_proj"], target_parameters=["experts.down_proj"], use_rslora=True),
+    dict(r=2, lora_alpha=5, target_modules=["o_proj"], target_parameters=["model.layers.1.mlp.experts.gate_up_proj", "experts.down_proj"],
+         rank_pattern={"experts.down_proj": 4}, alpha_pattern={r".*\.gate_up_proj": 3}, layers_to_transform=[0]),
+]
+# Of a run, and the families that it leaves out: PEFT has none of gpt-oss's experts by themselves, and takes qwen2_moe's shared expert for
+# them; deepseek_v3 has other linear layers.
+OURS = [
+    ({"targets": ["all-linear"]}, {}),
+    ({"targets": ["all-linear"], "rslora": True, "rank_pattern": {"up_proj|w3": 2}}, {}),
+    ({"targets": [r".*experts\..*\.(up_proj|w3|down_proj|w2)"], "layers": [1]}, {}),
+    ({"targets": [r".*experts\..*", *LINEAR], "init": "pissa"}, {"deepseek_v3"}),
+    ({"targets": [r".*experts\..*", *LINEAR], "expert_format": "per_expert"}, {"gpt_oss", "deepseek_v3", "qwen2_moe"}),
+]
+MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "olmoe", "deepseek_v3"]
+
+
+def mixture(name, folder):
+    config = transformers.AutoConfig.from_pretrained(FAMILIES / name)
+    config.pad_token_id = 0
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+
+
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def same(what, theirs, merged, before):
+    differ, moved = (theirs - merged).abs().max().item(), (theirs - before).abs().max().item()
+    ok = differ < 1e-5 and differ < 1e-3 * moved
+    print("ok  " if ok else "FAIL", what, {"differ": differ, "moved": moved})
+    return ok
+
+
+def check_their_experts(name, settings, folder):
+    """An adapter that PEFT made, merged by tessera."""
+    torch.manual_seed(7)
+    mixture(name, folder / "base")
+    adapted = peft.get_peft_model(load(folder / "base"), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    for parameter in adapted.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter) if parameter.requires_grad else 0
+    adapted.save_pretrained(folder / "adapter")
+    run("merge-adapter", folder / "adapter", "-o", folder / "merged")
+    return same(f"{name} {settings}", logits_of(adapted), logits_of(load(folder / "merged")), logits_of(load(folder / "base")))
+
+
+def check_our_experts(name, keys, folder):
+    """A run's adapter in PEFT, and the run merged."""
+    torch.manual_seed(8)
+    mixture(name, folder / "base")
+    train(folder / "base", {"type": "lora", "rank": 3, "alpha": 7, **keys}, folder)
+    run("export", folder / "run", folder / "adapter", "--to", "peft")
+    run("merge-adapter", folder / "run", "-o", folder / "merged")
+    run("merge-adapter", folder / "adapter", "--base", folder / "base", "-o", folder / "again")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        theirs = logits_of(peft.PeftModel.from_pretrained(load(folder / "base"), folder / "adapter"))
+    told = [str(warning.message)[:90] for warning in told if "adapter keys" in str(warning.message)]
+    before = logits_of(load(folder / "base"))
+    ok = same(f"run of {name} {keys} {told or ''}", theirs, logits_of(load(folder / "merged")), before)
+    return same("  read again", theirs, logits_of(load(folder / "again")), before) and ok and not told
+
+
+def check_mixtures():
+    checks = [(check_their_experts, name, settings) for name in MIXTURES for settings in THEIRS]
+    checks += [(check_our_experts, name, keys) for name in MIXTURES for keys, without in OURS if name not in without]
+    good = True
+    for check_one, name, settings in checks:
+        with tempfile.TemporaryDirectory() as folder:
+            good = check_one(name, settings, pathlib.Path(folder)) and good
+    return good
+
+
 def main():
     torch.set_num_threads(1)
     good = True
@@ -159,6 +247,7 @@ def main():
     for number, (name, settings, keys) in enumerate(CASES):
         with tempfile.TemporaryDirectory() as folder:
             good = check(number, name, settings, keys, pathlib.Path(folder)) and good
+    good = check_mixtures() and good
     sys.exit(0 if good else 1)
 
 
