@@ -293,8 +293,7 @@ void take_target_parameters(PeftConfig& config, const ModelShape& shape) {
     user_error(
         "adapter.target_parameters: '{}' is neither all experts of a layer "
         "(mlp.experts.gate_up_proj, mlp.experts.down_proj) nor the weight of a linear layer of "
-        "this "
-        "model",
+        "this model",
         printable(target));
   }
   auto& targets = config.spec.targets;

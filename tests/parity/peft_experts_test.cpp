@@ -251,8 +251,10 @@ TEST(PeftExpertsErrors, WhatHasNoPlaceInOneTensorIsRefusedInOneLine) {
   EXPECT_THAT(message("mixtral", {.type = AdapterType::lora, .targets = {"experts.1.w1"}}),
               HasSubstr("targets: w1 has an adapter in 1 of 4 experts of "
                         "model.layers.0.mlp.experts.gate_up_proj, where PEFT has one"));
-  EXPECT_THAT(message("gpt_oss", {.type = AdapterType::dora, .targets = {"down_proj"}}),
-              HasSubstr("DoRA of model.layers.0.mlp.experts.down_proj: PEFT has LoRA alone"));
+  EXPECT_THAT(
+      message("gpt_oss", {.type = AdapterType::dora, .targets = {"down_proj"}}),
+      HasSubstr("DoRA of model.layers.0.mlp.experts.down_proj: PEFT has LoRA alone of all experts "
+                "together; merge the adapter (tessera merge-adapter)"));
   for (const auto* family : {"mixtral", "gpt_oss"}) {
     EXPECT_THAT(
         message(family,

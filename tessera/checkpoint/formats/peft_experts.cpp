@@ -70,8 +70,7 @@ void add_of_expert(SourceView& view, const models::TrainedParameter& parameter,
   const auto& info = stored.info(key);
   if (info.shape != expected || !is_float(info.dtype)) {
     user_error(
-        "{}: '{}': expected shape [{}] and floats, of {} experts and rank {}, got [{}] of {}: it "
-        "is "
+        "{}: '{}': expected shape [{}] and floats, of {} experts and rank {}, got [{}] of {}: "
         "an adapter of another model, or r and rank_pattern say another rank",
         stored.path().string(), key, fmt::join(expected, ", "), experts, rank,
         fmt::join(info.shape, ", "), dtype_name(info.dtype));
@@ -85,7 +84,8 @@ void add_of_expert(SourceView& view, const models::TrainedParameter& parameter,
 }
 
 ExpertAdapter expert_adapter(std::vector<models::AdaptedModule> modules,
-                             const std::map<std::string, ExpertPlace>& places, bool rslora) {
+                             const std::map<std::string, ExpertPlace>& places, bool rslora,
+                             const std::string& otherwise) {
   ExpertAdapter joined{.modules = std::move(modules), .places = {}};
   std::map<int64_t, int64_t> ranks;
   std::map<std::string, int64_t> counts;
@@ -99,8 +99,8 @@ ExpertAdapter expert_adapter(std::vector<models::AdaptedModule> modules,
     if (count == first.num_experts) continue;
     user_error(
         "targets: {} has an adapter in {} of {} experts of {}, where PEFT has one of all together; "
-        "take all experts, or set expert_format to per_expert",
-        part, count, first.num_experts, first.tensor);
+        "take all experts, or {}",
+        part, count, first.num_experts, first.tensor, otherwise);
   }
   for (const auto& [expert, rank] : ranks) joined.rank = std::max(joined.rank, rank);
   const auto& module = joined.modules.front();

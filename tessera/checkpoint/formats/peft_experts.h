@@ -53,9 +53,11 @@ struct ExpertAdapter {
   std::vector<float> b(const TensorSource& trained) const;  ///< [outputs, rank E]
 };
 
-/// UserError: one of an expert's matrices that only some experts have an adapter of.
+/// UserError: one of an expert's matrices that only some experts have an adapter of; it ends with `otherwise`,
+/// what can be done instead.
 ExpertAdapter expert_adapter(std::vector<models::AdaptedModule> modules,
-                             const std::map<std::string, ExpertPlace>& places, bool rslora);
+                             const std::map<std::string, ExpertPlace>& places, bool rslora,
+                             const std::string& otherwise);
 
 /// Tensors of float32 that are computed when they are read; the last one is kept.
 class ComputedMatrices : public TensorSource {

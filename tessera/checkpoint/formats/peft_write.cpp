@@ -102,19 +102,24 @@ class Writer {
                                [&](const auto& name) { return path.ends_with("." + name); });
   }
 
+  /// What to do where all experts together cannot be written.
+  std::string otherwise() const {
+    return models::spec_of(shape_.family).mixture(shape_).alternating
+               ? "merge the adapter (tessera merge-adapter)"
+               : "set expert_format to per_expert";
+  }
+
   void fuse_experts(const std::string& tensor, const std::vector<AdaptedModule>& modules,
                     const std::map<std::string, ExpertPlace>& experts) {
     if (config_.spec.type == AdapterType::dora) {
-      user_error(
-          "DoRA of {}: PEFT has LoRA alone of all experts together; set expert_format to "
-          "per_expert",
-          tensor);
+      user_error("DoRA of {}: PEFT has LoRA alone of all experts together; {}", tensor,
+                 otherwise());
     }
     for (const auto& module : modules) {
       for (const auto& p : models::parameters_of(module, config_.spec.type)) check(p);
     }
     const auto adapter = std::make_shared<const ExpertAdapter>(
-        expert_adapter(modules, experts, config_.spec.rslora));
+        expert_adapter(modules, experts, config_.spec.rslora, otherwise()));
     const auto& place = adapter->places.front();
     const int64_t all = adapter->rank * place.num_experts;
     compute(expert_key(tensor, ".lora_A", tensors_), {all, place.inputs},
@@ -136,12 +141,9 @@ class Writer {
     if (parameter.of_expert &&
         (fuses_experts_ || names_.stored(parameter.name) != parameter.name)) {
       user_error(
-          "adapter: {} is a part of a tensor of all experts, which PEFT's files do not have beside "
-          "an "
-          "adapter; leave experts out of modules_to_save and bias{}",
-          parameter.name,
-          names_.stored(parameter.name) == parameter.name ? ", or set expert_format to per_expert"
-                                                          : "");
+          "adapter: {} is a part of a tensor of all experts, which PEFT's files have no place for "
+          "beside an adapter; leave experts out of modules_to_save and bias, or {}",
+          parameter.name, otherwise());
     }
     const auto place = peft_place(names_, module);
     if (!place.is_part()) {
