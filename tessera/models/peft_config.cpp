@@ -211,7 +211,9 @@ std::map<std::string, std::string> parameter_names(const std::vector<PeftModule>
     if (module.is_parameter) alike[within_block(module.path, prefix)].push_back(&module);
   }
   std::map<std::string, std::string> names;
-  for (const auto& [name, group] : alike) {
+  for (const auto& entry : alike) {
+    const auto& name = entry.first;
+    const auto& group = entry.second;
     const auto count = std::ranges::count_if(
         all, [&](const auto& path) { return within_block(path, prefix) == name; });
     const bool same = std::ranges::all_of(group, [&](const PeftModule* module) {

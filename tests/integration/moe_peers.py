@@ -12,9 +12,10 @@ deepspeed.moe.layer.MoE (ep_size 2, k 2, drop_tokens False) in place of its feed
 AutoEP (expert_parallel), which takes transformers' experts apart by itself, in its loop over experts, for its other ways need a GPU. Both with
 ZeRO's stage 2 (--zero; 1 and 2 are what DeepSpeed has for mixtures besides AutoEP's 3); in bf16 `bf16.enabled`. fsdp2 in bf16: parameters are
 gathered as bf16, gradients reduced in fp32, as precision.compute bf16 of Tessera does.
-Tokens a second: of the median step, the first two of a run left out; a median over the rounds; `best`: of the fastest step of all. Memory: VmHWM of the rank with most, from its start
-on; `steps`: highest while a peer's steps ran, its loading left out. CPU s a step: processor seconds of both ranks, a mean, the first two steps left
-out: worth something on a busy machine, too. MaxVio: how much the fullest expert is above the mean, of Tessera's steps.
+Tokens a second: of the median step, the first two of a run left out; a median over the rounds; `best`: of the fastest step of all. Memory: VmHWM
+of the rank with most, from its start on; `steps`: highest while a peer's steps ran, its loading left out. CPU s a step: processor seconds of both
+ranks, a mean, the first two steps left out: worth something on a busy machine, too. MaxVio: how much the fullest expert is above the mean, of
+Tessera's steps; waiting: its share of time.
 others: share of the machine that other programs took in the worst run: figures of time are worth something below some 5 %.
 --undisturbed: each run waits until the others have been idle for a while, and is made again, up to 20 times, where they were not during it.
 A peer that cannot run is named with its reason. Ends with 1 if losses in fp32 differ by more than 0.5 % or Tessera fails, with 77 where a package
@@ -172,7 +173,8 @@ def settings_of_deepspeed(name, run):
 
 def load(folder, run, dtype):
     """transformers' Mixtral with the first weights. A float32 copy of what AutoEP and MoE take from it is all that they read."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "mixture", dtype=dtype, experts_implementation=run["implementation"] or "eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "mixture", dtype=dtype,
+                                                              experts_implementation=run["implementation"] or "eager")
     model.train()
     model.config.use_cache = False
     return model
@@ -353,13 +355,14 @@ def print_table(size, run, rows):
     mixture, dense = run["parameters"]
     print(f"\n{size} {run['dtype']}: {run['experts']} experts, {TAKEN} a token, {mixture:,} parameters (dense: {dense:,}), {run['batch']} x "
           f"{run['length']} tokens a step, ranks: {RANKS}, one thread each; experts of transformers: {run['implementation']}; ZeRO {run['zero']}\n")
-    print("| contestant | tokens/s | best | CPU s a step | peak MiB | steps | waiting | MaxVio | others | losses |\n|---|---|---|---|---|---|---|---|---|---|")
+    print("| contestant | tokens/s | best | CPU s a step | peak MiB | steps | waiting | MaxVio | others | losses |")
+    print("|---" * 10 + "|")
     good = {row["contestant"]: row for row in rows if "losses" in row}
     for name, row in good.items():
         steps, waits, uneven = (format(row[key], kind) if key in row else "" for key, kind in
                                 (("steps_mib", ",.0f"), ("communication_wait_share", ".0%"), ("max_violation", ".2f")))
-        print(f"| {name} | {row['tokens_per_second']:,.0f} | {row['best_tokens_per_second']:,.0f} | {row['step_cpu_seconds']:.2f} | {row['peak_mib']:,.0f} "
-              f"| {steps} | {waits} | {uneven} | {row['others']:.0%} | {row['losses'][0]:.4f} to {row['losses'][-1]:.4f} |")
+        print(f"| {name} | {row['tokens_per_second']:,.0f} | {row['best_tokens_per_second']:,.0f} | {row['step_cpu_seconds']:.2f} "
+              f"| {row['peak_mib']:,.0f} | {steps} | {waits} | {uneven} | {row['others']:.0%} | {row['losses'][0]:.4f} to {row['losses'][-1]:.4f} |")
     for row in rows:
         failed = next((result["failed"] for result in row["rounds"] if "failed" in result), None)
         if failed:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/floats_of.h"
 #include "tessera/checkpoint/formats/peft_names.h"
 #include "tessera/models/adapter_match.h"
