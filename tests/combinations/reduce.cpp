@@ -26,6 +26,11 @@ std::vector<Trial> smaller(const Trial& trial) {
       add([&](Trial& other) { other.resumed->erase(item.first); });
     }
   }
+  // The sizes of a mesh make its number of ranks, so they go together.
+  const auto is_of_ranks = [](const auto& item) { return item.first.starts_with("parallel."); };
+  if (std::ranges::any_of(trial.layout, is_of_ranks)) {
+    add([&](Trial& other) { std::erase_if(other.layout, is_of_ranks); });
+  }
   for (const auto& item : trial.layout) {
     add([&](Trial& other) { other.layout.erase(item.first); });
   }
