@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/fitting.h"
 #include "tessera/base/nearest.h"
 
 namespace tessera::mesh {
@@ -31,10 +32,10 @@ std::array<int, kNumFactors> factors(const MeshShape& shape) {
   return {shape.pp,
           shape.expert_replicate(),
           from_shard ? 1 : shape.ep_of_data(),
-          from_shard ? shape.dp_shard / shape.ep_of_data() : 1,
+          shape.expert_shard() / shape.tp_beside(),
           from_shard ? shape.ep_of_data() : 1,
           shape.cp,
-          shape.tp / shape.expert_tp() / shape.ep_of_tp(),
+          shape.tp_beside(),
           shape.ep_of_tp(),
           shape.expert_tp()};
 }
@@ -137,10 +138,9 @@ std::optional<std::string> ep_problem(const MeshShape& shape) {
   const auto [lender, ranks] = lender_of(shape);
   const int of_tp = shape.tp / shape.expert_tp();
   if (shape.ep >= 1 && (ranks < 1 || ranks % shape.ep_of_data() == 0)) return std::nullopt;
-  std::vector<int> fitting;
-  for (int size = 1; size <= ranks * of_tp; ++size) {
-    if (ranks % (size / std::gcd(size, of_tp)) == 0) fitting.push_back(size);
-  }
+  const auto fitting = fitting_numbers(ranks * of_tp, [&, ranks = ranks](int size) {
+    return ranks % (size / std::gcd(size, of_tp)) == 0;
+  });
   const auto more = of_tp == 1 ? ""
                                : fmt::format(" times a divisor of the {} of tp that etp {} leaves",
                                              of_tp, shape.etp);
@@ -150,10 +150,7 @@ std::optional<std::string> ep_problem(const MeshShape& shape) {
 
 std::optional<std::string> etp_problem(const MeshShape& shape) {
   if (shape.etp == 0 || (shape.etp > 0 && shape.tp % shape.etp == 0)) return std::nullopt;
-  std::vector<int> fitting;
-  for (int size = 1; size <= shape.tp; ++size) {
-    if (shape.tp % size == 0) fitting.push_back(size);
-  }
+  const auto fitting = fitting_numbers(shape.tp, [&](int size) { return shape.tp % size == 0; });
   return fmt::format("expected a divisor of the {} ranks of tp, got {}; set one of {}", shape.tp,
                      shape.etp, fmt::join(fitting, ", "));
 }

@@ -50,10 +50,9 @@ struct MeshShape {
   int expert_tp() const { return etp > 0 ? etp : tp; }
   int ep_of_tp() const { return std::gcd(ep, tp / expert_tp()); }  ///< of ep, what tp lends
   int ep_of_data() const { return ep / ep_of_tp(); }               ///< and what the data axes do
+  int tp_beside() const { return tp / expert_tp() / ep_of_tp(); }  ///< of tp, what etp and ep leave
   int expert_replicate() const { return dp_shard > 1 ? dp_replicate : dp_replicate / ep_of_data(); }
-  int expert_shard() const {
-    return (dp_shard > 1 ? dp_shard / ep_of_data() : 1) * (tp / expert_tp() / ep_of_tp());
-  }
+  int expert_shard() const { return (dp_shard > 1 ? dp_shard / ep_of_data() : 1) * tp_beside(); }
   /// Do other ranks share an expert than what all tokens pass?
   bool experts_apart() const { return ep > 1 || expert_tp() < tp; }
   std::array<int, kNumAxes> sizes() const {

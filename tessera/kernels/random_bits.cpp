@@ -18,13 +18,17 @@ at::Tensor random_bits(const at::Tensor& positions, const DropoutKey& key) {
   return mixed((low + high + int64_t{second}).bitwise_and(kLow));
 }
 
-at::Tensor gumbel_noise(const at::Tensor& like, const DropoutKey& key) {
+at::Tensor random_bits_like(const at::Tensor& like, const DropoutKey& key) {
   const auto first = key.first_position;
   const auto positions =
       at::arange(first, first + like.numel(), like.options().dtype(at::kLong).requires_grad(false));
+  return random_bits(positions, key).view(like.sizes());
+}
+
+at::Tensor gumbel_noise(const at::Tensor& like, const DropoutKey& key) {
   // The middle of each of 2^32 equal parts of (0, 1): its logarithm is finite.
-  const auto uniform = random_bits(positions, key).to(at::kDouble).add_(0.5).mul_(0x1p-32);
-  return uniform.log_().neg_().log_().neg_().to(at::kFloat).view(like.sizes());
+  const auto uniform = random_bits_like(like, key).to(at::kDouble).add_(0.5).mul_(0x1p-32);
+  return uniform.log_().neg_().log_().neg_().to(at::kFloat);
 }
 
 }  // namespace tessera::kernels

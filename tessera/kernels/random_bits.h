@@ -14,11 +14,13 @@ namespace tessera::kernels {
 /// device: those that `drop` draws there.
 at::Tensor random_bits(const at::Tensor& positions, const DropoutKey& key);
 
-/// Numbers of a standard Gumbel distribution, float32, for each element of `like`; its first has the key's
-/// first_position.
+/// The same for each element of `like`, whose first has the key's first_position.
+at::Tensor random_bits_like(const at::Tensor& like, const DropoutKey& key);
+
+/// Numbers of a standard Gumbel distribution, float32, made of those.
 at::Tensor gumbel_noise(const at::Tensor& like, const DropoutKey& key);
 
-/// The same of one position, for loops on the CPU; `key` is random_key of a DropoutKey.
+/// The bits of one position, for loops on the CPU; `key` is random_key of a DropoutKey.
 inline uint32_t random_bits_at(const std::array<uint32_t, 2>& key, int64_t position) {
   const auto mixed = [](uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;

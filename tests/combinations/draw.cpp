@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -161,15 +160,19 @@ Settings Draw::draw_mesh(const models::ModelShape& shape) {
   }
   const auto [pp, replicate, shard, tp] = one_of(meshes);
   const bool has_experts = shape.experts.num > 0;
+  mesh::MeshShape mesh_shape{.dp_replicate = static_cast<int>(replicate),
+                             .dp_shard = static_cast<int>(shard),
+                             .tp = static_cast<int>(tp)};
   std::vector<int64_t> tensor_widths{tp};
-  for (int64_t etp = 1; etp < tp && has_experts; ++etp) {
-    if (tp % etp == 0) tensor_widths.push_back(etp);
+  for (mesh_shape.etp = 1; mesh_shape.etp < tp && has_experts; ++mesh_shape.etp) {
+    if (!mesh::etp_problem(mesh_shape)) tensor_widths.push_back(mesh_shape.etp);
   }
-  const int64_t etp = one_of(tensor_widths), lent = shard > 1 ? shard : replicate;
+  const int64_t etp = one_of(tensor_widths);
+  mesh_shape.etp = static_cast<int>(etp);
   std::vector<int64_t> widths{1};
-  for (int64_t ep = 2; ep <= 4; ++ep) {
-    const int64_t of_data = ep / std::gcd(ep, tp / etp);
-    if (has_experts && lent % of_data == 0 && shape.experts.num % ep == 0) widths.push_back(ep);
+  for (mesh_shape.ep = 2; mesh_shape.ep <= 4; ++mesh_shape.ep) {
+    if (mesh::ep_problem(mesh_shape) || !has_experts) continue;
+    if (!models::experts_problem(shape, mesh_shape.ep)) widths.push_back(mesh_shape.ep);
   }
   Settings mesh{{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
                 {"parallel.pp", fmt::format("{}", pp)},

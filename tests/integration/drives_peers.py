@@ -19,16 +19,14 @@ import argparse
 import json
 import os
 import pathlib
-import platform
-import resource
 import shutil
 import signal
-import socket
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+
+from peers import LEFT_OUT, counted, largest_difference, report_head, start_ranks, status, summarise, tessera_adamw, tessera_figures
+from peers import tessera_settings, train_here, write_tokens
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 try:
@@ -40,7 +38,7 @@ except ImportError as error:
     sys.exit(77)
 
 transformers.utils.logging.disable_progress_bar()
-RATE, BETAS, EPSILON, DECAY, TOLERANCE, LEFT_OUT = 1e-3, (0.9, 0.95), 1e-8, 0.1, 5e-3, 2
+RATE, BETAS, EPSILON, DECAY, TOLERANCE = 1e-3, (0.9, 0.95), 1e-8, 0.1, 5e-3
 VOCABULARY = 32000
 SIZES = {
     "small": dict(shape=dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8), length=512, batch=4,
@@ -53,10 +51,6 @@ MORE = ["deepspeed_nvme_states"]
 BESIDE = {"tessera_nvme": "deepspeed_nvme", "tessera_host": "deepspeed_cpu"}
 
 
-def status(key):
-    return next(int(line.split()[1]) for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(key + ":")) * 1024
-
-
 def make_files(folder, run):
     """The first weights, rounded to bf16, which both begin with, and few different tokens, so that losses fall."""
     torch.manual_seed(3)
@@ -65,25 +59,15 @@ def make_files(folder, run):
     model = transformers.LlamaForCausalLM(config)
     count = sum(p.numel() for p in model.parameters())
     model.to(torch.bfloat16).save_pretrained(folder / "model")
-    tokens = torch.randint(0, 200, (run["steps"] * run["batch"] * run["length"] + 1,), generator=torch.Generator().manual_seed(5))
-    (folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
+    write_tokens(folder / "tokens.bin", run)
     return count
 
 
 def ours(tessera, folder, name, run):
-    settings = {
-        "model": {"path": str(folder / "model"), "init": "pretrained"},
-        "data": {"train": [str(folder / "tokens.bin")], "validation_fraction": 0, "seq_len": run["length"], "shuffle": False},
-        "parallel": {"num_ranks": run["ranks"], "threads_per_rank": run["threads"], "placement": "full_shard"},
-        "precision": {"compute": "bf16"},
-        "optimizer": {"learning_rate": RATE, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "weight_decay": DECAY,
-                      "decay_norms_and_biases": True, "max_grad_norm": 0, "in_backward": True},
-        "schedule": {"type": "constant"},
-        "memory": {"checkpointing": "full" if run["checkpointing"] else "none"},
-        "train": {"steps": run["steps"], "global_batch": run["batch"], "run_dir": str(folder / "run"), "sample_tokens": 0},
-        "checkpoint": {"at_end": False},
-        "logging": {"tensorboard": False, "svg": False, "progress": "none"},
-    }
+    settings = tessera_settings(folder, "model", run, run["ranks"], run["threads"])
+    settings["precision"] = {"compute": "bf16"}
+    settings["optimizer"] |= tessera_adamw(RATE, BETAS, EPSILON, DECAY) | {"in_backward": True}
+    settings["memory"] = {"checkpointing": "full" if run["checkpointing"] else "none"}
     if name == "tessera_alone":
         settings["model"] = {"preset": "micro"}
         settings["train"]["steps"] = 1
@@ -94,10 +78,7 @@ def ours(tessera, folder, name, run):
     done = subprocess.run([tessera, "train", str(folder / "job.yaml")], capture_output=True, text=True)
     if done.returncode:
         return {"failed": (done.stdout + done.stderr)[-2000:]}
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    return {"losses": [line["loss"] for line in lines], "seconds": [line["step_seconds"] for line in lines],
-            "peak_bytes": max(summary["peak_memory_bytes"])}
+    return tessera_figures(folder)[0]
 
 
 def settings_of_deepspeed(folder, name, run):
@@ -120,10 +101,9 @@ def settings_of_deepspeed(folder, name, run):
 
 
 def theirs_here(folder, name, run):
-    """A rank, in a process of its own: trains, and the first one prints what `ours` gives."""
-    alone = status("VmHWM")
+    """A rank, in a process of its own."""
+    run["alone"] = status("VmHWM")
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    rank, ranks = torch.distributed.get_rank(), run["ranks"]
     settings = settings_of_deepspeed(folder, name, run)
     kept = transformers.integrations.HfDeepSpeedConfig(settings)  # from_pretrained then gives out each parameter as it is read
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16)
@@ -134,87 +114,16 @@ def theirs_here(folder, name, run):
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
     del kept
     torch.set_num_threads(run["threads"])
-    tokens = torch.tensor(memoryview((folder / "tokens.bin").read_bytes()).cast("H").tolist())
-    loaded = status("VmHWM")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    losses, seconds, mine = [], [], run["batch"] // ranks
-    for step in range(run["steps"]):
-        began = time.perf_counter()
-        starts = [(step * run["batch"] + rank * mine + row) * run["length"] for row in range(mine)]
-        rows = torch.stack([tokens[start:start + run["length"] + 1] for start in starts])
-        logits = engine(input_ids=rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-        del logits
-        engine.backward(loss)
-        engine.step()
-        seconds.append(time.perf_counter() - began)
-        loss = loss.detach().clone()
-        torch.distributed.all_reduce(loss)
-        losses.append(loss.item() / ranks)
-    peaks = [None] * ranks
-    torch.distributed.all_gather_object(peaks, (alone, loaded, status("VmHWM")))
-    if rank == 0:
-        alone, loaded, steps = max(peaks, key=lambda peak: max(peak[1:]))
-        print(json.dumps({"losses": losses, "seconds": seconds, "peak_bytes": max(loaded, steps), "steps_bytes": steps, "alone_bytes": alone}),
-              flush=True)
-    torch.distributed.barrier()
-    os._exit(0)  # Gloo's threads now and then abort an ordinary exit
-
-
-def theirs(folder, name, run):
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        port = any_port.getsockname()[1]
-    ranks = []
-    for rank in range(run["ranks"]):
-        more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run["ranks"], "LOCAL_SIZE": run["ranks"], "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": run["threads"]}
-        output = open(folder / f"output_{rank}", "w")
-        ranks.append(subprocess.Popen([sys.executable, __file__, "--peer", str(folder), name, json.dumps(run)], stdout=output,
-                                      stderr=subprocess.STDOUT, env=os.environ | {key: str(value) for key, value in more.items()}))
-    try:
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.1)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        return {"failed": "".join((folder / f"output_{rank}").read_text()[-2000:] for rank in range(run["ranks"]))}
-    return json.loads(next(line for line in (folder / "output_0").read_text().splitlines() if line.startswith('{"losses"')))
-
-
-def machine_seconds():
-    """Busy and all processor seconds of the machine."""
-    numbers = [int(number) for number in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return [seconds / os.sysconf("SC_CLK_TCK") for seconds in (sum(numbers) - numbers[3] - numbers[4], sum(numbers))]
+    train_here(folder / "tokens.bin", run, engine, engine.backward, engine.step)
 
 
 def run_once(tessera, folder, name, run):
     (folder / "drive").mkdir()
-    busy, everything, own = *machine_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = ours(tessera, folder, name, run) if name.startswith("tessera") else theirs(folder, name, run)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy, everything = (now - before for now, before in zip(machine_seconds(), (busy, everything)))
-    result["cpu_seconds"] = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
-    result["others"] = max(0, busy - result["cpu_seconds"]) / everything
+    peers = (run["ranks"], run["threads"])
+    result = counted(lambda: ours(tessera, folder, name, run) if name.startswith("tessera") else start_ranks(__file__, folder, name, run, *peers))
     shutil.rmtree(folder / "drive")
     shutil.rmtree(folder / "run", ignore_errors=True)
     return result
-
-
-def summarise(run, name, results):
-    """Medians of a contestant's rounds."""
-    row = {"contestant": name, "rounds": results}
-    good = [result for result in results if "failed" not in result]
-    if good:
-        seconds = (statistics.median(result["seconds"][LEFT_OUT:]) for result in good)
-        row["tokens_per_second"] = statistics.median(run["batch"] * run["length"] / each for each in seconds)
-        row |= {key.replace("_bytes", "_mib"): statistics.median(result[key] for result in good) / 2**20
-                for key in ("peak_bytes", "steps_bytes", "alone_bytes") if key in good[0]}
-        row |= {"losses": good[0]["losses"], "cpu_seconds": statistics.median(result["cpu_seconds"] for result in good)}
-        row |= {"others": max(result["others"] for result in good)}
-    return row
 
 
 def print_table(size, run, rows):
@@ -231,9 +140,8 @@ def print_table(size, run, rows):
 
 
 def losses_agree(rows):
-    listed = [row for row in rows if "losses" in row]
-    worst = max((abs(a - b) / b for row in listed for a, b in zip(row["losses"], listed[0]["losses"], strict=True)), default=0)
-    print(f"largest difference of losses: {100 * worst:.3f} %", flush=True)
+    worst, whose = largest_difference(rows)
+    print(f"largest difference of losses from the first one's: {worst:.3%} ({whose})", flush=True)
     return worst <= TOLERANCE
 
 
@@ -268,14 +176,6 @@ def compile_extensions(names):
         builder().load(verbose=False)
 
 
-def commit_of(folder):
-    return subprocess.run(["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-
-
-def processor():
-    return next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tessera")
@@ -296,11 +196,7 @@ def main():
     tessera = str(pathlib.Path(options.tessera).resolve())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that scratch files are removed
     compile_extensions([name for name in options.contestants if name.startswith("deepspeed")])
-    report = {"what": "tests/integration/drives_peers.py " + " ".join(options.sizes or ["small"]),
-              "machine": {"processor": processor(), "cores": os.cpu_count(), "kernel": platform.release(),
-                          "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "load_before": os.getloadavg()},
-              "commit": commit_of(pathlib.Path(__file__).parent),
-              "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "deepspeed": deepspeed.__version__}, "rows": []}
+    report = report_head(__file__, options.sizes or ["small"], [torch, transformers, deepspeed])
     print(report["versions"], flush=True)
     good = True
     for size in options.sizes or ["small"]:

@@ -24,16 +24,16 @@ import argparse
 import json
 import os
 import pathlib
-import platform
-import resource
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from peers import LEFT_OUT, counted, largest_difference, machine_seconds, report_head, start_ranks, summarise, tessera_adamw, tessera_figures
+from peers import tessera_settings, train_here, write_tokens
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 try:
@@ -45,7 +45,7 @@ except ImportError as error:
     sys.exit(77)
 
 transformers.utils.logging.disable_progress_bar()
-RATE, BETAS, EPSILON, DECAY, TOLERANCE, LEFT_OUT, RANKS, TAKEN, QUIET = 3e-4, (0.9, 0.95), 1e-8, 0.1, 5e-3, 2, 2, 2, 0.06
+RATE, BETAS, EPSILON, DECAY, TOLERANCE, RANKS, TAKEN, QUIET = 3e-4, (0.9, 0.95), 1e-8, 0.1, 5e-3, 2, 2, 0.06
 SIZES = {
     "tiny": dict(shape=dict(vocab_size=4096, hidden_size=256, num_hidden_layers=4, num_attention_heads=4), expert=352, length=256, batch=8),
     "small": dict(shape=dict(vocab_size=32000, hidden_size=512, num_hidden_layers=8, num_attention_heads=8), expert=704, length=512, batch=8),
@@ -54,10 +54,6 @@ OURS = ["tessera_sharded", "tessera_ep2", "tessera_dense"]
 PEERS = ["fsdp2", "deepspeed_ep2", "deepspeed_autoep2"]
 IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
 WANTED = {"tessera_dense": 0.75} | {name: 2 for name in PEERS}
-
-
-def status(key):
-    return next(int(line.split()[1]) for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(key + ":")) * 1024
 
 
 def make_files(folder, run):
@@ -73,8 +69,7 @@ def make_files(folder, run):
     torch.nn.init.normal_(mixture.model.embed_tokens.weight)
     mixture.save_pretrained(folder / "mixture")
     dense.save_pretrained(folder / "dense")
-    tokens = torch.randint(0, 200, (run["steps"] * run["batch"] * run["length"] + 1,), generator=torch.Generator().manual_seed(5))
-    (folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
+    write_tokens(folder / "tokens.bin", run)
     return [sum(p.numel() for p in model.parameters()) for model in (mixture, dense)]
 
 
@@ -98,28 +93,18 @@ def cpu_seconds_of_steps(process, metrics, run):
 
 
 def ours(tessera, folder, name, run):
-    settings = {
-        "model": {"path": str(folder / ("dense" if name == "tessera_dense" else "mixture")), "init": "pretrained"},
-        "data": {"train": [str(folder / "tokens.bin")], "validation_fraction": 0, "seq_len": run["length"], "shuffle": False},
-        "parallel": {"num_ranks": RANKS, "threads_per_rank": 1, "placement": "full_shard", "ep": 2 if name == "tessera_ep2" else 1},
-        "precision": {"compute": run["dtype"]},
-        "optimizer": {"learning_rate": RATE, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "weight_decay": DECAY,
-                      "decay_norms_and_biases": True, "max_grad_norm": 0},
-        "schedule": {"type": "constant"},
-        "train": {"steps": run["steps"], "global_batch": run["batch"], "run_dir": str(folder / "run"), "sample_tokens": 0},
-        "checkpoint": {"at_end": False},
-        "logging": {"tensorboard": False, "svg": False, "progress": "none"},
-    }
+    settings = tessera_settings(folder, "dense" if name == "tessera_dense" else "mixture", run, RANKS, 1)
+    settings["parallel"]["ep"] = 2 if name == "tessera_ep2" else 1
+    settings["precision"] = {"compute": run["dtype"]}
+    settings["optimizer"] |= tessera_adamw(RATE, BETAS, EPSILON, DECAY)
     (folder / "job.yaml").write_text(json.dumps(settings))
     with open(folder / "output_0", "w") as output:
         process = subprocess.Popen([tessera, "train", str(folder / "job.yaml")], stdout=output, stderr=subprocess.STDOUT)
         cpu_seconds = cpu_seconds_of_steps(process, folder / "run" / "metrics.jsonl", run)
     if process.wait():
         return {"failed": (folder / "output_0").read_text()[-2000:]}
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    result = {"losses": [line["loss"] for line in lines], "seconds": [line["step_seconds"] for line in lines],
-              "peak_bytes": max(summary["peak_memory_bytes"]), "step_cpu_seconds": cpu_seconds}
+    result, summary, lines = tessera_figures(folder)
+    result["step_cpu_seconds"] = cpu_seconds
     result |= {key: summary[key] for key in ("mfu", "communication_wait_share") if key in summary}
     if "moe/max_violation" in lines[0]:
         result["max_violation"] = statistics.mean(line["moe/max_violation"] for line in lines)
@@ -220,68 +205,11 @@ def sharded_by_torch(folder, run):
 
 
 def theirs_here(folder, name, run):
-    """A rank, in a process of its own: trains, and the first one prints what `ours` gives."""
+    """A rank, in a process of its own."""
     torch.set_num_threads(1)
     model, backward, update = sharded_by_torch(folder, run) if name == "fsdp2" else engine_of_deepspeed(folder, name, run)
     torch.set_num_threads(1)
-    rank = torch.distributed.get_rank()
-    tokens = torch.tensor(memoryview((folder / "tokens.bin").read_bytes()).cast("H").tolist())
-    loaded = status("VmHWM")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    losses, seconds, mine = [], [], run["batch"] // RANKS
-    for step in range(run["steps"]):
-        if step == LEFT_OUT:
-            cpu = time.process_time()
-        began = time.perf_counter()
-        starts = [(step * run["batch"] + rank * mine + row) * run["length"] for row in range(mine)]
-        rows = torch.stack([tokens[start:start + run["length"] + 1] for start in starts])
-        logits = model(input_ids=rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-        del logits
-        backward(loss)
-        update()
-        seconds.append(time.perf_counter() - began)
-        loss = loss.detach().clone()
-        torch.distributed.all_reduce(loss)
-        losses.append(loss.item() / RANKS)
-    figures = [None] * RANKS
-    torch.distributed.all_gather_object(figures, (loaded, status("VmHWM"), (time.process_time() - cpu) / (run["steps"] - LEFT_OUT)))
-    if rank == 0:
-        loaded, steps, _ = max(figures, key=lambda each: max(each[:2]))
-        print(json.dumps({"losses": losses, "seconds": seconds, "peak_bytes": max(loaded, steps), "steps_bytes": steps,
-                          "step_cpu_seconds": sum(each[2] for each in figures)}), flush=True)
-    torch.distributed.barrier()
-    os._exit(0)  # Gloo's threads now and then abort an ordinary exit
-
-
-def theirs(folder, name, run):
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        port = any_port.getsockname()[1]
-    ranks = []
-    for rank in range(RANKS):
-        more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        output = open(folder / f"output_{rank}", "w")
-        ranks.append(subprocess.Popen([sys.executable, __file__, "--peer", str(folder), name, json.dumps(run)], stdout=output,
-                                      stderr=subprocess.STDOUT, env=os.environ | {key: str(value) for key, value in more.items()}))
-    try:
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.1)
-        time.sleep(1)  # the other rank's error may be the one that says why
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        return {"failed": "".join((folder / f"output_{rank}").read_text()[-2000:] for rank in range(RANKS))}
-    return json.loads(next(line for line in (folder / "output_0").read_text().splitlines() if line.startswith('{"losses"')))
-
-
-def machine_seconds():
-    """Busy and all processor seconds of the machine."""
-    numbers = [int(number) for number in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return [seconds / os.sysconf("SC_CLK_TCK") for seconds in (sum(numbers) - numbers[3] - numbers[4], sum(numbers))]
+    train_here(folder / "tokens.bin", run, model, backward, update)
 
 
 def wait_for_idle_machine(in_a_row=5):
@@ -306,12 +234,7 @@ def run_once(tessera, folder, name, run):
 
 
 def run_at_once(tessera, folder, name, run):
-    busy, everything, own = *machine_seconds(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = ours(tessera, folder, name, run) if name in OURS else theirs(folder, name, run)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy, everything = (now - before for now, before in zip(machine_seconds(), (busy, everything)))
-    result["cpu_seconds"] = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
-    result["others"] = max(0, busy - result["cpu_seconds"]) / everything
+    result = counted(lambda: ours(tessera, folder, name, run) if name in OURS else start_ranks(__file__, folder, name, run, RANKS, 1))
     shutil.rmtree(folder / "run", ignore_errors=True)
     return result
 
@@ -332,23 +255,6 @@ def fastest_implementation(folder, run):
             seconds[implementation] = result["step_cpu_seconds"]
             print(f"fsdp2 {implementation}: {seconds[implementation]:.2f} CPU s a step", flush=True)
     return min(seconds, key=seconds.get, default="eager"), seconds
-
-
-def summarise(run, name, results):
-    """Medians of a contestant's rounds."""
-    row = {"contestant": name, "rounds": results}
-    good = [result for result in results if "failed" not in result]
-    if good:
-        seconds = (statistics.median(result["seconds"][LEFT_OUT:]) for result in good)
-        row["tokens_per_second"] = statistics.median(run["batch"] * run["length"] / each for each in seconds)
-        row["best_tokens_per_second"] = run["batch"] * run["length"] / min(min(result["seconds"][LEFT_OUT:]) for result in good)
-        row |= {key.replace("_bytes", "_mib"): statistics.median(result[key] for result in good) / 2**20
-                for key in ("peak_bytes", "steps_bytes") if key in good[0]}
-        row |= {key: statistics.median(result[key] for result in good)
-                for key in ("max_violation", "communication_wait_share", "mfu", "step_cpu_seconds") if key in good[0]}
-        row |= {"losses": good[0]["losses"], "cpu_seconds": statistics.median(result["cpu_seconds"] for result in good)}
-        row |= {"others": max(result["others"] for result in good)}
-    return row
 
 
 def print_table(size, run, rows):
@@ -379,12 +285,9 @@ def print_table(size, run, rows):
 
 def losses_agree(run, rows):
     """Of the mixtures, with those of the first one listed."""
-    listed = [row for row in rows if "losses" in row and row["contestant"] != "tessera_dense"]
-    differences = {row["contestant"]: max(abs(a - b) / b for a, b in zip(row["losses"], listed[0]["losses"], strict=True)) for row in listed}
-    worst = max(differences, key=differences.get, default=None)
-    if worst:
-        print(f"largest difference of losses from {listed[0]['contestant']}'s: {differences[worst]:.5%} ({worst})", flush=True)
-    return run["dtype"] != "fp32" or not worst or differences[worst] <= TOLERANCE
+    worst, whose = largest_difference([row for row in rows if row["contestant"] != "tessera_dense"])
+    print(f"largest difference of losses from the first one's: {worst:.5%} ({whose})", flush=True)
+    return run["dtype"] != "fp32" or worst <= TOLERANCE
 
 
 def compare(tessera, folder, run, size, options):
@@ -412,14 +315,6 @@ def compile_extensions():
         builder().load(verbose=False)
 
 
-def commit_of(folder):
-    return subprocess.run(["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-
-
-def processor():
-    return next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tessera")
@@ -440,11 +335,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that scratch files are removed
     if any(name.startswith("deepspeed") for name in options.contestants):
         compile_extensions()
-    report = {"what": "tests/integration/moe_peers.py " + " ".join(options.sizes or ["small"]),
-              "machine": {"processor": processor(), "cores": os.cpu_count(), "kernel": platform.release(),
-                          "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "load_before": os.getloadavg()},
-              "commit": commit_of(pathlib.Path(__file__).parent),
-              "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "deepspeed": deepspeed.__version__}, "rows": []}
+    report = report_head(__file__, options.sizes or ["small"], [torch, transformers, deepspeed])
     print(report["versions"], flush=True)
     good = True
     for size in options.sizes or ["small"]:

@@ -4,13 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/floats_of.h"
+#include "tessera/checkpoint/formats/peft_joined.h"
 #include "tessera/checkpoint/formats/peft_names.h"
 #include "tessera/models/adapter_match.h"
 
@@ -104,9 +104,7 @@ ExpertAdapter expert_adapter(std::vector<models::AdaptedModule> modules,
         part, count, first.num_experts, first.tensor, otherwise);
   }
   for (const auto& [expert, rank] : ranks) joined.rank = std::max(joined.rank, rank);
-  const auto& module = joined.modules.front();
-  const double ratio = static_cast<double>(joined.rank) / static_cast<double>(module.rank);
-  joined.alpha = module.alpha * (rslora ? std::sqrt(ratio) : ratio);
+  joined.alpha = joined_alpha(joined.modules.front(), joined.rank, rslora);
   return joined;
 }
 
@@ -129,17 +127,12 @@ std::vector<float> ExpertAdapter::b(const TensorSource& trained) const {
   std::map<int64_t, int64_t> used;  // columns of an expert's B
   const double scale = modules.front().scale;
   for (size_t i = 0; i < modules.size(); ++i) {
-    const auto& module = modules[i];
     auto& column = used[places[i].expert];
-    const auto part = floats_of(trained, module.path + ".lora_B");
-    for (int64_t row = 0; row < module.outputs; ++row) {
-      for (int64_t k = 0; k < module.rank; ++k) {
-        const float value = part[static_cast<size_t>(row * module.rank + k)];
-        values[index_in_b(places[i], row, column + k, rank)] =
-            module.scale == scale ? value : static_cast<float>(value * module.scale / scale);
-      }
-    }
-    column += module.rank;
+    const auto index = [&](int64_t row, int64_t k) {
+      return index_in_b(places[i], row, column + k, rank);
+    };
+    put_b(trained, modules[i], scale, index, values);
+    column += modules[i].rank;
   }
   return values;
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
@@ -16,6 +15,7 @@
 #include "tessera/checkpoint/formats/floats_of.h"
 #include "tessera/checkpoint/formats/peft.h"
 #include "tessera/checkpoint/formats/peft_experts.h"
+#include "tessera/checkpoint/formats/peft_joined.h"
 #include "tessera/checkpoint/formats/peft_names.h"
 #include "tessera/checkpoint/formats/write_tensor.h"
 #include "tessera/checkpoint/held_matrices.h"
@@ -182,18 +182,15 @@ class Writer {
     std::vector<float> a, b(static_cast<size_t>(outputs * rank)), magnitudes;
     const double scale = parts.front().module.scale;
     int64_t column = 0;
-    for (const auto& [module, place] : parts) {
+    for (const auto& part : parts) {
+      const auto& [module, place] = part;
       for (const auto& p : models::parameters_of(module, config_.spec.type)) check(p);
       const auto part_a = floats_of(trained_, module.path + ".lora_A");
-      const auto part_b = floats_of(trained_, module.path + ".lora_B");
       a.insert(a.end(), part_a.begin(), part_a.end());
-      for (int64_t row = 0; row < place.rows; ++row) {
-        for (int64_t k = 0; k < module.rank; ++k) {
-          const float value = part_b[static_cast<size_t>(row * module.rank + k)];
-          b[static_cast<size_t>((place.first_row + row) * rank + column + k)] =
-              module.scale == scale ? value : static_cast<float>(value * module.scale / scale);
-        }
-      }
+      const auto index = [&](int64_t row, int64_t k) {
+        return static_cast<size_t>((part.place.first_row + row) * rank + column + k);
+      };
+      put_b(trained_, module, scale, index, b);
       column += module.rank;
       if (config_.spec.type != AdapterType::dora) continue;
       if (std::ssize(magnitudes) != place.first_row) refuse_part(path, "targets", module.path);
@@ -206,10 +203,8 @@ class Writer {
       if (std::ssize(magnitudes) != outputs) refuse_part(path, "targets", parts.back().module.path);
       hold(peft_key(path, ".lora_magnitude_vector"), {outputs}, std::move(magnitudes));
     }
-    const auto width = static_cast<double>(rank);
-    const bool alike = parts.size() == 1;
-    const double alpha = scale * (config_.spec.rslora ? std::sqrt(width) : width);
-    modules_.push_back({path, rank, alike ? parts.front().module.alpha : alpha, false});
+    const double alpha = joined_alpha(parts.front().module, rank, config_.spec.rslora);
+    modules_.push_back({path, rank, alpha, /*is_parameter=*/false});
   }
 
   void hold(const std::string& key, std::vector<int64_t> shape, std::vector<float> values) {

@@ -13,9 +13,9 @@ double DataParallel::Engine::sum_of_squares(size_t index) const {
     // Of those that hold it whole in `axes.model`, the first rank counts it.
     const bool first =
         buffer.options().of_experts ? axes.experts.gather.rank() == 0 : axes.first_copy;
-    const bool counted = buffer.plan().num_slices > 1 || first;
-    const bool first_copy = buffer.options().replication.ranks.rank() == 0;
-    if (!buffer.trained() || !first_copy || !counted) continue;
+    const bool sliced = buffer.plan().num_slices > 1;
+    const bool first_of_like = buffer.options().replication.ranks.rank() == 0;
+    if (!buffer.trained() || !first_of_like || !(sliced || first)) continue;
     sum += buffer.gradient_is_away() ? buffer.squares_put_away()
                                      : optim::squared_norm({{buffer.gradient_numbers()}});
   }

@@ -87,9 +87,10 @@ struct DataParallelOptions {
   /// Which parameters an optimizer updates by settings of its own: they have a buffer of their own in
   /// each unit. By default none.
   std::function<bool(const std::string& name, const torch::Tensor& parameter)> apart;
-  /// Which parameters are of experts that other ranks share than all else (mesh::MeshShape::experts_apart):
-  /// other ranks of ep have others in their place. They have a buffer of their own in each unit, which the ranks of expert_shard and
-  /// expert_replicate share. By default none.
+  /// Which parameters are of experts that other ranks share than all else
+  /// (mesh::MeshShape::experts_apart): other ranks of ep have others in their place. They have a
+  /// buffer of their own in each unit, which the ranks of expert_shard and expert_replicate share. By
+  /// default none.
   std::function<bool(const std::string& name)> of_experts;
   /// Which parameters are kept and gathered whole in 8 bits, E4M3 with a scale for each, and are there
   /// in the dtype of computation only while their unit runs; the optimizer's slice stays as it is.
