@@ -23,11 +23,14 @@ std::string capacity_problem(const RunConfig& config, const models::ExpertsShape
         "below {}, or remove both",
         least, seq_len, seq_len);
   }
+  // Room for all tokens but one, or less.
+  const double most_useful =
+      static_cast<double>((seq_len - 1) * experts.num * 1000 / (seq_len * experts.top_k)) / 1000;
   return fmt::format(
       "has no effect here: {} of a token's {} choices among {} experts is room for all {} tokens "
-      "of a row; set it below {:.4g}, or remove it",
+      "of a row; {}remove it",
       factor, experts.top_k, experts.num, seq_len,
-      static_cast<double>(experts.num) / static_cast<double>(experts.top_k));
+      seq_len > 1 ? fmt::format("set it to at most {:.3f}, or ", most_useful) : "");
 }
 
 /// transformers jitters what experts see as well, so its key is not taken for ours without a word.

@@ -558,7 +558,7 @@ TEST(Check, ACapacityThatDropsNothingIsRefused) {
   EXPECT_EQ(
       problem->message,
       "has no effect here: 4 of a token's 2 choices among 8 experts is room for all 64 tokens "
-      "of a row; set it below 4, or remove it");
+      "of a row; set it to at most 3.937, or remove it");
   config.moe.min_capacity = 64;
   EXPECT_EQ(moe_problem(config, mixture())->message,
             "has no effect here: moe.min_capacity 64 is room for all 64 tokens of a row; set that "

@@ -414,8 +414,7 @@ Section parallel_section() {
                         "expert_model_parallel_size", "expert_parallel", "moe_expert_parallel"}})
       .add("etp", &S::etp,
            "expert tensor parallelism: of the ranks of tp, those that divide each expert's "
-           "matrices; "
-           "the others share out tokens, and experts by ep; null: all",
+           "matrices; the others share out tokens, and experts by ep; null: all",
            {kTensorParallel},
            {.range = at_least(1),
             .aliases = {"expert_tensor_parallel_size", "expert_tensor_parallel_degree",
@@ -653,13 +652,17 @@ Section moe_section() {
            {.range = below(0, 1),
             .aliases = {"moe_input_jitter_eps", "router_jitter_noise", "jitter_eps", "jitter_noise",
                         "noisy_gate_policy"}})
-      .add(
-          "sampling", &S::sampling,
-          "which of a token's experts are drawn in training, each next one with the softmax of the "
-          "logits that are left: none, all, or all but the best (but_first); weights are of the "
-          "scores "
-          "all the same",
-          {kRoutersChoose}, {.aliases = {"top2_2nd_expert_sampling", "rsample", "gumbel"}})
+      .add("sampling", &S::sampling,
+           "which of a token's experts are drawn in training, each next one with the softmax of "
+           "the logits that are left: none, all, or all but the best (but_first); weights are of "
+           "the scores all the same",
+           {kRoutersChoose}, {.aliases = {"top2_2nd_expert_sampling", "rsample", "gumbel"}})
+      .add("overlap_degree", &S::overlap_degree,
+           "parts into which a mixture's tokens are divided, so that one's rows travel while "
+           "another's are computed; 1: nothing but a shared expert is computed meanwhile",
+           {kExpertParallel},
+           {.range = between(1, 64),
+            .aliases = {"a2a_ffn_overlap_degree", "overlap_moe_expert_parallel_comm"}})
       .build();
 }
 

@@ -167,6 +167,8 @@ constexpr Need kCapacity{"moe.capacity_factor or moe.eval_capacity_factor", [](c
                            return c.moe.capacity_factor || c.moe.eval_capacity_factor;
                          }};
 
+constexpr Need kExpertParallel{"parallel.ep above 1",
+                               [](const RunConfig& c) { return c.parallel.ep > 1; }};
 constexpr Need kTensorParallel{"parallel.tp above 1",
                                [](const RunConfig& c) { return c.parallel.tp != 1; }};
 constexpr Need kPipeline{"parallel.pp above 1",

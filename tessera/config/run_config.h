@@ -213,6 +213,7 @@ struct MoeSection {
   nn::DropPolicy drop_policy = nn::DropPolicy::probs;
   double input_jitter = 0;  ///< of what enters routers
   nn::ExpertSampling sampling = nn::ExpertSampling::none;
+  int64_t overlap_degree = 1;  ///< parallel::Overlap's
 
   bool operator==(const MoeSection&) const = default;
 };

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/autograd/held.h"
 #include "tessera/autograd/recompute.h"
+#include "tessera/kernels/adjacent.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/matmul.h"
 
@@ -55,19 +57,22 @@ at::Tensor stacked(at::TensorList weights) {
 
 at::Tensor ends_of(const at::Tensor& counts) { return counts.cumsum(0, at::kInt); }
 
-/// Rows times W_e^T, or W_e if `plain`.
+/// Rows times W_e^T, or W_e if `plain`; added to `sum` if that is defined.
 at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Tensor& counts,
-                   bool plain) {
+                   bool plain, const at::Tensor& sum = {}) {
   if (multiplies_at_once(rows, weights)) {
     const auto all = stacked(weights);
-    return at::_grouped_mm(rows, plain ? all : all.transpose(1, 2), ends_of(counts));
+    const auto result = at::_grouped_mm(rows, plain ? all : all.transpose(1, 2), ends_of(counts));
+    return sum.defined() ? sum.add_(result) : result;
   }
-  auto result = at::empty({rows.size(0), weights[0].size(plain ? 1 : 0)}, rows.options());
+  const auto result =
+      sum.defined() ? sum
+                    : at::empty({rows.size(0), weights[0].size(plain ? 1 : 0)}, rows.options());
   for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
     if (count == 0) return;
     const auto& weight = weights[static_cast<size_t>(e)];
     multiply(result.narrow(0, row, count), rows.narrow(0, row, count), plain ? weight : weight.t(),
-             /*accumulate=*/false);
+             /*accumulate=*/sum.defined());
   });
   return result;
 }
@@ -135,11 +140,82 @@ std::vector<at::Tensor> sinks_of(at::TensorList weights) {
   return sinks;
 }
 
-struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
+/// Tensors of each group of each member, one member after the other.
+class Members {
+ public:
+  Members(at::TensorList tensors, size_t groups) : tensors_(tensors), groups_(groups) {}
+
+  size_t size() const { return tensors_.size() / groups_; }
+  at::TensorList operator[](size_t member) const {
+    return tensors_.slice(member * groups_, groups_);
+  }
+  at::TensorList all() const { return tensors_; }
+
+  /// Each group's matrices as one; nothing if they do not all lie one below the other, and of one member.
+  std::vector<at::Tensor> joined() const {
+    std::vector<at::Tensor> result;
+    for (size_t e = 0; e < groups_; ++e) {
+      std::vector<at::Tensor> parts;
+      for (size_t m = 0; m < size(); ++m) parts.push_back(tensors_[m * groups_ + e]);
+      result.push_back(one_below_other(parts));
+      if (!result.back().defined()) return {};
+    }
+    return result;
+  }
+
+ private:
+  at::TensorList tensors_;
+  size_t groups_;
+};
+
+variable_list results_of(const at::Tensor& x, const Members& weights, const at::Tensor& counts) {
+  if (const auto joined = weights.joined(); !joined.empty()) {
+    std::vector<int64_t> widths;
+    for (size_t m = 0; m < weights.size(); ++m) widths.push_back(weights[m][0].size(0));
+    return product(x, joined, counts, /*plain=*/false).split_with_sizes(widths, 1);
+  }
+  variable_list results;
+  for (size_t m = 0; m < weights.size(); ++m) {
+    results.push_back(product(x, weights[m], counts, /*plain=*/false));
+  }
+  return results;
+}
+
+at::Tensor input_gradient(at::TensorList grads, const Members& weights, const at::Tensor& counts) {
+  if (const auto together = side_by_side(grads); together.defined()) {
+    const auto joined = weights.joined();
+    if (!joined.empty()) return product(together, joined, counts, /*plain=*/true);
+  }
+  at::Tensor sum;
+  for (size_t m = 0; m < weights.size(); ++m) {
+    sum = product(grads[m].contiguous(), weights[m], counts, /*plain=*/true, sum);
+  }
+  return sum;
+}
+
+/// In the order of `weights`.
+variable_list gradients_of_members(const at::Tensor& x, at::TensorList grads,
+                                   const Members& weights, const Members& sinks,
+                                   const at::Tensor& counts) {
+  if (const auto together = side_by_side(grads); together.defined()) {
+    if (const auto joined = sinks.joined(); !joined.empty()) {
+      weight_gradients(x, together, joined, joined, counts);
+      return variable_list(weights.all().size());
+    }
+  }
+  variable_list result;
+  for (size_t m = 0; m < weights.size(); ++m) {
+    std::ranges::move(weight_gradients(x, grads[m].contiguous(), weights[m], sinks[m], counts),
+                      std::back_inserter(result));
+  }
+  return result;
+}
+
+struct GroupedLinears : torch::autograd::Function<GroupedLinears> {
   /// `operands`: the weights as the products take them, if those are other tensors (autocast).
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& counts,
-                            at::TensorList weights, at::TensorList biases, double bias_share,
-                            const std::vector<at::Tensor>& operands) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& counts,
+                               at::TensorList weights, at::TensorList biases, double bias_share,
+                               const std::vector<at::Tensor>& operands) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const bool trains = std::ranges::any_of(weights, &at::Tensor::requires_grad);
     variable_list saved{trains ? x : at::Tensor(), counts};
@@ -147,56 +223,63 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
       saved.insert(saved.end(), list.begin(), list.end());
     }
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["groups"] = static_cast<int64_t>(weights.size());
+    ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
     ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
     ctx->saved_data["bias_share"] = bias_share;
     if (const auto& deferred = autograd::DeferScope::current())
       autograd::hold(ctx, "deferred", deferred);
-    return autograd::compute_once(1, [&]() -> variable_list {
-      const auto result =
-          product(x, operands.empty() ? weights : operands, counts, /*plain=*/false);
-      if (!biases.empty()) add_biases(result, biases, counts, bias_share);
-      return {result};
-    })[0];
+    const auto groups = static_cast<size_t>(counts.numel());
+    return autograd::compute_once(weights.size() / groups, [&]() -> variable_list {
+      auto results =
+          results_of(x, {operands.empty() ? weights : at::TensorList(operands), groups}, counts);
+      const Members of_members(biases, groups);
+      for (size_t m = 0; m < of_members.size(); ++m) {
+        add_biases(results[m], of_members[m], counts, bias_share);
+      }
+      return results;
+    });
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &counts = saved[1];
-    const auto groups = static_cast<size_t>(ctx->saved_data["groups"].toInt());
-    const auto num_biases = static_cast<size_t>(ctx->saved_data["biases"].toInt());
-    const std::vector<at::Tensor> weights(saved.begin() + 2, saved.begin() + 2 + groups);
-    const auto biases = at::TensorList(saved).slice(2 + groups, num_biases);
-    const bool cast = saved.size() > 2 + groups + num_biases;
-    const at::TensorList operands =
-        cast ? at::TensorList(saved).slice(2 + groups + num_biases) : at::TensorList(weights);
+    const auto groups = static_cast<size_t>(counts.numel());
+    const auto num_weights = static_cast<size_t>(ctx->saved_data["weights"].toInt()),
+               num_biases = static_cast<size_t>(ctx->saved_data["biases"].toInt());
+    const std::vector<at::Tensor> weights(saved.begin() + 2, saved.begin() + 2 + num_weights);
+    const auto biases = at::TensorList(saved).slice(2 + num_weights, num_biases);
+    const auto cast = at::TensorList(saved).slice(2 + num_weights + num_biases);
     // Outside the guard: .grad() is autograd's.
     const bool trains = x.defined();
     const auto sinks = trains ? sinks_of(weights) : std::vector<at::Tensor>();
     const bool trains_biases = std::ranges::any_of(biases, &at::Tensor::requires_grad);
     const auto bias_sinks = trains_biases ? sinks_of(biases) : std::vector<at::Tensor>();
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto grad = grads[0].contiguous();
-    variable_list out(2 + groups + num_biases + 2);
-    if (ctx->needs_input_grad(0)) out[0] = product(grad, operands, counts, /*plain=*/true);
-    if (trains_biases) {
-      const auto sums = sums_of_groups(grad, counts).mul_(ctx->saved_data["bias_share"].toDouble());
-      for (size_t e = 0; e < num_biases; ++e) {
-        out[2 + groups + e] = autograd::hand_over(bias_sinks[e], sums[static_cast<int64_t>(e)],
-                                                  biases[e].scalar_type());
+    variable_list out(2 + num_weights + num_biases + 2);
+    if (ctx->needs_input_grad(0)) {
+      out[0] =
+          input_gradient(grads, {cast.empty() ? at::TensorList(weights) : cast, groups}, counts);
+    }
+    for (size_t b = 0; trains_biases && b < num_biases; b += groups) {
+      const auto sums = sums_of_groups(grads[b / groups].contiguous(), counts)
+                            .mul_(ctx->saved_data["bias_share"].toDouble());
+      for (size_t e = 0; e < groups; ++e) {
+        out[2 + num_weights + b + e] = autograd::hand_over(
+            bias_sinks[b + e], sums[static_cast<int64_t>(e)], biases[b + e].scalar_type());
       }
     }
     if (!trains) return out;
     const auto* deferred = autograd::held<autograd::DeferredGradientsPtr>(ctx, "deferred");
     if (deferred != nullptr && std::ranges::all_of(sinks, &at::Tensor::defined)) {
-      (*deferred)->add([x, grad, weights, counts] {
+      (*deferred)->add([x, grads, weights, counts, groups] {
         const auto sinks = sinks_of(weights);
         at::AutoDispatchBelowADInplaceOrView guard;
-        weight_gradients(x, grad, weights, sinks, counts);
+        gradients_of_members(x, grads, {weights, groups}, {sinks, groups}, counts);
       });
       return out;
     }
-    std::ranges::move(weight_gradients(x, grad, weights, sinks, counts), out.begin() + 2);
+    std::ranges::move(gradients_of_members(x, grads, {weights, groups}, {sinks, groups}, counts),
+                      out.begin() + 2);
     return out;
   }
 };
@@ -218,15 +301,29 @@ void check(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts
 
 }  // namespace
 
-at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
-                          at::TensorList biases, double bias_share) {
-  check(x, weights, counts, biases);
-  std::vector<at::Tensor> operands;
+std::vector<at::Tensor> grouped_linears(const at::Tensor& x,
+                                        const std::vector<GroupedMatrices>& members,
+                                        const at::Tensor& counts, double bias_share) {
+  std::vector<at::Tensor> weights, biases, operands;
+  for (const auto& member : members) {
+    check(x, member.weights, counts, member.biases);
+    weights.insert(weights.end(), member.weights.begin(), member.weights.end());
+    biases.insert(biases.end(), member.biases.begin(), member.biases.end());
+  }
+  TORCH_CHECK_VALUE(biases.empty() || biases.size() == weights.size(),
+                    "grouped_linears: expected biases of all members or of none, got ",
+                    biases.size(), " of ", weights.size());
   if (is_autocast(weights[0])) {
     for (const auto& weight : weights) operands.push_back(autocast_weight(weight));
   }
-  return autograd::apply<GroupedLinear>(autocast(x).contiguous(), counts, weights, biases,
-                                        bias_share, operands);
+  return autograd::apply<GroupedLinears>(autocast(x).contiguous(), counts, at::TensorList(weights),
+                                         at::TensorList(biases), bias_share, operands);
+}
+
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
+                          at::TensorList biases, double bias_share) {
+  return grouped_linears(x, {{.weights = weights.vec(), .biases = biases.vec()}}, counts,
+                         bias_share)[0];
 }
 
 at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <vector>
+
 namespace tessera::kernels {
 
 /// x W_e^T + s b_e for the rows of each group e: x [R, I], whose first counts[0] rows are group 0's, the
@@ -19,6 +21,18 @@ namespace tessera::kernels {
 /// fit each other.
 at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weights, const at::Tensor& counts,
                           at::TensorList biases = {}, double bias_share = 1);
+
+/// The matrices of one kind of all groups, gates or ups: as grouped_linear takes them.
+struct GroupedMatrices {
+  std::vector<at::Tensor> weights, biases;
+};
+
+/// The product of the same rows with each of `members`, matrices of the same groups. Where a group's lie one
+/// below the other in memory, as in a flat buffer, the members' results are columns of one tensor and a group's
+/// one product; each way, where gradients lie so, too (kernels/linears.h).
+std::vector<at::Tensor> grouped_linears(const at::Tensor& x,
+                                        const std::vector<GroupedMatrices>& members,
+                                        const at::Tensor& counts, double bias_share = 1);
 
 /// The same by LibTorch's operators alone.
 at::Tensor grouped_linear_reference(const at::Tensor& x, at::TensorList weights,

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "tessera/autograd/deferred_gradients.h"
+#include "tessera/kernels/activation.h"
+#include "tessera/kernels/adjacent.h"
 
 namespace tessera::kernels {
 namespace {
@@ -102,6 +104,68 @@ TEST_P(GroupedLinearTest, AddsToKeptGradients) {
     EXPECT_GT(grad._version(), versions[e]) << "a group without rows took part";
   }
 }
+/// Gates and ups of one expert after the other, in one buffer, as a flat buffer has them; kept gradients as well.
+std::vector<GroupedMatrices> gates_and_ups(at::ScalarType type, bool kept, bool with_biases) {
+  const auto groups = static_cast<int64_t>(kCounts.size());
+  at::manual_seed(9);
+  const auto all = at::randn({groups, 2, 17, 24}).div_(8).to(type), sums = at::zeros(all.sizes());
+  std::vector<GroupedMatrices> members(2);
+  for (int64_t e = 0; e < groups; ++e) {
+    for (int64_t m = 0; m < 2; ++m) {
+      const auto lying_in = [&](const at::Tensor& buffer) {  // with a version of its own
+        auto matrix = at::empty({0}, buffer.options());
+        return matrix.set_(buffer.storage(), (2 * e + m) * 17 * 24, {17, 24}, {24, 1});
+      };
+      auto& member = members[static_cast<size_t>(m)];
+      member.weights.push_back(lying_in(all).requires_grad_());
+      if (kept) member.weights.back().mutable_grad() = lying_in(sums);
+      if (with_biases) member.biases.push_back(at::randn({17}).to(type).requires_grad_());
+    }
+  }
+  return members;
+}
+
+TEST_P(GroupedLinearTest, MembersAreOneProductWhereTheyLieTogether) {
+  const Operands at(GetParam());
+  for (const bool with_biases : {false, true}) {
+    const auto members = gates_and_ups(GetParam(), /*kept=*/true, with_biases);
+    const auto both = grouped_linears(at.x, members, at.counts);
+    EXPECT_TRUE(side_by_side({both[0].detach(), both[1].detach()}).defined());
+    std::vector<at::Tensor> want;
+    for (const auto& member : members) {
+      want.push_back(grouped_linear_reference(at.x, member.weights, at.counts, member.biases));
+    }
+    for (size_t m = 0; m < 2; ++m) EXPECT_LT(error(both[m], want[m]), tolerance()) << m;
+    auto leaves = at.leaves();
+    leaves.resize(1);
+    for (const auto& member : members) {
+      leaves.insert(leaves.end(), member.weights.begin(), member.weights.end());
+      leaves.insert(leaves.end(), member.biases.begin(), member.biases.end());
+    }
+    at.x.mutable_grad() = at::Tensor();
+    const auto loss = [](const auto& y) { return loss_of(swiglu(y[0], y[1])); };
+    loss(both).backward();
+    const auto gradients = torch::autograd::grad({loss(want)}, leaves);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      EXPECT_LT(error(leaves[i].grad(), gradients[i]), 2 * tolerance()) << i;
+    }
+  }
+  // Without kept gradients, and of members that lie apart, each is a product of its own.
+  const auto members = gates_and_ups(GetParam(), /*kept=*/false, false);
+  auto apart = members;
+  for (auto& member : apart) {
+    for (auto& weight : member.weights) weight = weight.detach().clone().requires_grad_();
+  }
+  const auto gradients = [&](const std::vector<GroupedMatrices>& of) {
+    const auto y = grouped_linears(at.x, of, at.counts);
+    std::vector<at::Tensor> leaves = of[0].weights;
+    leaves.insert(leaves.end(), of[1].weights.begin(), of[1].weights.end());
+    return torch::autograd::grad({loss_of(swiglu(y[0], y[1]))}, leaves);
+  };
+  const auto got = gradients(members), want = gradients(apart);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_LT(error(got[i], want[i]), tolerance()) << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, GroupedLinearTest,
                          ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
 

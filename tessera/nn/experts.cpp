@@ -11,9 +11,11 @@
 namespace tessera::nn {
 
 torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
-                            const ExpertProducts& products) {
+                            const ExpertProducts& products,
+                            const std::function<void()>& meanwhile) {
   const auto order = kernels::order_by_expert(routing.experts, num_experts, routing.some_dropped);
   const auto results = products(kernels::gather_rows(x, order), order.counts);
+  meanwhile();
   return kernels::combine_rows(results, routing.weights, order);
 }
 
@@ -46,18 +48,15 @@ namespace {
 
 /// The same matrix of every expert here.
 struct Matrices {
-  std::vector<torch::Tensor> weights, biases;
+  kernels::GroupedMatrices groups;
   double bias_share = 1;
   bool dense = true;  ///< nothing but products by weights, in their dtype
 
   void add(const Linear& layer) {
-    weights.push_back(layer->weight);
-    if (layer->bias.defined()) biases.push_back(layer->bias);
+    groups.weights.push_back(layer->weight);
+    if (layer->bias.defined()) groups.biases.push_back(layer->bias);
     bias_share = layer->bias_share;
     dense &= layer->kept()->is_dense() && layer->products == nullptr;
-  }
-  torch::Tensor operator()(const torch::Tensor& rows, const torch::Tensor& counts) const {
-    return kernels::grouped_linear(rows, weights, counts, biases, bias_share);
   }
 };
 
@@ -69,7 +68,9 @@ torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tens
     gate.add(expert.gate), up.add(expert.up), down.add(expert.down);
   }
   if (gate.dense && up.dense && down.dense) {
-    return down(options_.gated(gate(rows, counts), up(rows, counts)), counts);
+    const auto inside = kernels::grouped_linears(rows, {gate.groups, up.groups}, counts);
+    return kernels::grouped_linear(options_.gated(inside[0], inside[1]), down.groups.weights,
+                                   counts, down.groups.biases, down.bias_share);
   }
   const auto here = counts.cpu();
   const auto parts =
@@ -83,11 +84,20 @@ torch::Tensor ExpertsImpl::products(const torch::Tensor& rows, const torch::Tens
 }
 
 torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const Routing& routing) {
-  const auto result = dispatch(x.reshape({-1, x.size(-1)}), routing, num_experts(),
-                               [this](const torch::Tensor& rows, const torch::Tensor& counts) {
-                                 return products(rows, counts);
-                               });
-  return result.view(x.sizes());
+  return forward(x, routing, [](const torch::Tensor&) { return torch::Tensor(); }).first;
+}
+
+std::pair<torch::Tensor, torch::Tensor> ExpertsImpl::forward(
+    const torch::Tensor& x, const Routing& routing,
+    const std::function<torch::Tensor(const torch::Tensor& x)>& beside) {
+  torch::Tensor other;
+  const auto result = dispatch(
+      x.reshape({-1, x.size(-1)}), routing, num_experts(),
+      [this](const torch::Tensor& rows, const torch::Tensor& counts) {
+        return products(rows, counts);
+      },
+      [&] { other = beside(x); });
+  return {result.view(x.sizes()), other};
 }
 
 }  // namespace tessera::nn

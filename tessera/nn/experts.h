@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "tessera/kernels/activation.h"
 #include "tessera/nn/linear.h"
@@ -37,14 +38,14 @@ using ExpertProducts =
     std::function<torch::Tensor(const torch::Tensor& rows, const torch::Tensor& counts)>;
 
 /// Brings rows to experts and results back: x [N, D] and its routing -> [N, D], the weighted sums of
-/// each token's results.
-using ExpertDispatch =
-    std::function<torch::Tensor(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
-                                const ExpertProducts& products)>;
+/// each token's results. Calls `meanwhile` once: what is best computed while rows are on their way.
+using ExpertDispatch = std::function<torch::Tensor(
+    const torch::Tensor& x, const Routing& routing, int64_t num_experts,
+    const ExpertProducts& products, const std::function<void()>& meanwhile)>;
 
 /// All experts are on this rank: rows are sorted by expert (kernels/expert_rows.h).
 torch::Tensor dispatch_here(const torch::Tensor& x, const Routing& routing, int64_t num_experts,
-                            const ExpertProducts& products);
+                            const ExpertProducts& products, const std::function<void()>& meanwhile);
 
 /// down(gated(gate(x), up(x))) of each expert, summed by the routing's weights. Holds nothing but
 /// experts "0", "1", .., modules of three Linear each, whose matrices are parameters of their own:
@@ -59,6 +60,10 @@ class ExpertsImpl : public Hookable {
   explicit ExpertsImpl(const ExpertsOptions& options, const torch::TensorOptions& tensors = {});
 
   torch::Tensor forward(const torch::Tensor& x, const Routing& routing);  ///< [.., D] -> [.., D]
+  /// The same, and what `beside` makes of x: a shared expert, computed while rows are on their way.
+  std::pair<torch::Tensor, torch::Tensor> forward(
+      const torch::Tensor& x, const Routing& routing,
+      const std::function<torch::Tensor(const torch::Tensor& x)>& beside);
   bool calls_what_it_contains() const override { return false; }
 
   /// Keeps experts [begin, end) alone, with their names; the others leave the register. Before

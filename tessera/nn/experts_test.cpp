@@ -111,18 +111,22 @@ TEST_F(ExpertsTest, PartsAddUp) {
     EXPECT_EQ(part->num_here(), end - begin);
     EXPECT_EQ(std::ssize(part->parameters()), 3 * (end - begin));
     part->dispatch = [begin = begin, end = end](const torch::Tensor& rows, const Routing& all,
-                                                int64_t num_experts,
-                                                const ExpertProducts& products) {
+                                                int64_t num_experts, const ExpertProducts& products,
+                                                const std::function<void()>& meanwhile) {
       const auto here = all.experts.ge(begin).logical_and(all.experts.lt(end));
       // Rows of other experts go to the first one here and count nothing.
       const Routing own{.experts = all.experts.where(here, torch::full_like(all.experts, begin)),
                         .weights = all.weights * here};
-      return dispatch_here(rows, own, num_experts,
-                           [&](const torch::Tensor& sorted, const torch::Tensor& counts) {
-                             return products(sorted, counts.narrow(0, begin, end - begin));
-                           });
+      return dispatch_here(
+          rows, own, num_experts,
+          [&](const torch::Tensor& sorted, const torch::Tensor& counts) {
+            return products(sorted, counts.narrow(0, begin, end - begin));
+          },
+          meanwhile);
     };
-    sum = sum + part(x, routing);
+    const auto [own, beside] = part(x, routing, [](const torch::Tensor& same) { return same * 2; });
+    EXPECT_TRUE(torch::equal(beside, x * 2));
+    sum = sum + own;
   }
   EXPECT_TRUE(torch::allclose(sum, want, 1e-5, 1e-6));
   EXPECT_THROW(experts->keep(3, 6), c10::ValueError);

@@ -68,7 +68,6 @@ void add_sum(const RunConfig& config, double elements, double bytes, double time
 
 void add_data(const RunConfig& config, const plan::RankPart& part,
               const std::vector<plan::UnitPlan>& units, Communication& moved) {
-  if (part.mesh.data_ranks() == 1 && !part.mesh.experts_apart()) return;
   // A pipeline's gradients are reduced once, whatever the placement.
   const bool each = part.mesh.pp == 1 && config::reduces_each(config);
   const double reductions = each ? real(part.num_micro_batches) : 1;
@@ -179,7 +178,7 @@ void add_tensor(const RunConfig& config, const plan::RankPart& part,
 
 /// Tokens' rows to their experts and the results back; in the backward the gradients of both, and
 /// once more forward where a block is computed again, but for selective checkpointing, which keeps
-/// what came. Each time all ranks are told before how many rows come.
+/// what came. Each time all ranks are told before how many rows come, of each part of the tokens.
 Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
   if (part.mesh.ep == 1) return {};
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
@@ -197,7 +196,8 @@ Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
                       models::expert_rows(part.shape) * real(part.shape.dim) *
                       real(compute_bytes(config.precision));
   const auto micro_batches = real(part.num_micro_batches);
-  return {.all_gather = micro_batches * forwards * real(part.mesh.ep * experts.num) * kLong,
+  const double counts = real(part.mesh.ep * experts.num * config.moe.overlap_degree);
+  return {.all_gather = micro_batches * forwards * counts * kLong,
           .sent = micro_batches * 2 * (forwards + backwards) * rows};
 }
 

@@ -182,7 +182,7 @@ parallel::DataParallel make_data_parallel(
   auto options = data_parallel_options(config);
   options.offload.storage = part_of_storage(config, mesh.all_of_training().rank());
   if (mesh.shape().experts_apart()) {
-    const auto shared = parallel::share_experts(model, mesh);
+    const auto shared = parallel::share_experts(model, mesh, config.moe.overlap_degree);
     options.of_experts = [shared](const std::string& name) { return shared.contains(name); };
   }
   if (config.precision.has_fp8_weights()) options.fp8_weights = are_weights_of(in_fp8);

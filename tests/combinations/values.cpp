@@ -164,6 +164,7 @@ const std::map<std::string, Tried>& tried() {
       {"moe.drop_policy", drawn(Role::function)},
       {"moe.input_jitter", drawn(Role::function)},
       {"moe.sampling", drawn(Role::function)},
+      {"moe.overlap_degree", layout({"2", "3"})},
       {"precision.compute", function()},
       {"precision.autocast", function()},
       {"precision.reduce", function()},

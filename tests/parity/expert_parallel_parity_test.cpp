@@ -111,14 +111,21 @@ std::vector<std::vector<Layout>> layouts() {
       tp_lends_half{.ep = 2, .tp = 4, .etp = 1}, halves{.dp_shard = 2, .ep = 2, .tp = 4, .etp = 2},
       hybrid_lends{.dp_replicate = 2, .dp_shard = 2, .ep = 4, .tp = 2, .etp = 1},
       pp_lends{.pp = 2, .dp_shard = 2, .ep = 4, .tp = 2, .etp = 1};
+  const auto overlapped = [](int64_t degree, L layout) {
+    layout.overlap_degree = degree;
+    return layout;
+  };
   return {
       {L{two, "shard_optimizer"}, L{two, "shard_gradients", "full", 1, 2},
+       overlapped(2, {two, "full_shard"}),
+       overlapped(3, {two, "shard_gradients", "selective", 1, 2}),
        L{two, "full_shard", "selective"}, L{two, "full_shard", "full", 2, 4},
        L{two, "shard_optimizer", "selective", 2, 2}},
       {L{four, "shard_optimizer", "full"}, L{four, "shard_gradients", "none", 1, 2},
        L{four, "full_shard", "selective", 1, 2}},
       {L{all_four, "shard_gradients", "selective"}, L{all_four, "full_shard", "none", 1, 1},
-       L{all_four, "full_shard", "full"}},
+       L{all_four, "full_shard", "full"}, overlapped(2, {all_four, "full_shard", "full", 1, 1}),
+       overlapped(5, {all_four, "shard_optimizer", "none", 1, 1})},
       {L{copies, "replicate"}, L{copies, "replicate", "full", 2, 2},
        L{copies, "replicate", "selective", 1, 4}},
       {L{more_copies, "replicate", "none", 1, 2}, L{more_copies, "replicate", "full"}},
@@ -133,7 +140,8 @@ std::vector<std::vector<Layout>> layouts() {
        L{with_pp, "full_shard", "selective", 1, 0, "Interleaved1F1B", {0, 1, 1, 0}}},
       {L{copies_with_pp, "replicate", "none", 1, 0, "ZB-H1"},
        L{copies_with_pp, "replicate", "full", 1, 0, "DualPipeV", {0, 1, 1, 0}}},
-      {L{all, "full_shard", "none", 1, 0, "ZB-H1"}, L{all, "full_shard", "selective", 1, 2}},
+      {L{all, "full_shard", "none", 1, 0, "ZB-H1"}, L{all, "full_shard", "selective", 1, 2},
+       overlapped(2, {all, "full_shard", "none", 1, 0, "ZB-H1"})},
       {L{wide, "full_shard", "none", 1, 1}, L{wide, "full_shard", "full"}},
       {L{wider, "full_shard", "selective"}},
       {L{tokens, "replicate"}, L{tokens, "full_shard", "full", 1, 1},
@@ -145,7 +153,8 @@ std::vector<std::vector<Layout>> layouts() {
       {L{both_lend, "full_shard", "full", 1, 2}, L{both_lend, "shard_gradients"},
        L{both_lend, "shard_optimizer", "selective", 1, 4, "", {}, false}},
       {L{both_lend_copies, "replicate"}, L{both_lend_copies, "replicate", "full", 1, 2}},
-      {L{tp_lends_half, "full_shard", "selective"}, L{tp_lends_half, "replicate", "none", 1, 4}},
+      {L{tp_lends_half, "full_shard", "selective"}, L{tp_lends_half, "replicate", "none", 1, 4},
+       overlapped(2, {tp_lends_half, "full_shard"})},
       {L{halves, "full_shard", "none", 1, 2}, L{halves, "shard_gradients", "full"}},
       {L{hybrid_lends, "full_shard", "selective"}, L{hybrid_lends, "shard_optimizer"}},
       {L{pp_lends, "full_shard", "none", 1, 0, "ZB-H1"},

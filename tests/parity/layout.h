@@ -21,13 +21,15 @@ struct Layout {
   std::vector<int64_t> stage_layers = {1, 1};
   bool sequence_parallel = true;
   bool reshard_after_forward = true;
+  int64_t overlap_degree = 1;
 };
 
 // NOLINTNEXTLINE(readability-identifier-naming): GoogleTest looks for this name.
 inline void PrintTo(const Layout& layout, std::ostream* out) {
-  *out << fmt::format("{} {} {} {} {} {}{}", mesh::describe(layout.shape), layout.placement,
-                      layout.checkpointing, layout.every, layout.micro_batch, layout.schedule,
-                      layout.sequence_parallel ? "" : " no sp");
+  *out << fmt::format("{} {} {} {} {} {}{} overlap {}", mesh::describe(layout.shape),
+                      layout.placement, layout.checkpointing, layout.every, layout.micro_batch,
+                      layout.schedule, layout.sequence_parallel ? "" : " no sp",
+                      layout.overlap_degree);
 }
 
 inline config::RunConfig with_layout(config::RunConfig job, const Layout& layout) {
@@ -43,6 +45,7 @@ inline config::RunConfig with_layout(config::RunConfig job, const Layout& layout
   job.memory.checkpointing = *value_named<memory::CheckpointMode>(layout.checkpointing);
   if (layout.checkpointing != "none") job.memory.checkpoint_every = layout.every;
   job.train.micro_batch = layout.micro_batch;
+  job.moe.overlap_degree = layout.overlap_degree;
   config::check(job, {});
   return job;
 }

@@ -209,6 +209,10 @@ void add_megatron_experts(SectionKeys& keys) {
                    "each expert's rows are filled up to its capacity", {});
   add_megatron_own(keys, "moe_input_jitter_eps", number, "", "noise of what enters routers",
                    {.range = {.low = 0, .high = 1, .high_open = true}});
+  add_megatron_own(keys, "overlap_moe_expert_parallel_comm", boolean, "false",
+                   "rows travel while others are computed", {});
+  add_megatron_own(keys, "moe_shared_expert_overlap", boolean, "false",
+                   "a shared expert is computed while rows travel", {});
 }
 
 void add_megatron_fp8(SectionKeys& keys) {

@@ -47,6 +47,16 @@ Decision input_jitter(const RuleInput& input) {
   return translated({{"moe.input_jitter", input.setting.value}});
 }
 
+Decision overlapped_exchange(const RuleInput& input) {
+  const bool overlaps = input.setting.value == "true";
+  return translated_if_effective({{"moe.overlap_degree", overlaps ? "2" : "1"}},
+                                 "within each mixture");
+}
+
+Decision shared_expert_overlap(const RuleInput&) {
+  return not_applicable("a shared expert is always computed while rows travel");
+}
+
 Decision tensor_degree(const RuleInput& input) {
   return translated({{"parallel.tp", input.setting.value}});
 }
@@ -137,6 +147,8 @@ const Rules& megatron_lm_rules() {
         {kPrefix + "moe_token_drop_policy", drop_policy},
         {kPrefix + "moe_pad_expert_input_to_capacity", padded_experts},
         {kPrefix + "moe_input_jitter_eps", input_jitter},
+        {kPrefix + "overlap_moe_expert_parallel_comm", overlapped_exchange},
+        {kPrefix + "moe_shared_expert_overlap", shared_expert_overlap},
         {kPrefix + "context_parallel_size", context_degree},
         {kPrefix + "num_micro_batches", micro_batches},
         {kPrefix + "sequence_parallelism", sequence_parallelism},

@@ -269,6 +269,12 @@ TEST(TranslateTest, MegatronExperts) {
   EXPECT_THAT(job, IsSupersetOf({"moe.capacity_factor=1.25", "moe.eval_capacity_factor=1.25",
                                  "moe.min_capacity=0", "moe.drop_policy=position",
                                  "moe.input_jitter=0.01"}));
+  EXPECT_THAT(job_of(with({{"overlap_moe_expert_parallel_comm", "true"},
+                           {"expert_model_parallel_size", "2"}})),
+              Contains("moe.overlap_degree=2"));
+  EXPECT_EQ(verdict_of(with({{"moe_shared_expert_overlap", "true"}}),
+                       "megatron_lm_config.moe_shared_expert_overlap"),
+            Verdict::not_applicable);
   EXPECT_EQ(verdict_of(with({{"moe_pad_expert_input_to_capacity", "true"}}),
                        "megatron_lm_config.moe_pad_expert_input_to_capacity"),
             Verdict::not_applicable);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
@@ -20,9 +21,18 @@ RowCounts reversed(const RowCounts& counts);
 
 /// rows [R, D], in the order of the ranks that they go to -> [R', D], in the order of the ranks that
 /// they come from. The gradient takes the way back. One collective each way, even if nobody has a
-/// row. An axis of one rank: rows themselves.
-torch::Tensor exchange_rows(const torch::Tensor& rows, const RowCounts& counts,
-                            const mesh::Axis& axis);
+/// row. Both ways overlap with what the caller computes between making it and `arrived`: the way there
+/// with that, the gradient's way back with its backward.
+class RowExchange {
+ public:
+  RowExchange(const torch::Tensor& rows, const RowCounts& counts, const mesh::Axis& axis);
+  torch::Tensor arrived() const;  ///< waits
+
+ private:
+  struct Journey;
+  std::shared_ptr<Journey> journey_;
+  torch::Tensor rows_;  // which are being written
+};
 
 /// Which of tokens that `parts` ranks have alike a rank takes to their experts: of N those from
 /// N index / parts on, up to the next rank's first.
@@ -37,13 +47,22 @@ torch::Tensor of_part(const torch::Tensor& x, const nn::Routing& routing, const 
                       const std::function<torch::Tensor(const torch::Tensor& x,
                                                         const nn::Routing& routing)>& dispatched);
 
+struct Overlap {
+  /// Parts of the tokens: one's rows travel while another's are computed (Hwang et al., Tutel, MLSys 2023,
+  /// section 3.3). Products are smaller; what is sent is the same.
+  int64_t degree = 1;
+  std::function<void()> meanwhile = [] {};  ///< called once, while the first rows travel
+};
+
 /// An nn::ExpertDispatch of E experts, of which rank r of `axis` has [r E/N, (r+1) E/N): x [tokens, D] ->
-/// [tokens, D]. `products` is called once, with whatever rows there are, be it none. Each rank has tokens of its own, any number of them.
-/// Choices that the routing dropped are not sent. Collective: a gather of N E counts and two exchanges of rows, whatever the
-/// choice, and two in the backward; a rank sends D elements of each choice that stays each time on average over the ranks (K choices of
-/// a token), less those of its own experts.
+/// [tokens, D]. `products` is called once for each part of the tokens, with whatever rows there are, be it none. Each rank
+/// has tokens of its own, any number of them. Choices that the routing dropped are not sent. Collective: a
+/// gather of N E counts of each part and two exchanges of its rows, whatever the choice, and two in the
+/// backward; a rank sends D elements of each choice that stays each time on average over the ranks (K
+/// choices of a token), less those of its own experts.
 /// Without a collective where N is 1. Throws c10::ValueError if N does not divide E.
 torch::Tensor over_ranks(const torch::Tensor& x, const nn::Routing& routing, int64_t num_experts,
-                         const nn::ExpertProducts& products, const mesh::Axis& axis);
+                         const nn::ExpertProducts& products, const mesh::Axis& axis,
+                         const Overlap& overlap = {});
 
 }  // namespace tessera::parallel

@@ -51,11 +51,12 @@ struct MixtureImpl : nn::Hookable {
       }
       return at::cat(results);
     };
-    return x + over_ranks(x, {chosen, weights}, kExperts, own, axis);
+    return x + over_ranks(x, {chosen, weights}, kExperts, own, axis, {.degree = overlap_degree});
   }
   nn::Linear router;
   std::vector<nn::Linear> experts;
   mesh::Axis axis;
+  int64_t overlap_degree = 1;
 };
 using Mixture = nn::Hooked<MixtureImpl>;
 
@@ -71,11 +72,12 @@ struct Net : nn::Hookable {
     const torch::NoGradGuard no_grad;
     for (auto& parameter : parameters()) parameter.normal_(0, 0.5);
   }
-  void divide(const mesh::Axis& axis) {
+  void divide(const mesh::Axis& axis, int64_t overlap_degree) {
     const int64_t here = kExperts / axis.size();
     for (auto& mixture : mixtures) {
       mixture->keep(axis.rank() * here, (axis.rank() + 1) * here);
       mixture->axis = axis;
+      mixture->overlap_degree = overlap_degree;
     }
   }
   torch::Tensor forward(const torch::Tensor& x) {
@@ -112,11 +114,12 @@ Plain plain(const torch::Tensor& batch) {
   return result;
 }
 
-class ExpertsTest : public ::testing::TestWithParam<std::tuple<mesh::MeshShape, Placement>> {};
+class ExpertsTest
+    : public ::testing::TestWithParam<std::tuple<mesh::MeshShape, Placement, int64_t>> {};
 
 TEST_P(ExpertsTest, LossGradientsAndNormAreThoseOfOneRank) {
-  const auto& [shape, placement] = GetParam();
-  on_mesh({.shape = shape}, [placement = placement](const mesh::DeviceMesh& mesh) {
+  const auto& [shape, placement, degree] = GetParam();
+  on_mesh({.shape = shape}, [placement = placement, degree = degree](const mesh::DeviceMesh& mesh) {
     const auto axes = DataAxes::of(mesh);
     torch::manual_seed(5);
     const int64_t ranks = axes.all.size(), rank = axes.all.rank();
@@ -124,7 +127,7 @@ TEST_P(ExpertsTest, LossGradientsAndNormAreThoseOfOneRank) {
     const auto expected = plain(batch);
 
     Net net;
-    net.divide(mesh.axis("ep"));
+    net.divide(mesh.axis("ep"), degree);
     auto model = parallelise(net, net.units(), axes,
                              {.unit = {.placement = placement}, .of_experts = is_expert});
     model.set_gradient_divide_factor(1);
@@ -141,7 +144,7 @@ TEST_P(ExpertsTest, LossGradientsAndNormAreThoseOfOneRank) {
     }
     if (mesh.shape().ep > 1) {
       // Two mixtures, two micro-batches; the way there and back, and both again in the backward.
-      EXPECT_EQ(counter.counts().all_to_all, 16);
+      EXPECT_EQ(counter.counts().all_to_all, 16 * degree);
       EXPECT_EQ(counter.counts().all_gather, 4);
       auto bytes = at::tensor({mesh.axis("ep").counters().all_to_all.bytes - sent});
       auto tokens = at::tensor({rows.size(0)});
@@ -194,19 +197,21 @@ TEST_P(ExpertsTest, LossGradientsAndNormAreThoseOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, ExpertsTest,
     ::testing::Values(
-        std::tuple(mesh::MeshShape{}, Placement::full_shard),
-        std::tuple(mesh::MeshShape{.dp_replicate = 2, .ep = 2}, Placement::replicate),
-        std::tuple(mesh::MeshShape{.dp_replicate = 4, .ep = 2}, Placement::replicate),
-        std::tuple(mesh::MeshShape{.dp_shard = 2, .ep = 2}, Placement::shard_optimizer),
-        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::shard_optimizer),
-        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::shard_gradients),
-        std::tuple(mesh::MeshShape{.dp_shard = 2, .ep = 2}, Placement::full_shard),
-        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::full_shard),
-        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 4}, Placement::full_shard),
+        std::tuple(mesh::MeshShape{}, Placement::full_shard, 1),
+        std::tuple(mesh::MeshShape{.dp_replicate = 2, .ep = 2}, Placement::replicate, 1),
+        std::tuple(mesh::MeshShape{.dp_replicate = 4, .ep = 2}, Placement::replicate, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 2, .ep = 2}, Placement::shard_optimizer, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::shard_optimizer, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::shard_gradients, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 2, .ep = 2}, Placement::full_shard, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 2}, Placement::full_shard, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 4}, Placement::full_shard, 1),
         std::tuple(mesh::MeshShape{.dp_replicate = 2, .dp_shard = 2, .ep = 2},
-                   Placement::full_shard),
+                   Placement::full_shard, 1),
+        std::tuple(mesh::MeshShape{.dp_shard = 2, .ep = 2}, Placement::full_shard, 2),
+        std::tuple(mesh::MeshShape{.dp_shard = 4, .ep = 4}, Placement::shard_gradients, 3),
         std::tuple(mesh::MeshShape{.dp_replicate = 2, .dp_shard = 4, .ep = 2},
-                   Placement::shard_gradients)));
+                   Placement::shard_gradients, 1)));
 
 // Five tokens on three ranks that have them alike: the summands and the gradients' summands add up.
 TEST(Experts, PartsOfTokensAddUp) {
@@ -219,7 +224,7 @@ TEST(Experts, PartsOfTokensAddUp) {
         of_part(own_x, {.experts = experts, .weights = own_weights}, part,
                 [&](const torch::Tensor& rows, const nn::Routing& routing) {
                   EXPECT_EQ(rows.size(0), part.parts == 1 ? 5 : (part.index == 0 ? 1 : 2));
-                  return nn::dispatch_here(rows, routing, kExperts, scaled);
+                  return nn::dispatch_here(rows, routing, kExperts, scaled, [] {});
                 });
     out.square().sum().backward();
     return std::vector{out.detach(), own_x.grad(), own_weights.grad()};
@@ -231,6 +236,36 @@ TEST(Experts, PartsOfTokensAddUp) {
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = sums[i] + part[i];
   }
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_TRUE(at::equal(sums[i], whole[i])) << i;
+}
+
+// What is beside is computed once, while rows travel, and both ways: its backward lies between the start of
+// the gradients' exchange and their arrival.
+TEST(Experts, WhatIsBesideIsComputedWhileRowsTravel) {
+  on_mesh({.shape = {.dp_shard = 2, .ep = 2}}, [](const mesh::DeviceMesh& mesh) {
+    const auto& axis = mesh.axis("ep");
+    const CollectiveCounter counter(axis);
+    std::vector<std::string> order;
+    const auto note = [&](const std::string& what) {
+      order.push_back(fmt::format("{} after {}", what, counter.counts().all_to_all));
+    };
+    const auto noted = [&](const torch::Tensor& x, const std::string& what) {
+      note(what);
+      auto y = x * 2;
+      y.register_hook([&note, what](const torch::Tensor&) { note("backward of " + what); });
+      return y;
+    };
+    const auto x = at::ones({4, kDim}).requires_grad_();
+    torch::Tensor beside;
+    const auto y = over_ranks(
+        x, {at::arange(4).remainder(2).view({4, 1}), at::ones({4, 1})}, 2,
+        [&](const torch::Tensor& rows, const torch::Tensor&) { return noted(rows, "experts"); },
+        axis, {.degree = 1, .meanwhile = [&] { beside = noted(x, "shared"); }});
+    (y + beside).sum().backward();
+    EXPECT_THAT(
+        order, ::testing::ElementsAre("shared after 1", "experts after 1",
+                                      "backward of experts after 3", "backward of shared after 4"));
+    EXPECT_TRUE(at::equal(x.grad(), at::full({4, kDim}, 4.0)));
+  });
 }
 
 // The second exchange, of results, waits for a rank that took the rows of the first.

@@ -5,7 +5,8 @@
 
 namespace tessera::parallel {
 
-std::set<std::string> share_experts(torch::nn::Module& model, const mesh::DeviceMesh& mesh) {
+std::set<std::string> share_experts(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+                                    int64_t overlap_degree) {
   const auto& axis = mesh.axis("ep");
   std::set<std::string> names;
   if (!mesh.shape().experts_apart()) return names;
@@ -18,10 +19,13 @@ std::set<std::string> share_experts(torch::nn::Module& model, const mesh::Device
     TORCH_CHECK_VALUE(all % ranks == 0, item.key(), ": expected a multiple of the ", ranks,
                       " ranks of ep, got ", all, " experts");
     experts->keep(axis.rank() * here, (axis.rank() + 1) * here);
-    experts->dispatch = [axis, part](const torch::Tensor& x, const nn::Routing& routing,
-                                     int64_t num_experts, const nn::ExpertProducts& products) {
+    experts->dispatch = [axis, part, overlap_degree](
+                            const torch::Tensor& x, const nn::Routing& routing, int64_t num_experts,
+                            const nn::ExpertProducts& products,
+                            const std::function<void()>& meanwhile) {
       return of_part(x, routing, part, [&](const torch::Tensor& own, const nn::Routing& of_own) {
-        return over_ranks(own, of_own, num_experts, products, axis);
+        return over_ranks(own, of_own, num_experts, products, axis,
+                          {.degree = overlap_degree, .meanwhile = meanwhile});
       });
     };
     for (const auto& parameter : experts->named_parameters()) {
