@@ -44,7 +44,7 @@ using namespace estimate;
 constexpr const char* kCommand = "estimate-memory";
 constexpr const char* kEstimateFooter =
     R"(The first table is that of Accelerate, the second its phases of one step. The third is of one rank of tessera train,
-for gpt2, llama, mistral, qwen2 and qwen3; docs/estimates.md has its formulas. All settings of a run: --job.
+for every family that it trains; docs/estimates.md has its formulas. All settings of a run: --job.
 Examples:
   tessera estimate-memory bert-base-cased
   tessera estimate-memory meta-llama/Meta-Llama-3-8B --dtypes float32 float16 --ranks 8 --placement full_shard \

@@ -250,19 +250,6 @@ void choose_rest(const FinetuneRequest& request, const DataFacts& facts, const D
       format_bytes(std::llround(request.memory_bytes)), others);
 }
 
-/// Experts' weights stay as they are stored.
-bool is_possible(Method method, const models::ModelShape& shape) {
-  return method != Method::qlora || shape.experts.num == 0;
-}
-
-/// The request with the methods that this model can be trained by.
-FinetuneRequest possible(FinetuneRequest request, const models::ModelShape& shape) {
-  std::erase_if(request.methods, [&](Method method) { return !is_possible(method, shape); });
-  if (request.methods.empty())
-    user_error("finetune: --qlora: a model with experts cannot be quantised; take --lora");
-  return request;
-}
-
 }  // namespace
 
 const char* name_of(Method method) {
@@ -277,15 +264,13 @@ const char* name_of(Method method) {
   __builtin_unreachable();
 }
 
-FinetuneJob make_finetune_job(const FinetuneRequest& given, const models::ModelShape& shape,
+FinetuneJob make_finetune_job(const FinetuneRequest& request, const models::ModelShape& shape,
                               const DataFacts& facts) {
-  const auto request = possible(given, shape);
   const Trial trial(request, shape, facts);
   const int64_t wanted = request.seq_len > 0 ? request.seq_len : wanted_row(facts, shape);
   const auto decision = decide(request, trial, wanted);
   FinetuneJob job;
   for (const auto method : {Method::full, Method::lora, Method::qlora}) {
-    if (!is_possible(method, shape)) continue;
     job.memory.push_back(trial.memory_of(method, decision ? decision->row : wanted));
   }
   if (!decision) refuse(request, job.memory, wanted);

@@ -167,6 +167,12 @@ class QuantisedSource : public TensorSource {
 /// The stored weights of the linear layers in blocks.
 std::set<std::string> linear_weights(const models::ModelShape& shape, const nlohmann::json& config,
                                      const std::string& where) {
+  if (shape.experts.num > 0) {
+    user_error(
+        "{}: it has experts, of which transformers 5 keeps those of a layer in one tensor, and "
+        "bitsandbytes none in codes; export it without --weights",
+        where);
+  }
   const auto model =
       models::make_language_model(shape, torch::dtype(torch::kFloat32).device(torch::kMeta));
   const checkpoint::FamilyNames names(config, where);

@@ -226,11 +226,13 @@ TEST(ExportQuantised, HasTheCodesAndIsReadBack) {
     const auto config = nlohmann::json::parse(read_file(written / "config.json"));
     EXPECT_EQ(config["quantization_config"]["load_in_8bit"], weights == WeightFormat::int8);
   }
-  EXPECT_THROW(export_quantised({.task = Task::quantise,
-                                 .model = "tests/fixtures/gpt2_micro",
-                                 .other = folder.path() / "gpt2",
-                                 .weights = WeightFormat::nf4}),
-               UserError);
+  for (const char* model : {"tests/fixtures/gpt2_micro", "tests/fixtures/mixtral_micro"}) {
+    EXPECT_THROW(export_quantised({.task = Task::quantise,
+                                   .model = model,
+                                   .other = folder.path() / "refused",
+                                   .weights = WeightFormat::nf4}),
+                 UserError);
+  }
 }
 
 }  // namespace

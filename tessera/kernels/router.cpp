@@ -24,11 +24,8 @@ constexpr double kHalfOfBits = 0x1p31;
 
 /// The numbers that x is multiplied by, float32, on another device than the CPU.
 at::Tensor factors_of(const at::Tensor& x, const Jitter& jitter) {
-  const auto first = jitter.key.first_position;
-  const auto positions =
-      at::arange(first, first + x.numel(), x.options().dtype(at::kLong).requires_grad(false));
-  const auto centred = random_bits(positions, jitter.key) - static_cast<int64_t>(kHalfOfBits);
-  return centred.to(at::kFloat).mul_(jitter.eps / kHalfOfBits).add_(1).view(x.sizes());
+  const auto centred = random_bits_like(x, jitter.key) - static_cast<int64_t>(kHalfOfBits);
+  return centred.to(at::kFloat).mul_(jitter.eps / kHalfOfBits).add_(1);
 }
 
 /// x in float32, times what is drawn; x itself may be what comes back if nothing is.
@@ -57,7 +54,9 @@ struct RouterLogits : torch::autograd::Function<RouterLogits> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             at::TensorList bias, const Jitter& jitter) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({x, weight, bias.empty() ? at::Tensor() : bias[0]});
+    ctx->save_for_backward(
+        {weight.requires_grad() ? x : at::Tensor(), weight, bias.empty() ? at::Tensor() : bias[0]});
+    ctx->saved_data["type"] = x.scalar_type();
     autograd::hold(ctx, "jitter", jitter);
     auto logits =
         multiply_into({}, jittered(x, jitter), in_float(weight).t(), x.options().dtype(at::kFloat));
@@ -76,7 +75,7 @@ struct RouterLogits : torch::autograd::Function<RouterLogits> {
     variable_list out(bias.defined() ? 4 : 3);
     if (ctx->needs_input_grad(0)) {
       const auto of_product = multiply_into({}, grad, in_float(weight), grad.options());
-      out[0] = jittered(of_product, jitter).to(x.scalar_type());
+      out[0] = jittered(of_product, jitter).to(ctx->saved_data["type"].toScalarType());
     }
     if (ctx->needs_input_grad(1)) {
       const auto product = multiply_into({}, grad.t(), jittered(x, jitter), grad.options());

@@ -40,10 +40,11 @@ class MixtureImpl : public FeedForwardImpl {
   }
 
   torch::Tensor forward(const torch::Tensor& x) override {
-    auto result = experts_(x, router_(x));
-    if (!shared_) return result;
-    auto shared = shared_(x);
-    if (shared_gate_) shared = shared_gate_(x).sigmoid() * shared;
+    if (!shared_) return experts_(x, router_(x));
+    const auto [result, shared] = experts_(x, router_(x), [this](const torch::Tensor& same) {
+      const auto shared = shared_(same);
+      return shared_gate_ ? shared_gate_(same).sigmoid() * shared : shared;
+    });
     if (coefficient_) {
       const auto shares = coefficient_(x).softmax(-1, torch::kFloat32).to(result.scalar_type());
       return shares.narrow(-1, 0, 1) * result + shares.narrow(-1, 1, 1) * shared;
@@ -64,6 +65,8 @@ nn::RouterOptions router_options(const ModelShape& shape) {
   return {.num_experts = shape.experts.num,
           .top_k = shape.experts.top_k,
           .normalise = shape.experts.normalise,
+          .num_groups = shape.experts.groups,
+          .top_groups = shape.experts.top_groups,
           .with_bias = shape.experts.router_bias,
           .selection_bias = shape.experts.selection_bias};
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/fitting.h"
 #include "tessera/base/nearest.h"
 #include "tessera/models/spec.h"
 
@@ -187,24 +188,18 @@ std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp)
            (shape.num_kv_heads % ranks == 0 || ranks % shape.num_kv_heads == 0);
   };
   if (fits(tp)) return std::nullopt;
-  std::vector<int64_t> fitting;
-  for (int64_t ranks = 1; ranks <= shape.num_heads; ++ranks) {
-    if (fits(ranks)) fitting.push_back(ranks);
-  }
   return fmt::format("{} heads ({} of keys) cannot be divided over {} ranks; set one of {}",
-                     shape.num_heads, shape.num_kv_heads, tp, fmt::join(fitting, ", "));
+                     shape.num_heads, shape.num_kv_heads, tp,
+                     fmt::join(fitting_numbers(shape.num_heads, fits), ", "));
 }
 
 std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep) {
   const int64_t experts = shape.experts.num;
-  if (ep == 1 || (experts > 0 && experts % ep == 0)) return std::nullopt;
+  const auto fits = [&](int64_t ranks) { return experts % ranks == 0; };
+  if (ep == 1 || (experts > 0 && fits(ep))) return std::nullopt;
   if (experts == 0) return fmt::format("expected 1 for a model without experts, got {}", ep);
-  std::vector<int64_t> fitting;
-  for (int64_t ranks = 1; ranks <= experts; ++ranks) {
-    if (experts % ranks == 0) fitting.push_back(ranks);
-  }
   return fmt::format("{} experts cannot be shared out over {} ranks; set one of {}", experts, ep,
-                     fmt::join(fitting, ", "));
+                     fmt::join(fitting_numbers(experts, fits), ", "));
 }
 
 double expert_rows(const ModelShape& shape) {

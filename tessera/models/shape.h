@@ -80,6 +80,8 @@ struct ExpertsShape {
   int64_t top_k = 0;             ///< that a token takes
   bool normalise = true;         ///< its weights for them have sum 1
   int64_t shared_ffn_dim = 0;    ///< of an expert that every token takes besides; 0: there is none
+  int64_t groups = 1;            ///< of neighbours, of which a token looks at top_groups
+  int64_t top_groups = 1;        ///< (nn::RouterOptions)
   bool selection_bias = false;   ///< experts are chosen by scores and a bias, which files have
   bool router_bias = false;      ///< of its logits, learned
   int64_t num_dense_layers = 0;  ///< the first layers, which have one feed-forward instead

@@ -29,25 +29,35 @@ models::ModelShape divided(models::ModelShape shape, const mesh::MeshShape& mesh
 }
 
 /// The matrices of a block as its parts list them: of each part the last one leads out, the others
-/// read what enters the part.
-enum class MatrixPlace { into_attention, out_of_attention, into_feed_forward, last_product };
+/// read what enters the part. Each expert is a part; what a mixture has beside parts reads what enters it.
+enum class MatrixPlace {
+  into_attention,
+  out_of_attention,
+  into_feed_forward,
+  into_expert,
+  last_product
+};
 using MatrixPlaces = std::map<std::string, MatrixPlace>;  // by the name of the weight in the block
 MatrixPlaces matrix_places(const models::ModelShape& shape) {
   MatrixPlaces places;
   for (const auto& alike : models::alike_layers(shape)) {
-    std::string part, last;
-    int num_parts = 0;
+    std::string attention, part, last;
     const auto parameters = models::spec_of(shape.family).parameters(alike.shape);
     for (const auto& parameter : parameters.block) {
       if (parameter.shape.size() != 2) continue;
-      const auto own = parameter.name.substr(0, parameter.name.find('.'));
-      if (own != part) part = own, ++num_parts;
+      const auto layer = parameter.name.substr(0, parameter.name.rfind('.'));
+      const auto own = layer.substr(0, layer.rfind('.'));
+      if (attention.empty()) attention = own;
       using enum MatrixPlace;
-      places[parameter.name] = num_parts == 1 ? out_of_attention : last_product;
-      if (last.starts_with(own + ".")) {
-        places[last] = num_parts == 1 ? into_attention : into_feed_forward;
-      }
-      last = parameter.name;
+      const auto into = own == attention      ? into_attention
+                        : parameter.of_expert ? into_expert
+                                              : into_feed_forward;
+      const bool beside_parts = alike.shape.experts.num > 0 && own.find('.') == own.npos;
+      places[parameter.name] = own == attention ? out_of_attention
+                               : beside_parts   ? into_feed_forward
+                                                : last_product;
+      if (own == part) places[last] = into;
+      part = own, last = parameter.name;
     }
   }
   return places;
@@ -64,6 +74,9 @@ void mark(TrainedOfBlock& block, MatrixPlace place) {
     case MatrixPlace::into_feed_forward:
       block.feed_forward = true;
       break;
+    case MatrixPlace::into_expert:
+      block.expert_rows = true;
+      break;
     case MatrixPlace::last_product:
       block.last_product = true;
   }
@@ -78,7 +91,7 @@ void note_trained(const config::AdapterSection& adapter, const models::ModelShap
   bool embeds = false;
   std::vector<bool> trained(part.blocks.size(), false);
   for (auto& block : part.blocks) {
-    block.attention = block.feed_forward = block.last_product = false;
+    block.attention = block.feed_forward = block.expert_rows = block.last_product = false;
   }
   const auto places = matrix_places(shape);
   const auto prefix = models::spec_of(shape.family).parameters(shape).block_prefix;
@@ -100,14 +113,20 @@ void note_trained(const config::AdapterSection& adapter, const models::ModelShap
   for (const auto& module : models::adapted_modules(adapter, shape)) {
     if (!module.layer) continue;
     auto& block = part.blocks[static_cast<size_t>(*module.layer)];
-    block.adapter_numbers +=
-        module.rank + (adapter.type == models::AdapterType::dora ? module.outputs : 0);
+    // Of all experts a token meets a few.
+    const double met = module.of_expert ? models::expert_rows(part.shape) /
+                                              static_cast<double>(part.shape.experts.num)
+                                        : 1;
+    const auto add = [&](int64_t numbers) {
+      block.adapter_numbers += met * static_cast<double>(numbers);
+    };
+    add(module.rank + (adapter.type == models::AdapterType::dora ? module.outputs : 0));
     const auto place = place_of(module.path + ".weight", *module.layer);
     if (place == places.end()) continue;
     if (adapter.dropout == 0 || place->second == MatrixPlace::last_product) {
       mark(block, place->second);
     } else {
-      block.adapter_numbers += module.inputs;  // each has what is left of them
+      add(module.inputs);  // each has what is left of them
     }
   }
   bool before = embeds;

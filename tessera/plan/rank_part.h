@@ -16,11 +16,12 @@ struct TrainedOfBlock {
   bool has_graph = true;     ///< it, or something before it, is trained
   bool input_graph = true;   ///< something before it is trained
   bool attention = true;     ///< a gradient reads what enters the attention
-  bool feed_forward = true;  ///< likewise
+  bool feed_forward = true;  ///< likewise; of a mixture without the rows of its experts
+  bool expert_rows = true;   ///< a gradient reads the rows that enter experts
   bool last_product = true;  ///< a gradient reads what enters the feed-forward's last product
   /// Numbers that its adapters keep for each token: x A^T, with dropout the x that enters A, and of
   /// DoRA what is multiplied by magnitudes.
-  int64_t adapter_numbers = 0;
+  double adapter_numbers = 0;
 
   bool operator==(const TrainedOfBlock&) const = default;
 };

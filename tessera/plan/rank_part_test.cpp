@@ -216,8 +216,11 @@ TEST(RankPartTest, AnAdapterFreezesTheRest) {
   EXPECT_FALSE(whole.units.front().buffers.front().trained);
   EXPECT_EQ(whole.units.back().buffers.size(), 1U);  // the head is trained
   EXPECT_TRUE(whole.part.trains_head);
-  TrainedOfBlock first{
-      .input_graph = false, .feed_forward = false, .last_product = false, .adapter_numbers = 16};
+  TrainedOfBlock first{.input_graph = false,
+                       .feed_forward = false,
+                       .expert_rows = false,
+                       .last_product = false,
+                       .adapter_numbers = 16};
   EXPECT_EQ(whole.part.blocks[0], first);
   EXPECT_EQ(whole.part.blocks[1].adapter_numbers, 4);
   EXPECT_TRUE(whole.part.blocks[1].input_graph);

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/config/needs.h"
 #include "tessera/models/spec.h"
 #include "tessera/plan/fp8_layers.h"
@@ -18,9 +17,9 @@ namespace {
 using config::RunConfig;
 using models::Division;
 
-/// Do ranks of tp (of an expert's, of etp) sum the gradients of a parameter? Those of norms and biases of width D, where
-/// positions are divided; of norms of heads; of key heads that several ranks have
-/// (docs/tensor_parallel.md).
+/// Do ranks of tp (of an expert's, of etp) sum the gradients of a parameter? Those of norms and
+/// biases of width D, where positions are divided; of norms of heads; of key heads that several
+/// ranks have (docs/tensor_parallel.md).
 bool is_summed(const RankPart& part, const auto& parameter) {
   if ((parameter.of_expert ? part.mesh.expert_tp() : part.mesh.tp) == 1) return false;
   switch (parameter.division) {
@@ -65,9 +64,9 @@ struct Amount {
 /// A unit without buffers, and how much they are to hold.
 struct Sized {
   UnitPlan unit;
-  Amount rest;        // but for the next ones
-  Amount experts;     // this rank's, where they are apart
-  int64_t codes = 0;  // bytes of quantised weights, which are not trained
+  Amount rest;                          // but for the next ones
+  Amount experts;                       // this rank's, where they are apart
+  int64_t codes = 0, expert_codes = 0;  // bytes of their quantised weights, which are not trained
 };
 
 /// Which of a unit's parameters: those of experts that are apart (mesh::MeshShape), or all others?
@@ -82,8 +81,13 @@ Amount of_kind(const RankPart& part, Kind kind, const Amount& all) {
   return kind == Kind::experts ? all.shared_by(part.mesh.ep) : all;
 }
 
+/// Is it the weight of a linear layer, which model.weights tells how to keep?
+bool is_linear(const models::ParameterSpec& parameter) {
+  return parameter.shape.size() == 2 && !parameter.of_router;
+}
+
 /// What a rank has of parameters other than embeddings, all being trained. The size of the whole ones
-/// decides which states the optimizer keeps in 8 bits. `quantised`: without matrices.
+/// decides which states the optimizer keeps in 8 bits. `quantised`: without those that are kept as codes.
 Amount amount_of(const RankPart& part, const RunConfig& config,
                  const std::vector<models::ParameterSpec>& whole,
                  const std::vector<models::ParameterSpec>& parts, Kind kind,
@@ -91,7 +95,7 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
   Amount all;
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool matrix = parts[i].shape.size() == 2;
-    if (kind_of(part, parts[i]) != kind || (matrix && quantised)) continue;
+    if (kind_of(part, parts[i]) != kind || (quantised && is_linear(parts[i]))) continue;
     const int64_t elements = parts[i].num_elements();
     const auto treatment =
         optim::treatment_of(config.optimizer.type, config.precision.optimizer_states,
@@ -160,7 +164,7 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
   sized.num_layers = shape.num_layers;
   const auto whole = models::trained_parameters(config.adapter, shape);
   const auto trained = models::trained_parameters(config.adapter, shape, sized);
-  for (auto& [unit, rest, experts, codes] : units) {
+  for (auto& [unit, rest, experts, codes, expert_codes] : units) {
     const bool embeds = unit.name == "embedding";
     const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
                              predicts = unit.predicts](const models::TrainedParameter& p) {
@@ -172,22 +176,19 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
   }
 }
 
-/// Bytes of a block's matrices as model.weights keeps them.
-int64_t bytes_of_codes(const config::ModelSection& model, const models::ModelShape& shape,
-                       const std::vector<models::ParameterSpec>& block) {
-  if (shape.experts.num > 0) {
-    user_error("model.weights: expected as_stored for a model with experts, got {}",
-               text_of(model.weights));
-  }
+/// Bytes of the kind's matrices in a block as model.weights keeps them.
+int64_t bytes_of_codes(const config::ModelSection& model, const RankPart& part,
+                       const std::vector<models::ParameterSpec>& block, Kind kind) {
+  if (model.weights == WeightFormat::as_stored) return 0;
   int64_t bytes = 0;
   for (const auto& spec : block) {
-    if (spec.shape.size() != 2) continue;
+    if (kind_of(part, spec) != kind || !is_linear(spec)) continue;
     bytes += quantised_bytes({.format = model.weights,
                               .out = spec.shape[0],
                               .in = spec.shape[1],
                               .block = model.weights_block});
   }
-  return bytes;
+  return kind == Kind::experts ? bytes / part.mesh.ep : bytes;
 }
 
 /// Adds the units of a stage's blocks.
@@ -202,12 +203,11 @@ void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
   while (end < layers.end) {
     const int64_t begin = end;  // up to `end` they are alike
     end = begin < dense_end ? std::min(dense_end, layers.end) : layers.end;
-    const auto shape = models::shape_of_layer(part.shape, begin);
     const auto whole = spec.parameters(models::shape_of_layer(whole_shape, begin));
-    const auto parts = spec.parameters(shape);
-    const int64_t codes = quantised ? bytes_of_codes(config.model, shape, parts.block) : 0;
-    const auto rest = amount_of(part, config, whole.block, parts.block, Kind::rest, quantised);
-    const auto experts = amount_of(part, config, whole.block, parts.block, Kind::experts);
+    const auto parts = spec.parameters(models::shape_of_layer(part.shape, begin));
+    const auto amount = [&](Kind kind) {
+      return amount_of(part, config, whole.block, parts.block, kind, quantised);
+    };
     for (int64_t i = begin; i < end; ++i) {
       const Block block{.whole = whole.block,
                         .parts = parts.block,
@@ -215,9 +215,10 @@ void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
                         .in_fp8 = names_in_fp8};
       units.push_back(
           {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
-           in_fp8(part, config, block, Kind::rest, rest),
-           in_fp8(part, config, block, Kind::experts, experts),
-           codes});
+           in_fp8(part, config, block, Kind::rest, amount(Kind::rest)),
+           in_fp8(part, config, block, Kind::experts, amount(Kind::experts)),
+           bytes_of_codes(config.model, part, parts.block, Kind::rest),
+           bytes_of_codes(config.model, part, parts.block, Kind::experts)});
     }
   }
 }
@@ -277,7 +278,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, rest, experts, codes] : units) {
+  for (const auto& [unit, rest, experts, codes, expert_codes] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit});
       result.back().unit.name = "model";
@@ -287,6 +288,7 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     all.rest += rest;
     all.experts += experts;
     all.codes += codes;
+    all.expert_codes += expert_codes;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.table += unit.table;
@@ -356,7 +358,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
   auto options = buffer_options(config, part.mesh);
   options.device_is_host = device_is_host;
   std::vector<int64_t> elements;
-  for (const auto& [unit, rest, experts, codes] : units) {
+  for (const auto& [unit, rest, experts, codes, expert_codes] : units) {
     elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
   }
   const auto offloaded = offloaded_units(elements, section.offload_fraction);
@@ -368,10 +370,11 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);
-    const auto& [unit, rest, experts, codes] = units[i];
+    const auto& [unit, rest, experts, codes, expert_codes] = units[i];
     if (rest.frozen > 0) buffers.push_back(plan_buffer(rest.frozen, of_frozen(options)));
     if (experts.frozen > 0) buffers.push_back(plan_buffer(experts.frozen, of_frozen(shared)));
     if (codes > 0) buffers.push_back(plan_buffer(codes, of_codes(options)));
+    if (expert_codes > 0) buffers.push_back(plan_buffer(expert_codes, of_codes(shared)));
     const auto add_trained = [&](Amount amount, BufferOptions how) {
       if (amount.in_fp8 > 0) {
         how.fp8_weights = true;

@@ -94,7 +94,8 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
   const double stream = stream_bytes(config.precision, part);
   const auto dim = static_cast<double>(shape.dim), ffn = static_cast<double>(shape.ffn_dim);
   // Rows of the feed-forward that a token has: one for each of its experts.
-  const double rows = shape.experts.num > 0 ? models::expert_rows(shape) : 1;
+  const bool has_experts = shape.experts.num > 0;
+  const double rows = has_experts ? models::expert_rows(shape) : 1;
   // What enters the two divided regions, of all positions, where a gradient reads it; without
   // checkpoints this rank's are kept, the others gathered again.
   const double attention = trained.attention ? 1 : 0, feed_forward = trained.feed_forward ? 1 : 0;
@@ -102,8 +103,9 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
   const double kept_of_entering =
       checkpointed ? entering
                    : attention * stream + feed_forward * kept_before(part, shape, stream);
-  const double unread = trained.last_product ? 0 : rows * ffn * width;
-  const double of_adapters = static_cast<double>(trained.adapter_numbers) * width;
+  const double unread = (trained.last_product ? 0 : rows * ffn * width) +
+                        (trained.expert_rows || !has_experts ? 0 : rows * dim * width);
+  const double of_adapters = trained.adapter_numbers * width;
   const auto exchange = of_exchange(shape, part.mesh);
   double all = bytes_of(numbers.kept, width) + exchange.floats * kFloat + kept_of_entering -
                unread + of_adapters;
@@ -126,7 +128,7 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
     result.working += all - stream;
   } else {
     result.kept = bytes_of(numbers.selective, width) + exchange.values * width;
-    if (shape.experts.num > 0 && part.mesh.tp > 1) result.kept += stream;  // the sum over ranks
+    if (has_experts && part.mesh.tp > 1) result.kept += stream;  // the sum over ranks
     // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
     if (config.adapter.type == models::AdapterType::dora && norms_input) result.kept += stream;
     result.working += bytes_of(numbers.recomputed, width) + exchange.floats * kFloat + entering -

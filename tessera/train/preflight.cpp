@@ -119,6 +119,7 @@ predict::ComputeSpeed measured_computing(const Run& run) {
     auto& num = shape.experts.num;
     auto& top_k = shape.experts.top_k;
     num /= run.plan.mesh.ep;
+    shape.experts.groups = shape.experts.top_groups = 1;  // these may be on other ranks
     top_k = std::clamp<int64_t>(std::llround(models::expert_rows(shape)), 1, num);
   }
   predict::ComputeSpeed speed{

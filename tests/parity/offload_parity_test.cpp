@@ -404,6 +404,19 @@ TEST(Offload, APreflightIsOfAllRanks) {
   });
 }
 
+// A rank has four of the eight experts, fewer than a token may choose among four groups of two.
+TEST(Offload, APreflightMeasuresARanksExperts) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2, .ep = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    auto job = over(recorded_job(/*seq_len=*/16, /*global_batch=*/4), mesh.shape(),
+                    parallel::Placement::full_shard);
+    job.model.path = "tests/fixtures/families/deepseek_v3";
+    job = on_drives(std::move(job), folder);
+    const auto run = train::assemble(job, mesh);
+    EXPECT_FALSE(train::preflight(run).empty());
+  });
+}
+
 TEST(Offload, WhatCannotBeIsRefusedInALine) {
   const auto refusal = [](auto change) -> std::string {
     auto job = job_of(kLayouts[0]);

@@ -125,6 +125,46 @@ TEST(QuantisedParity, EveryDivisionGivesWhatOneRankHas) {
   }
 }
 
+/// Experts of 4 and 8 bits, with adapters in them and beside them: the same wherever they are.
+TEST(QuantisedParity, ExpertsAreWhereverTheyAreThoseOfOneRank) {
+  using parallel::Placement;
+  const SharedFolder folder;
+  const std::vector<Layout> layouts = {
+      {{}, Placement::replicate},
+      {{.dp_shard = 2, .ep = 2}, Placement::full_shard},
+      {{.dp_shard = 4, .ep = 2}, Placement::shard_gradients},
+      {{.dp_replicate = 2, .ep = 2}, Placement::replicate},
+      {{.dp_shard = 3}, Placement::full_shard},
+      {{.ep = 2, .tp = 2, .etp = 1}, Placement::replicate},
+      {{.dp_shard = 2, .ep = 4, .tp = 2, .etp = 1}, Placement::full_shard},
+      {{.pp = 2, .dp_shard = 2, .ep = 2}, Placement::full_shard}};
+  for (const auto& [shape, placement] : layouts) {
+    on_mesh({.shape = shape}, [&, &shape = shape,
+                               &placement = placement](const mesh::DeviceMesh& mesh) {
+      for (const auto format : {WeightFormat::nf4_double, WeightFormat::int8}) {
+        for (const auto type : {models::AdapterType::lora, models::AdapterType::dora}) {
+          auto job = recorded_job(/*seq_len=*/32, /*global_batch=*/8);
+          job.model.path = "tests/fixtures/experts_small";
+          job.model.weights = format;
+          job.adapter.type = type;
+          job.adapter.targets = {"all-linear"};
+          job.moe.overlap_degree = shape.ep > 1 ? 2 : 1;
+          const auto name = fmt::format("{} {}", text_of(format), text_of(type));
+          SCOPED_TRACE(name);
+          const auto numbers = trained(over(job, shape, placement), mesh);
+          const auto alone = folder.path() / name;  // of one rank, which is the first
+          if (shape.num_ranks() == 1) write_file(alone, nlohmann::json(numbers).dump());
+          const auto expected = nlohmann::json::parse(read_file(alone)).get<std::vector<double>>();
+          for (size_t i = 0; i < numbers.size(); ++i) {
+            EXPECT_NEAR(numbers[i] / expected[i], 1, i % 2 == 0 ? 1e-5 : 2e-4) << i;
+          }
+          mesh.world().barrier();
+        }
+      }
+    });
+  }
+}
+
 /// The bytes that counters say were gathered in a step, of the matrices of blocks: those in 16 bits
 /// less those that are less in 4.
 TEST(QuantisedParity, AStepGathersFourBitsAWeight) {

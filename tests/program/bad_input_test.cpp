@@ -189,9 +189,10 @@ TEST_F(BadInputTest, ExpertsWithoutRoomOrReason) {
       "--moe\\.drop_policy: expected one of probs, position, choice, random, got 'last'");
   expect_refusal({"train", "job.yaml", "--moe.input_jitter=1"},
                  "--moe\\.input_jitter: expected a number in \\[0, 1\\), got '1'");
-  expect_refusal({"train", "job.yaml", "--moe.capacity_factor=2"},
-                 "moe\\.capacity_factor: has no effect here: 2 of a token's 2 choices among 4 "
-                 "experts is room for all 16 tokens of a row; set it below 2, or remove it");
+  expect_refusal(
+      {"train", "job.yaml", "--moe.capacity_factor=2"},
+      "moe\\.capacity_factor: has no effect here: 2 of a token's 2 choices among 4 "
+      "experts is room for all 16 tokens of a row; set it to at most 1\\.875, or remove it");
   expect_refusal({"train", "job.yaml", "--moe.capacity_factor=1", "--moe.force_balance=true"},
                  "--moe\\.capacity_factor: has no effect here: it needs moe\\.force_balance false; "
                  "remove one of them");

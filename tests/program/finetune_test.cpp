@@ -77,8 +77,7 @@ TEST_F(FinetuneTest, ShowsTheJobAndDoesNothing) {
   EXPECT_FALSE(fs::exists(path("dry")));
 }
 
-// Their experts keep their weights as they are stored.
-TEST_F(FinetuneTest, AModelWithExpertsIsNotQuantised) {
+TEST_F(FinetuneTest, AModelWithExpertsIsQuantisedAsOthersAre) {
   const auto of_mixture = [](Arguments more) {
     more.insert(more.begin(),
                 {"finetune", "tests/fixtures/families/qwen2_moe", path("chats.jsonl"), "--dry-run",
@@ -88,11 +87,10 @@ TEST_F(FinetuneTest, AModelWithExpertsIsNotQuantised) {
   const auto found = of_mixture({});
   EXPECT_EQ(found.exit_code, 0) << found.error;
   EXPECT_THAT(found.out, HasSubstr("  type: lora\n"));
-  EXPECT_THAT(found.out, Not(HasSubstr("qlora")));
-  const auto refused = of_mixture({"--qlora"});
-  EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.error,
-              HasSubstr("finetune: --qlora: a model with experts cannot be quantised"));
+  EXPECT_THAT(found.out, HasSubstr("qlora"));
+  const auto asked = of_mixture({"--qlora"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.error;
+  EXPECT_THAT(asked.out, HasSubstr("  weights: nf4_double\n"));
 }
 
 TEST_F(FinetuneTest, RanksAnswerWhatIsHeldOutBeforeAndAfterAsOneDoes) {

@@ -124,8 +124,6 @@ std::shared_ptr<LanguageModel> make_deepseek(const ModelShape& shape,
   auto router = router_options(shape);
   router.scores = nn::RouterScores::sigmoid;
   router.scale = facts.expert_scale;
-  router.num_groups = facts.expert_groups;
-  router.top_groups = facts.top_groups;
   DecoderParts parts{.tables = {{facts.rotated_width, rotary_options(shape)}},
                      .feed_forward = mixture_plan(shape, names),
                      .attention = deepseek::attention_plan(shape)};

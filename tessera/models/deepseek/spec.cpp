@@ -40,8 +40,6 @@ void read_experts(const JsonKeys& keys, ModelShape& shape, Facts& facts) {
   keys.refuse_unless(keys.text("topk_method", "noaux_tc") == "noaux_tc", "topk_method", "noaux_tc");
   keys.refuse_unless(keys.size("moe_layer_freq", 1) == 1, "moe_layer_freq", "1");
   facts.num_shared = keys.size("n_shared_experts", 1);
-  facts.expert_groups = keys.size("n_group", 8);
-  facts.top_groups = keys.size("topk_group", 4);
   facts.expert_scale = keys.positive("routed_scaling_factor", 2.5);
   const int64_t dense_ffn_dim = shape.ffn_dim;
   shape.ffn_dim = keys.size("moe_intermediate_size");
@@ -50,6 +48,8 @@ void read_experts(const JsonKeys& keys, ModelShape& shape, Facts& facts) {
                    .top_k = keys.size("num_experts_per_tok"),
                    .normalise = keys.flag("norm_topk_prob", true),
                    .shared_ffn_dim = facts.num_shared * shape.ffn_dim,
+                   .groups = keys.size("n_group", 8),
+                   .top_groups = keys.size("topk_group", 4),
                    .selection_bias = true,
                    .num_dense_layers = keys.size("first_k_dense_replace", 3, /*least=*/0),
                    .dense_ffn_dim = dense_ffn_dim};
@@ -115,8 +115,8 @@ void write(const ModelShape& s, nlohmann::ordered_json& config) {
                  {"n_routed_experts", s.experts.num},
                  {"n_shared_experts", facts.num_shared},
                  {"num_experts_per_tok", s.experts.top_k},
-                 {"n_group", facts.expert_groups},
-                 {"topk_group", facts.top_groups},
+                 {"n_group", s.experts.groups},
+                 {"topk_group", s.experts.top_groups},
                  {"norm_topk_prob", s.experts.normalise},
                  {"routed_scaling_factor", facts.expert_scale},
                  {"scoring_func", "sigmoid"},
@@ -146,20 +146,20 @@ std::optional<ShapeProblem> problem(const ModelShape& s) {
     return ShapeProblem{"num_kv_heads", fmt::format("expected one for each of {} heads, got {}",
                                                     s.num_heads, s.num_kv_heads)};
   }
-  if (experts.num % facts.expert_groups != 0) {
+  if (experts.num % experts.groups != 0) {
     return ShapeProblem{"n_group", fmt::format("expected a divisor of the {} experts, got {}",
-                                               experts.num, facts.expert_groups)};
+                                               experts.num, experts.groups)};
   }
-  if (facts.top_groups > facts.expert_groups) {
+  if (experts.top_groups > experts.groups) {
     return ShapeProblem{"topk_group", fmt::format("expected at most the {} groups, got {}",
-                                                  facts.expert_groups, facts.top_groups)};
+                                                  experts.groups, experts.top_groups)};
   }
-  const int64_t looked_at = experts.num / facts.expert_groups * facts.top_groups;
+  const int64_t looked_at = experts.num / experts.groups * experts.top_groups;
   if (experts.top_k > looked_at) {
     return ShapeProblem{
         "num_experts_per_tok",
         fmt::format("expected at most the {} experts of the topk_group {} groups, got {}",
-                    looked_at, facts.top_groups, experts.top_k)};
+                    looked_at, experts.top_groups, experts.top_k)};
   }
   return std::nullopt;
 }
