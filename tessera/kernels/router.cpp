@@ -30,7 +30,7 @@ at::Tensor factors_of(const at::Tensor& x, const Jitter& jitter) {
 
 /// x in float32, times what is drawn; x itself may be what comes back if nothing is.
 at::Tensor jittered(const at::Tensor& x, const Jitter& jitter) {
-  const auto from = in_float(x);
+  auto from = in_float(x);
   if (jitter.eps == 0) return from;
   if (!x.is_cpu()) return from * factors_of(x, jitter);
   auto result = from.is_same(x) ? at::empty_like(from) : from;

@@ -1,6 +1,7 @@
 #include "tessera/models/mixture.h"
 
 #include <ATen/ops/sigmoid.h>
+#include <fmt/format.h>
 
 #include <string>
 
@@ -86,8 +87,9 @@ nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) 
   const auto add_gated = [&](const std::string& module, const MixtureNames& matrices,
                              bool of_expert = false) {
     for (const auto& inside : {matrices.gate, matrices.up}) {
-      plan.push_back(
-          {.pattern = module + "." + inside, .style = column_wise, .of_expert = of_expert});
+      plan.push_back({.pattern = fmt::format("{}.{}", module, inside),
+                      .style = column_wise,
+                      .of_expert = of_expert});
     }
     plan.push_back({.pattern = module + "." + matrices.down,
                     .style = row_wise,
@@ -98,7 +100,8 @@ nn::TensorPlan mixture_plan(const ModelShape& shape, const MixtureNames& names) 
   if (shape.experts.num_dense_layers > 0) add_gated(mixture, MixtureNames{});
   if (shape.experts.shared_ffn_dim == 0) return plan;
   for (const auto& whole : {names.shared_gate, names.coefficient}) {
-    if (!whole.empty()) plan.push_back({.pattern = mixture + "." + whole, .style = per_head});
+    if (!whole.empty())
+      plan.push_back({.pattern = fmt::format("{}.{}", mixture, whole), .style = per_head});
   }
   add_gated(mixture + "." + names.shared, MixtureNames{});
   return plan;

@@ -1,5 +1,6 @@
 #include "tessera/train/preflight.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -199,7 +199,8 @@ TEST_F(CheckpointCommandTest, ReshardAndMergeKeepEverything) {
   }
   // The files are of even size, but for their headers.
   for (size_t file = 0; file < 3; ++file) {
-    EXPECT_NEAR(three.index().files[file].num_bytes, before.num_bytes() / 3, 5000);
+    EXPECT_NEAR(three.index().files[file].num_bytes, static_cast<double>(before.num_bytes()) / 3,
+                5000);
   }
   EXPECT_EQ(checkpoint::Safetensors("one/shard_00000.safetensors").tensors(), before.tensors());
 
@@ -300,6 +301,11 @@ TEST_F(CheckpointCommandTest, WhatIsNoCheckpoint) {
   expect_refusal({"verify", "tokenizer.json"},
                  "tokenizer.json: no checkpoint; expected a folder with complete.json, [^\n]+");
   expect_refusal({"inspect", "."}, ".: no checkpoint; expected [^\n]+");
+  fs::create_directory("elsewhere");
+  fs::copy_file("run/config.yaml", "elsewhere/config.yaml");
+  expect_refusal({"inspect", "elsewhere"},
+                 "elsewhere: a run with no checkpoints in it; name the folder that its config.yaml "
+                 "has as checkpoint\\.dir, or train it with checkpoint\\.at_end");
   expect_refusal({"diff", "run", step_},
                  "run: expected one checkpoint, got a folder of 1; name one, the last is " + step_);
   expect_refusal({"inspect", fixtures_ + "/dcp_micro"},

@@ -50,6 +50,12 @@ constexpr std::array kKinds{
     user_error("{}: expected one folder of torch.distributed.checkpoint, got two; name one, as {}",
                path.string(), folders->model.string());
   }
+  if (fs::exists(path / "config.yaml")) {
+    user_error(
+        "{}: a run with no checkpoints in it; name the folder that its config.yaml has as "
+        "checkpoint.dir, or train it with checkpoint.at_end",
+        path.string());
+  }
   user_error(
       "{}: no checkpoint; expected a folder with {}, model.safetensors, .metadata "
       "(torch.distributed.checkpoint) or zero/ (DeepSpeed universal), a .safetensors or "

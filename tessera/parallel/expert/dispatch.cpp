@@ -5,6 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
@@ -124,8 +125,10 @@ struct RowExchange::Journey {
     }
     static variable_list backward(AutogradContext* context, variable_list gradients) {
       const auto& journey = *autograd::held<Pointer>(context, "journey");
-      journey->returning = journey->start(gradients[0], reversed(journey->counts), journey->back);
-      return {gradients[0], Tensor()};  // as many rows as arrived; Departure has those that come
+      const auto& arrived = gradients[0];
+      journey->returning = journey->start(arrived, reversed(journey->counts), journey->back);
+      // Departure has what comes; it is told of as many rows as arrived, without keeping them.
+      return {at::zeros({}, arrived.options()).expand_as(arrived), Tensor()};
     }
   };
 };
