@@ -48,7 +48,16 @@ std::optional<KeyProblem> jitter_problem(const RunConfig& config,
 /// Biases and groups choose by scores, what is drawn by logits.
 std::optional<KeyProblem> sampling_problem(const RunConfig& config,
                                            const models::ExpertsShape& experts) {
-  if (config.moe.sampling == nn::ExpertSampling::none) return {};
+  using enum nn::ExpertSampling;
+  if (config.moe.sampling == none) return {};
+  const int64_t drawn = config.moe.sampling == but_first ? experts.top_k - 1 : experts.top_k;
+  if (drawn == 0 || experts.top_k == experts.num) {
+    return KeyProblem{
+        "moe.sampling",
+        fmt::format("has no effect here: a token takes {} of {} experts, {}; set none",
+                    experts.top_k, experts.num,
+                    drawn == 0 ? "of which the best is not drawn" : "which is all")};
+  }
   if (!experts.selection_bias && config.moe.selection_bias_rate == 0) return {};
   const char* bias = experts.selection_bias ? "the model has" : "moe.selection_bias_rate moves";
   return KeyProblem{

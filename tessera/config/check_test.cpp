@@ -608,6 +608,22 @@ TEST(Check, WhatIsDrawnIsNotChosenByBiases) {
       "expected none beside the selection biases that moe.selection_bias_rate moves; set none");
 }
 
+TEST(Check, WhatIsDrawnIsNotDecidedBefore) {
+  auto config = good();
+  config.moe.sampling = nn::ExpertSampling::but_first;
+  auto shape = mixture();
+  EXPECT_FALSE(moe_problem(config, shape));
+  shape.experts.top_k = 1;
+  EXPECT_EQ(moe_problem(config, shape)->message,
+            "has no effect here: a token takes 1 of 8 experts, of which the best is not drawn; set "
+            "none");
+  config.moe.sampling = nn::ExpertSampling::all;
+  EXPECT_FALSE(moe_problem(config, shape));
+  shape.experts.top_k = 8;
+  EXPECT_EQ(moe_problem(config, shape)->message,
+            "has no effect here: a token takes 8 of 8 experts, which is all; set none");
+}
+
 // A recipe keeps two checkpoints; an option that saves none makes that moot, and is no mistake.
 TEST(Check, AnOptionMayMakeMootWhatStandsInTheFile) {
   RunConfig config;

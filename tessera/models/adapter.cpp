@@ -205,8 +205,10 @@ std::vector<AdaptedModule> adapted_modules(const AdapterSpec& spec, const ModelS
     auto module = adapted(p, spec_of(shape.family).inputs_first);
     if (module.of_expert && spec.dropout > 0) {
       // Its rows come in another order in each layout; PEFT refuses it, too.
-      user_error("adapter.dropout: expected 0 with adapters in experts ({}), got {}", module.path,
-                 spec.dropout);
+      user_error(
+          "adapter.dropout: expected 0 with adapters in experts ({}), got {}; set 0, or leave "
+          "experts out of adapter.targets",
+          module.path, spec.dropout);
     }
     module.rank = ranks.value_of(p, spec.rank);
     const auto rank = static_cast<double>(module.rank);

@@ -304,8 +304,8 @@ TEST_F(CheckpointCommandTest, WhatIsNoCheckpoint) {
   fs::create_directory("elsewhere");
   fs::copy_file("run/config.yaml", "elsewhere/config.yaml");
   expect_refusal({"inspect", "elsewhere"},
-                 "elsewhere: a run with no checkpoints in it; name the folder that its config.yaml "
-                 "has as checkpoint\\.dir, or train it with checkpoint\\.at_end");
+                 "elsewhere: a run with no checkpoints in it; name the folder where it keeps them, "
+                 "if its config\\.yaml says another one, or a checkpoint");
   expect_refusal({"diff", "run", step_},
                  "run: expected one checkpoint, got a folder of 1; name one, the last is " + step_);
   expect_refusal({"inspect", fixtures_ + "/dcp_micro"},

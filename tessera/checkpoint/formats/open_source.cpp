@@ -52,8 +52,8 @@ constexpr std::array kKinds{
   }
   if (fs::exists(path / "config.yaml")) {
     user_error(
-        "{}: a run with no checkpoints in it; name the folder that its config.yaml has as "
-        "checkpoint.dir, or train it with checkpoint.at_end",
+        "{}: a run with no checkpoints in it; name the folder where it keeps them, if its "
+        "config.yaml says another one, or a checkpoint",
         path.string());
   }
   user_error(
