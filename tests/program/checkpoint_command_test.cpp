@@ -302,7 +302,7 @@ TEST_F(CheckpointCommandTest, WhatIsNoCheckpoint) {
                  "tokenizer.json: no checkpoint; expected a folder with complete.json, [^\n]+");
   expect_refusal({"inspect", "."}, ".: no checkpoint; expected [^\n]+");
   fs::create_directory("elsewhere");
-  fs::copy_file("run/config.yaml", "elsewhere/config.yaml");
+  write_file("elsewhere/config.yaml", "model: {preset: micro}\n");
   expect_refusal({"inspect", "elsewhere"},
                  "elsewhere: a run with no checkpoints in it; name the folder where it keeps them, "
                  "if its config\\.yaml says another one, or a checkpoint");
