@@ -224,6 +224,8 @@ TEST_P(GradientsOnDrivesTest, ChangeNoBit) {
     };
     expect_same("fp32", [](auto&) {});
     expect_same("no clipping", [](auto& job) { job.optimizer.max_grad_norm = 0; });
+    expect_same("looked at for unused parameters",
+                [](auto& job) { job.train.report_unused_parameters = true; });
     expect_same("bf16, micro-batches", [](auto& job) {
       job.precision.compute = FloatType::bf16;
       job.train.micro_batch = 1;

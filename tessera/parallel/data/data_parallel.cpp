@@ -239,9 +239,10 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
   std::vector<std::string> names;
   std::vector<double> used;
   std::vector<size_t> of_experts;  // of these
-  for (const auto& unit : engine().units) {
-    for (const auto& buffer : unit.buffers()) {
+  for (auto& unit : engine().units) {
+    for (auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
+      buffer.bring_gradient();
       const auto gradient = buffer.gradient_numbers();
       for (const auto& entry : buffer.entries()) {
         const int64_t begin =
@@ -252,6 +253,7 @@ std::vector<std::string> DataParallel::parameters_without_gradient() const {
         names.push_back(entry.name);
         used.push_back(gradient.slice(0, begin, end).any().item<bool>() ? 1 : 0);
       }
+      buffer.put_gradient_away();
     }
   }
   const auto& axes = engine().axes;
