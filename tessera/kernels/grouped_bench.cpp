@@ -67,7 +67,7 @@ void experts(benchmark::State& state, bool together) {
                                                  benchmark::Counter::kIsIterationInvariantRate);
 }
 
-/// Of one matrix as large as a processor could wish: the limit.
+/// The limit: matrices as large as a processor could wish.
 void square_product(benchmark::State& state) {
   const auto dtype = state.range(0) != 0 ? at::kBFloat16 : at::kFloat;
   const auto a = at::randn({2048, 2048}).to(dtype), b = at::randn({2048, 2048}).to(dtype);

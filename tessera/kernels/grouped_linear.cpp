@@ -62,11 +62,11 @@ at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Ten
                    bool plain, const at::Tensor& sum = {}) {
   if (multiplies_at_once(rows, weights)) {
     const auto all = stacked(weights);
-    const auto result = at::_grouped_mm(rows, plain ? all : all.transpose(1, 2), ends_of(counts));
+    auto result = at::_grouped_mm(rows, plain ? all : all.transpose(1, 2), ends_of(counts));
     return sum.defined() ? sum.add_(result) : result;
   }
-  const auto result =
-      sum.defined() ? sum
+  auto result = sum.defined()
+                    ? sum
                     : at::empty({rows.size(0), weights[0].size(plain ? 1 : 0)}, rows.options());
   for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
     if (count == 0) return;
@@ -149,7 +149,6 @@ class Members {
   at::TensorList operator[](size_t member) const {
     return tensors_.slice(member * groups_, groups_);
   }
-  at::TensorList all() const { return tensors_; }
 
   /// Each group's matrices as one; nothing if they do not all lie one below the other, and of one member.
   std::vector<at::Tensor> joined() const {
@@ -200,7 +199,7 @@ variable_list gradients_of_members(const at::Tensor& x, at::TensorList grads,
   if (const auto together = side_by_side(grads); together.defined()) {
     if (const auto joined = sinks.joined(); !joined.empty()) {
       weight_gradients(x, together, joined, joined, counts);
-      return variable_list(weights.all().size());
+      return variable_list(weights.size() * joined.size());
     }
   }
   variable_list result;
@@ -261,8 +260,8 @@ struct GroupedLinears : torch::autograd::Function<GroupedLinears> {
           input_gradient(grads, {cast.empty() ? at::TensorList(weights) : cast, groups}, counts);
     }
     for (size_t b = 0; trains_biases && b < num_biases; b += groups) {
-      const auto sums = sums_of_groups(grads[b / groups].contiguous(), counts)
-                            .mul_(ctx->saved_data["bias_share"].toDouble());
+      const auto sums =
+          sums_of_groups(grads[b / groups], counts).mul_(ctx->saved_data["bias_share"].toDouble());
       for (size_t e = 0; e < groups; ++e) {
         out[2 + num_weights + b + e] = autograd::hand_over(
             bias_sinks[b + e], sums[static_cast<int64_t>(e)], biases[b + e].scalar_type());

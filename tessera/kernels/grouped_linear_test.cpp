@@ -104,6 +104,7 @@ TEST_P(GroupedLinearTest, AddsToKeptGradients) {
     EXPECT_GT(grad._version(), versions[e]) << "a group without rows took part";
   }
 }
+
 /// Gates and ups of one expert after the other, in one buffer, as a flat buffer has them; kept gradients as well.
 std::vector<GroupedMatrices> gates_and_ups(at::ScalarType type, bool kept, bool with_biases) {
   const auto groups = static_cast<int64_t>(kCounts.size());

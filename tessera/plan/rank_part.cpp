@@ -113,7 +113,7 @@ void note_trained(const config::AdapterSection& adapter, const models::ModelShap
   for (const auto& module : models::adapted_modules(adapter, shape)) {
     if (!module.layer) continue;
     auto& block = part.blocks[static_cast<size_t>(*module.layer)];
-    // Of all experts a token meets a few.
+    // A token meets a few of all experts.
     const double met = module.of_expert ? models::expert_rows(part.shape) /
                                               static_cast<double>(part.shape.experts.num)
                                         : 1;

@@ -44,6 +44,7 @@ struct Amount {
   int64_t frozen = 0;         // elements beside these
   int64_t in_fp8 = 0;         // of the first, those that are gathered in 8 bits
   int64_t fp8_in_blocks = 0;  // of these, those in_blocks
+  int64_t codes = 0;          // bytes of quantised weights, which are not trained
 
   Amount& operator+=(const Amount& other) {
     elements += other.elements;
@@ -53,20 +54,20 @@ struct Amount {
     frozen += other.frozen;
     in_fp8 += other.in_fp8;
     fp8_in_blocks += other.fp8_in_blocks;
+    codes += other.codes;
     return *this;
   }
   Amount shared_by(int64_t ranks) const {
-    return {elements / ranks, in_matrices / ranks, in_blocks / ranks,    summed / ranks,
-            frozen / ranks,   in_fp8 / ranks,      fp8_in_blocks / ranks};
+    return {elements / ranks, in_matrices / ranks, in_blocks / ranks,     summed / ranks,
+            frozen / ranks,   in_fp8 / ranks,      fp8_in_blocks / ranks, codes / ranks};
   }
 };
 
 /// A unit without buffers, and how much they are to hold.
 struct Sized {
   UnitPlan unit;
-  Amount rest;                          // but for the next ones
-  Amount experts;                       // this rank's, where they are apart
-  int64_t codes = 0, expert_codes = 0;  // bytes of their quantised weights, which are not trained
+  Amount rest;     // but for the next ones
+  Amount experts;  // this rank's, where they are apart
 };
 
 /// Which of a unit's parameters: those of experts that are apart (mesh::MeshShape), or all others?
@@ -87,7 +88,7 @@ bool is_linear(const models::ParameterSpec& parameter) {
 }
 
 /// What a rank has of parameters other than embeddings, all being trained. The size of the whole ones
-/// decides which states the optimizer keeps in 8 bits. `quantised`: without those that are kept as codes.
+/// decides which states the optimizer keeps in 8 bits. `quantised`: linear layers are kept as model.weights says.
 Amount amount_of(const RankPart& part, const RunConfig& config,
                  const std::vector<models::ParameterSpec>& whole,
                  const std::vector<models::ParameterSpec>& parts, Kind kind,
@@ -95,7 +96,14 @@ Amount amount_of(const RankPart& part, const RunConfig& config,
   Amount all;
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool matrix = parts[i].shape.size() == 2;
-    if (kind_of(part, parts[i]) != kind || (quantised && is_linear(parts[i]))) continue;
+    if (kind_of(part, parts[i]) != kind) continue;
+    if (quantised && is_linear(parts[i])) {
+      all.codes += quantised_bytes({.format = config.model.weights,
+                                    .out = parts[i].shape[0],
+                                    .in = parts[i].shape[1],
+                                    .block = config.model.weights_block});
+      continue;
+    }
     const int64_t elements = parts[i].num_elements();
     const auto treatment =
         optim::treatment_of(config.optimizer.type, config.precision.optimizer_states,
@@ -153,6 +161,7 @@ bool freeze(const RunConfig& config, const std::vector<models::TrainedParameter>
   }
   all = of_kind(part, kind, all), of_model = of_kind(part, kind, of_model);
   all.frozen = amount.elements - of_model.elements;
+  all.codes = amount.codes;
   amount = all;
   return of_model.elements > 0;
 }
@@ -164,7 +173,7 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
   sized.num_layers = shape.num_layers;
   const auto whole = models::trained_parameters(config.adapter, shape);
   const auto trained = models::trained_parameters(config.adapter, shape, sized);
-  for (auto& [unit, rest, experts, codes, expert_codes] : units) {
+  for (auto& [unit, rest, experts] : units) {
     const bool embeds = unit.name == "embedding";
     const auto is_in_unit = [&, begin = unit.layers.begin, end = unit.layers.end,
                              predicts = unit.predicts](const models::TrainedParameter& p) {
@@ -174,21 +183,6 @@ void freeze(const RunConfig& config, const models::ModelShape& shape, const Rank
     if (!freeze(config, whole, trained, part, Kind::rest, is_in_unit, rest)) unit.table = 0;
     freeze(config, whole, trained, part, Kind::experts, is_in_unit, experts);
   }
-}
-
-/// Bytes of the kind's matrices in a block as model.weights keeps them.
-int64_t bytes_of_codes(const config::ModelSection& model, const RankPart& part,
-                       const std::vector<models::ParameterSpec>& block, Kind kind) {
-  if (model.weights == WeightFormat::as_stored) return 0;
-  int64_t bytes = 0;
-  for (const auto& spec : block) {
-    if (kind_of(part, spec) != kind || !is_linear(spec)) continue;
-    bytes += quantised_bytes({.format = model.weights,
-                              .out = spec.shape[0],
-                              .in = spec.shape[1],
-                              .block = model.weights_block});
-  }
-  return kind == Kind::experts ? bytes / part.mesh.ep : bytes;
 }
 
 /// Adds the units of a stage's blocks.
@@ -208,6 +202,7 @@ void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
     const auto amount = [&](Kind kind) {
       return amount_of(part, config, whole.block, parts.block, kind, quantised);
     };
+    const auto rest = amount(Kind::rest), experts = amount(Kind::experts);
     for (int64_t i = begin; i < end; ++i) {
       const Block block{.whole = whole.block,
                         .parts = parts.block,
@@ -215,10 +210,8 @@ void add_blocks(const RankPart& part, const models::ModelShape& whole_shape,
                         .in_fp8 = names_in_fp8};
       units.push_back(
           {{.name = "layers." + std::to_string(i), .stage = stage, .layers = {i, i + 1}},
-           in_fp8(part, config, block, Kind::rest, amount(Kind::rest)),
-           in_fp8(part, config, block, Kind::experts, amount(Kind::experts)),
-           bytes_of_codes(config.model, part, parts.block, Kind::rest),
-           bytes_of_codes(config.model, part, parts.block, Kind::experts)});
+           in_fp8(part, config, block, Kind::rest, rest),
+           in_fp8(part, config, block, Kind::experts, experts)});
     }
   }
 }
@@ -278,7 +271,7 @@ std::vector<Sized> sized_units(const RankPart& part, const models::ModelShape& w
 /// Joins all units of a stage into one.
 std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
   std::vector<Sized> result;
-  for (const auto& [unit, rest, experts, codes, expert_codes] : units) {
+  for (const auto& [unit, rest, experts] : units) {
     if (result.empty() || result.back().unit.stage != unit.stage) {
       result.push_back({unit});
       result.back().unit.name = "model";
@@ -287,8 +280,6 @@ std::vector<Sized> one_a_stage(const std::vector<Sized>& units) {
     auto& all = result.back();
     all.rest += rest;
     all.experts += experts;
-    all.codes += codes;
-    all.expert_codes += expert_codes;
     all.unit.layers.end = unit.layers.end;
     all.unit.predicts = all.unit.predicts || unit.predicts;
     all.unit.table += unit.table;
@@ -358,7 +349,7 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
   auto options = buffer_options(config, part.mesh);
   options.device_is_host = device_is_host;
   std::vector<int64_t> elements;
-  for (const auto& [unit, rest, experts, codes, expert_codes] : units) {
+  for (const auto& [unit, rest, experts] : units) {
     elements.push_back(rest.elements + rest.frozen + experts.elements + experts.frozen);
   }
   const auto offloaded = offloaded_units(elements, section.offload_fraction);
@@ -370,11 +361,11 @@ std::vector<UnitPlan> plan_units(const RunConfig& config, const models::ModelSha
     result.push_back(std::move(units[i].unit));
     auto& buffers = result.back().buffers;
     const auto shared = of_experts(options, part.mesh);
-    const auto& [unit, rest, experts, codes, expert_codes] = units[i];
+    const auto& [unit, rest, experts] = units[i];
     if (rest.frozen > 0) buffers.push_back(plan_buffer(rest.frozen, of_frozen(options)));
     if (experts.frozen > 0) buffers.push_back(plan_buffer(experts.frozen, of_frozen(shared)));
-    if (codes > 0) buffers.push_back(plan_buffer(codes, of_codes(options)));
-    if (expert_codes > 0) buffers.push_back(plan_buffer(expert_codes, of_codes(shared)));
+    if (rest.codes > 0) buffers.push_back(plan_buffer(rest.codes, of_codes(options)));
+    if (experts.codes > 0) buffers.push_back(plan_buffer(experts.codes, of_codes(shared)));
     const auto add_trained = [&](Amount amount, BufferOptions how) {
       if (amount.in_fp8 > 0) {
         how.fp8_weights = true;

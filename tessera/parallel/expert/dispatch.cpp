@@ -143,13 +143,12 @@ Tensor of_part(
     const Tensor& x, const nn::Routing& routing, const TokenPart& part,
     const std::function<Tensor(const Tensor& x, const nn::Routing& routing)>& dispatched) {
   if (part.parts == 1) return dispatched(x, routing);
-  const int64_t tokens = x.size(0), begin = tokens * part.index / part.parts,
-                end = tokens * (part.index + 1) / part.parts;
-  const auto own = [&](const Tensor& rows) { return rows.narrow(0, begin, end - begin); };
+  const int64_t tokens = x.size(0), begin = part.begin(tokens), size = part.size(tokens);
+  const auto own = [&](const Tensor& rows) { return rows.narrow(0, begin, size); };
   const auto results = dispatched(own(x), {.experts = own(routing.experts),
                                            .weights = own(routing.weights),
                                            .some_dropped = routing.some_dropped});
-  return at::constant_pad_nd(results, {0, 0, begin, tokens - end});
+  return at::constant_pad_nd(results, {0, 0, begin, tokens - begin - size});
 }
 
 Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_experts,
@@ -163,7 +162,7 @@ Tensor over_ranks(const Tensor& x, const nn::Routing& routing, int64_t num_exper
   }
   std::vector<int64_t> sizes;
   for (int64_t p = 0; p < overlap.degree; ++p) {
-    sizes.push_back(x.size(0) * (p + 1) / overlap.degree - x.size(0) * p / overlap.degree);
+    sizes.push_back(TokenPart{.index = p, .parts = overlap.degree}.size(x.size(0)));
   }
   const auto tokens = parts_of(x, sizes);
   const auto routings = parts_of(routing, sizes);

@@ -38,6 +38,9 @@ class RowExchange {
 /// N index / parts on, up to the next rank's first.
 struct TokenPart {
   int64_t index = 0, parts = 1;
+
+  int64_t begin(int64_t tokens) const { return tokens * index / parts; }
+  int64_t size(int64_t tokens) const { return tokens * (index + 1) / parts - begin(tokens); }
 };
 
 /// A rank's summand of [tokens, D] where each rank takes its part of the tokens: `dispatched` is called with
