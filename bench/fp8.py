@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Every recipe and preset of precision in recipes/tiny_llama.yaml: what it does to the loss, and what its emulation takes.
 
-usage: bench/fp8.py losses --data FOLDER [--tessera PROGRAM] [--steps 500] [--rows 16] [--learning-rate 0.002] [--out build/fp8_losses]
+usage: bench/fp8.py losses --data FOLDER [--tessera PROGRAM] [--steps 500] [--rows 16] [--learning-rate 0.002] [--seeds 1 2 3] [--out build/fp8_losses]
        bench/fp8.py speed --data FOLDER [--tessera PROGRAM] [--steps 20] [--rows 16] [--pairs 5] [--out build/fp8_speed]
 
 One rank, one thread, the same data, weights and order of batches in every run. --only: some of the settings.
 
-losses: beside bf16's, step by step; runs that are done already are not repeated. Writes OUT.json (every loss, the table) and OUT.svg, and
-prints the table: of each setting the loss beside bf16's as a mean over the last 100 steps, in the window of 50 steps where it is furthest
-off, and as a line fitted to all windows (percent in 100 steps, with its standard error). Exit code 1: a mean is more than 1 % above bf16's,
+losses: beside bf16's of the same seed (of weights and of the order of rows), step by step, a mean over the seeds; runs that are done already are not
+repeated. Writes OUT.json (every loss, the table) and OUT.svg, and prints the table: of each setting the loss beside bf16's as a mean over the last
+100 steps, and that of each seed, in the window of 50 steps where it is furthest off, and as a line fitted to all windows (percent in 100 steps,
+with its standard error). Exit code 1: a mean is more than 1 % above bf16's,
 or grows by more than 0.1 % in 100 steps and three standard errors. fp32 is among the settings: what it is off says how much runs
 differ that no precision spoils. At the recipe's learning rate that is percents: runs part, and a run of each decides nothing. At 0.0003 they do not,
 and what is off is the precision's.
@@ -51,11 +52,11 @@ def train(options, settings, steps, run, progress="plain"):
                    stdout=subprocess.DEVNULL if progress == "none" else None)
 
 
-def losses_of(options, name, folder):
+def losses_of(options, name, seed, folder):
     """The losses of a run, by step."""
-    run = folder / name
+    run = folder / f"{name}_{seed}"
     if not (run / "summary.json").exists():
-        train(options, SETTINGS[name], options.steps, run)
+        train(options, SETTINGS[name] | {"model.seed": seed, "data.seed": seed}, options.steps, run)
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line]
 
@@ -75,13 +76,15 @@ def line_through(values):
 
 
 def compared(losses, beside):
-    """Percent above `beside`."""
-    off = [100 * (a / b - 1) for a, b in zip(losses, beside)]
+    """Percent above `beside`, of each seed's steps."""
+    of_seeds = [[100 * (a / b - 1) for a, b in zip(*both)] for both in zip(losses, beside)]
+    off = [statistics.fmean(step) for step in zip(*of_seeds)]
     by_window = windows(off)
     slope, error = line_through(by_window)
     per_hundred = 100 / WINDOW
-    return {"last": statistics.fmean(off[-LAST:]), "worst": max(by_window, key=abs), "slope": slope * per_hundred,
-            "slope_error": error * per_hundred, "windows": by_window, "last_loss": statistics.fmean(losses[-LAST:])}
+    return {"last": statistics.fmean(off[-LAST:]), "last_of_seeds": [statistics.fmean(own[-LAST:]) for own in of_seeds],
+            "worst": max(by_window, key=abs), "slope": slope * per_hundred, "slope_error": error * per_hundred, "windows": by_window,
+            "last_loss": statistics.fmean(statistics.fmean(own[-LAST:]) for own in losses)}
 
 
 def picture(table, steps):
@@ -114,24 +117,27 @@ def report(out, options, contents):
     what = f"bench/fp8.py {options.what} --data LIBTORCH/include --steps {options.steps} --rows {options.rows}"
     if options.learning_rate:
         what += f" --learning-rate {options.learning_rate}"
+    if options.what == "losses":
+        what += f" --seeds {' '.join(map(str, options.seeds))}"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(origin(what) | contents, separators=(",", ":")) + "\n")
 
 
 def compare_losses(options, out):
     names = [name for name in SETTINGS if not options.only or name in ("bf16", *options.only)]
-    losses = {name: losses_of(options, name, out) for name in names}
+    losses = {name: [losses_of(options, name, seed, out) for seed in options.seeds] for name in names}
     table = {name: compared(own, losses["bf16"]) for name, own in losses.items() if name != "bf16"}
-    report(out, options, {"table": table, "losses": {name: [round(value, 5) for value in own] for name, own in losses.items()}})
+    report(out, options, {"table": table, "losses": {name: [[round(value, 5) for value in seed] for seed in own] for name, own in losses.items()}})
     out.with_suffix(".svg").write_text(picture(table, options.steps))
-    print(f"bf16: {statistics.fmean(losses['bf16'][-LAST:]):.4f} in the last {LAST} steps")
-    print(f"{'':<16}{'loss':>8}{'last ' + str(LAST):>12}{'worst window':>14}{'in 100 steps':>22}")
+    bf16 = statistics.fmean(statistics.fmean(own[-LAST:]) for own in losses["bf16"])
+    print(f"bf16: {bf16:.4f} in the last {LAST} steps, seeds {options.seeds}")
+    print(f"{'':<16}{'loss':>8}{'last ' + str(LAST):>12}{'worst window':>14}{'in 100 steps':>22}  of seeds")
     failed = False
     for name, row in table.items():
         grows = row["slope"] > max(0.1, 3 * row["slope_error"])
         failed = failed or row["last"] > 1 or grows
         print(f"{name:<16}{row['last_loss']:>8.4f}{row['last']:>+10.2f} %{row['worst']:>+12.2f} %{row['slope']:>+12.3f} +- {row['slope_error']:.3f} %"
-              f"{'  GROWS' if grows else ''}")
+              f"  {' '.join(f'{percent:+.2f}' for percent in row['last_of_seeds'])}{'  GROWS' if grows else ''}")
     return failed
 
 
@@ -174,6 +180,7 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rows", type=int, help="of 256 tokens, in a step")
     parser.add_argument("--learning-rate", type=float, help="another than the recipe's")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=[], metavar="SETTING", help="such as fp8_row; of speed fp8_row_fp32, too: with float32 beside it")
     parser.add_argument("--out")

@@ -47,8 +47,8 @@ inline int64_t part_of_host_memory(const RunConfig& c) {
   const int64_t bytes = c.offload.host_memory << 20;
   return kinds_on_drives(c) > 0 ? bytes / kinds_on_drives(c) : bytes;
 }
-inline bool has_bf16_state(const RunConfig& c) {
-  return c.precision.parameters == FloatType::bf16 ||
+inline bool rounds_updates(const RunConfig& c) {
+  return c.precision.parameters != FloatType::fp32 ||
          c.precision.optimizer_states == optim::StateType::bf16;
 }
 /// Random numbers of a run beside the order of its data: first weights, dropout, rounding.
@@ -239,8 +239,8 @@ constexpr Need kFp8ByTensor{"precision.matmul fp8_tensor or fp8_delayed", [](con
 constexpr Need kFp8Delayed{"precision.matmul fp8_delayed", [](const RunConfig& c) {
                              return c.precision.matmul == Matmul::fp8_delayed;
                            }};
-constexpr Need kBf16State{"precision.parameters or precision.optimizer_states bf16",
-                          has_bf16_state};
+constexpr Need kRoundedUpdates{
+    "precision.parameters bf16 or fp16, or precision.optimizer_states bf16", rounds_updates};
 constexpr Need kCheckpointsActivations{
     "memory.checkpointing full or selective",
     [](const RunConfig& c) { return c.memory.checkpointing != memory::CheckpointMode::none; }};

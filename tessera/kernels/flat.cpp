@@ -70,12 +70,14 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
 
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding) {
-  TORCH_INTERNAL_ASSERT(type_of(from, to) == Element::float32 &&
-                        type_of(to, from) == Element::bfloat16);
+  TORCH_INTERNAL_ASSERT(from.is_contiguous() && from.scalar_type() == at::kFloat &&
+                        to.is_contiguous() && at::isReducedFloatingType(to.scalar_type()) &&
+                        from.device() == to.device() && from.numel() == to.numel());
   fused_kernels(from).round_stochastically({.from = from.const_data_ptr<float>(),
                                             .to = to.data_ptr(),
                                             .bits = bits_of(rounding),
-                                            .count = to.numel()});
+                                            .count = to.numel(),
+                                            .type = element_of(to.scalar_type())});
 }
 
 uint32_t drop_threshold(double probability) {

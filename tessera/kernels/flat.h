@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-/// Rounding to bfloat16 up or down at random, with the probability that makes the mean exact (as in
+/// Rounding to 16 bits up or down at random, with the probability that makes the mean exact (as in
 /// Gupta et al., Deep Learning with Limited Numerical Precision, 2015): updates smaller than half a
 /// step of the format are not lost. The bits are a function of (seed, step, position) alone, so
 /// that a result depends neither on threads nor on how a buffer is split.
@@ -36,7 +36,7 @@ struct AdamWOptions {
 void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const AdamWOptions& options, const at::Tensor& copy = {});
 
-/// to [n] bfloat16 = from [n] float32, both contiguous, on one device that has kernels.
+/// to [n] bfloat16 or float16 = from [n] float32, both contiguous, on one device that has kernels.
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding);
 

@@ -21,8 +21,9 @@ class FlatTest : public ::testing::TestWithParam<Isa> {
 INSTANTIATE_TEST_SUITE_P(Sets, FlatTest, ::testing::ValuesIn(usable_sets()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-at::Tensor rounded(const at::Tensor& x, const StochasticRounding& rounding) {
-  auto y = at::empty(x.sizes(), at::kBFloat16);
+at::Tensor rounded(const at::Tensor& x, const StochasticRounding& rounding,
+                   at::ScalarType to = at::kBFloat16) {
+  auto y = at::empty(x.sizes(), to);
   round_stochastically(x, y, rounding);
   return y;
 }
@@ -50,6 +51,34 @@ TEST_P(FlatTest, StochasticRoundingKeepsWhatNeedsNone) {
   const auto x = at::tensor({0.f, -0.f, 1.f, -2.5f, kInfinity, -kInfinity, 0x1p-126f, 0x1p127f});
   EXPECT_TRUE(at::equal(rounded(x, {}).to(at::kFloat), x));
   EXPECT_TRUE(std::isnan(rounded(at::tensor({NAN}), {}).item<float>()));
+}
+
+TEST_P(FlatTest, StochasticRoundingToFloat16IsUnbiased) {
+  // A quarter of the way to the next float16, among normal numbers, at their smallest and among subnormal ones.
+  constexpr int64_t kCount = 1 << 18;
+  for (const auto& [low, step] : {std::pair{1.0f, 0x1p-10f},
+                                  {-1536.0f, -1.0f},
+                                  {0x1p-14f, 0x1p-24f},
+                                  {0x3ffp-24f, 0x1p-24f},
+                                  {-0x3p-24f, -0x1p-24f},
+                                  {0.0f, 0x1p-24f}}) {
+    const auto y =
+        rounded(at::full({kCount}, low + step / 4), {.seed = 3}, at::kHalf).to(at::kFloat);
+    const auto up = (y == low + step).sum().item<int64_t>();
+    EXPECT_EQ(up + (y == low).sum().item<int64_t>(), kCount) << low;
+    EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16)) << low;
+  }
+}
+
+TEST_P(FlatTest, StochasticRoundingToFloat16KeepsAllThatItHolds) {
+  const auto codes = at::arange(1 << 16, at::kInt).to(at::kShort).view(at::kHalf);
+  for (int step = 0; step < 20; ++step) {
+    const auto again = rounded(codes.to(at::kFloat), {.step = step}, at::kHalf);
+    const auto same = again.view(at::kShort) == codes.view(at::kShort);
+    EXPECT_TRUE((same | (codes.isnan() & again.isnan())).all().item<bool>());
+  }
+  EXPECT_EQ(rounded(at::tensor({1e6f}), {}, at::kHalf).item<float>(),
+            std::numeric_limits<float>::infinity());
 }
 
 TEST_P(FlatTest, StochasticRoundingIsTheSameHoweverTheBufferIsSplit) {

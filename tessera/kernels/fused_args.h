@@ -144,12 +144,13 @@ struct AdamWArgs {
   Element parameter_type, gradient_type, state_type;
 };
 
-/// to = from, float32 to bfloat16, up or down at random.
+/// to = from, float32 to bfloat16 or float16, up or down at random.
 struct RoundArgs {
   const float* from;
   void* to;
   RandomBits bits;
   int64_t count;
+  Element type;  ///< of `to`
 };
 
 /// How a scale follows from the largest magnitude of the numbers that share it.

@@ -74,6 +74,18 @@ Slice part_of(const Slice& whole, int64_t begin, int64_t count) {
   return part;
 }
 
+/// Brings the new numbers of a slice's parameter, float32, to what is kept of it.
+void round_into(const Slice& slice, const Tensor& numbers, const OptimizerOptions& options,
+                int64_t step) {
+  if (options.stochastic_rounding && at::isReducedFloatingType(slice.parameter.scalar_type())) {
+    kernels::round_stochastically(
+        numbers, slice.parameter,
+        {.seed = options.seed, .step = step, .first_position = slice.first_position});
+  } else {
+    Tensor(slice.parameter).copy_(numbers);
+  }
+}
+
 }  // namespace
 
 Tensor scaled_gradient(const Update& update) {
@@ -85,14 +97,8 @@ Tensor scaled_gradient(const Update& update) {
 void store(const Update& update, const Tensor& parameter) {
   const auto& slice = update.slice;
   if (slice.copy.defined()) Tensor(slice.copy).copy_(parameter);
-  if (parameter.is_same(slice.parameter)) return;
-  if (update.options.stochastic_rounding && slice.parameter.scalar_type() == torch::kBFloat16) {
-    kernels::round_stochastically(
-        parameter, slice.parameter,
-        {.seed = update.options.seed, .step = update.step, .first_position = slice.first_position});
-  } else {
-    Tensor(slice.parameter).copy_(parameter);
-  }
+  if (!parameter.is_same(slice.parameter))
+    round_into(slice, parameter, update.options, update.step);
 }
 
 Optimizer::Optimizer(std::vector<Slice> slices, OptimizerOptions options)
@@ -177,7 +183,9 @@ void Optimizer::update(size_t slice, double learning_rate, double gradient_scale
                                                 part.parameter.scalar_type() == torch::kHalf);
     if (copies) read.copy = Tensor();
     algorithm.update({read, states, options_, learning_rate * part.rate, gradient_scale, step_});
-    if (!read.parameter.is_same(part.parameter)) Tensor(part.parameter).copy_(read.parameter);
+    if (!read.parameter.is_same(part.parameter)) {
+      round_into(part, read.parameter, options_, step_);
+    }
     if (copies) Tensor(part.copy).copy_(part.parameter);
   });
 }

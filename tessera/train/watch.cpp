@@ -142,9 +142,10 @@ void Watch::introduce(int world_size) {
         "moe.force_balance: EXPERTS TAKE TURNS, routers are not asked: for timing alone, the model "
         "that comes of it is of no use");
   }
-  if (config.precision.parameters != FloatType::bf16) return;
+  if (config.precision.parameters == FloatType::fp32) return;
   message(fmt::format(
-      "pure bf16: weights have no fp32 copy, {}",
+      "precision.parameters {}: weights have no fp32 copy, {}",
+      text_of(config.precision.parameters),
       config.precision.stochastic_rounding
           ? "updates are rounded at random"
           : "small updates are lost (precision.stochastic_rounding keeps them on average)"));

@@ -256,6 +256,21 @@ TEST(GpuKernels, AdamWRoundsAsTheCpuDoes) {
   }
 }
 
+TEST(GpuKernels, StochasticRoundingIsTheCpus) {
+  const auto x =
+      at::cat({at::randn({5'003}), at::randn({5'003}) * 1e-6, at::tensor({1e6, -INFINITY})})
+          .to(at::kFloat);
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const auto rounded = [&](const FusedKernels& kernels) {
+      const FusedKernelsScope scope(at::kCPU, &kernels);
+      auto y = at::empty(x.sizes(), type);
+      round_stochastically(x, y, {.seed = 5, .step = 3, .first_position = 12345});
+      return y;
+    };
+    EXPECT_TRUE(at::equal(rounded(simt_gpu::gpu_kernels()), rounded(cpu_kernels())));
+  }
+}
+
 TEST(GpuKernels, FoundInfAndFactorOnTheDevice) {
   for (const auto* kernels : {&simt_gpu::gpu_kernels(), &cpu_kernels()}) {
     const FusedKernelsScope scope(at::kCPU, kernels);

@@ -34,9 +34,21 @@ TESSERA_INLINE BitsVec bits_at(const RandomBits& bits, int64_t i) {
 
 /// `v` up or down to a bfloat16, up with the probability that makes the mean v: adds 16 random bits
 /// below the last one kept.
-TESSERA_INLINE Vec rounded_stochastically(Vec v, BitsVec bits16) {
+TESSERA_INLINE Vec rounded_stochastically(Vec v, const Bf16*, BitsVec bits16) {
   const Vec rounded = (Vec)(((BitsVec)v + bits16) & 0xffff0000u);
   return v - v == 0.0f ? rounded : v;  // infinity and NaN as they are
+}
+
+/// The same to a float16: adds 13 random bits, to subnormals a part of their step of 2^-24.
+TESSERA_INLINE Vec rounded_stochastically(Vec v, const Half*, BitsVec bits16) {
+  const BitsVec bits13 = bits16 >> 3, rest = (BitsVec)v & 0x7fffffffu;
+  const Vec up = __builtin_convertvector((IntVec)bits13, Vec) * 0x1p-13f;
+  const Vec small = rest < 0x38800000u ? (Vec)rest * 0x1p24f + up : Vec{};
+  const Vec steps = __builtin_convertvector(__builtin_convertvector(small, IntVec), Vec) * 0x1p-24f;
+  const BitsVec normal = (rest + bits13) & 0xffffe000u;
+  const BitsVec finite = rest < 0x38800000u ? (BitsVec)steps : normal;
+  const Vec rounded = (Vec)(finite | ((BitsVec)v & 0x80000000u));
+  return v - v == 0.0f ? rounded : v;
 }
 
 // --- AdamW.
@@ -52,8 +64,8 @@ TESSERA_INLINE Vec square_root(Vec v) {
 }
 
 TESSERA_INLINE Vec for_store(Vec v, const float*, bool, BitsVec) { return v; }
-TESSERA_INLINE Vec for_store(Vec v, const Bf16*, bool stochastic, BitsVec bits16) {
-  return stochastic ? rounded_stochastically(v, bits16) : v;
+TESSERA_INLINE Vec for_store(Vec v, const Bf16* to, bool stochastic, BitsVec bits16) {
+  return stochastic ? rounded_stochastically(v, to, bits16) : v;
 }
 
 template <typename P, typename G, typename S, typename Access>
@@ -87,12 +99,14 @@ void adamw(const AdamWArgs& given, int64_t begin, int64_t end) {
       });
 }
 
+template <typename T>
 void round_stochastically(const float* from, void* to_data, const RandomBits& bits, int64_t begin,
                           int64_t end) {
-  Bf16* to = static_cast<Bf16*>(to_data);
+  T* to = static_cast<T*>(to_data);
   for_each_vector(
       begin, end, [&](int64_t i, auto access) __attribute__((always_inline)) {
-        access.store(to + i, rounded_stochastically(access.load(from + i), bits_at(bits, i) >> 16));
+        access.store(to + i,
+                     rounded_stochastically(access.load(from + i), to, bits_at(bits, i) >> 16));
       });
 }
 
@@ -117,10 +131,6 @@ using Floats8 = float __attribute__((vector_size(32)));
 using Bits8 = uint32_t __attribute__((vector_size(32)));
 using Halves8 = uint16_t __attribute__((vector_size(16)));
 using Doubles8 = double __attribute__((vector_size(64)));
-
-struct Half {
-  uint16_t bits;
-};
 
 TESSERA_INLINE Floats8 load8(const float* p) {
   Floats8 v;
@@ -167,7 +177,7 @@ extern constexpr FlatTable flat_table = {
       {adamw<float, Bf16, float>, adamw<float, Bf16, Bf16>}},
      {{adamw<Bf16, float, float>, adamw<Bf16, float, Bf16>},
       {adamw<Bf16, Bf16, float>, adamw<Bf16, Bf16, Bf16>}}},
-    round_stochastically,
+    {round_stochastically<Bf16>, round_stochastically<Half>},
     {drop<float>, drop<Bf16>},
     squares_of<float>,
     squares_of<Bf16>,

@@ -37,6 +37,10 @@ using HalfBitsVec = uint16_t __attribute__((vector_size(kWidth * 2)));
 struct Bf16 {
   uint16_t bits;
 };
+/// A float16 in memory.
+struct Half {
+  uint16_t bits;
+};
 
 // --- Loads and stores: unaligned; float or bfloat16 in memory, float in registers. The partial
 // --- ones touch only the first `count` (0 .. kWidth - 1) elements and read zeros for the rest.
@@ -75,6 +79,20 @@ TESSERA_INLINE void store(Bf16* p, Vec v) {
   const HalfBitsVec h = __builtin_convertvector(kept, HalfBitsVec);
 #endif
 #endif
+  __builtin_memcpy(p, &h, sizeof h);
+}
+
+/// Of numbers that it holds: others lose their last bits. NaN and infinity stay what they are.
+TESSERA_INLINE void store(Half* p, Vec v) {
+  const BitsVec bits = (BitsVec)v, rest = bits & 0x7fffffffu;
+  const Vec small = (Vec)rest * 0x1p24f;  // a subnormal's steps; beyond them it is not looked at
+  const BitsVec steps =
+      (BitsVec) __builtin_convertvector(rest < 0x38800000u ? small : Vec{}, IntVec);
+  const BitsVec normal = (rest - 0x38000000u) >> 13;
+  const BitsVec finite = rest < 0x38800000u ? steps : normal;
+  const BitsVec infinite = (v == v) ? (BitsVec)splat_int(0x7c00) : (BitsVec)splat_int(0x7e00);
+  const BitsVec kept = (rest >= 0x47800000u ? infinite : finite) | ((bits >> 16) & 0x8000u);
+  const HalfBitsVec h = __builtin_convertvector(kept, HalfBitsVec);
   __builtin_memcpy(p, &h, sizeof h);
 }
 

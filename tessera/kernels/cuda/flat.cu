@@ -21,16 +21,28 @@ __device__ inline uint32_t bits_at(const RandomBits& bits, int64_t i) {
 }
 
 /// Up or down to a bfloat16, up with the probability that makes the mean x.
-__device__ inline float rounded_stochastically(float x, uint32_t bits16) {
+__device__ inline float rounded_stochastically(float x, const Bf16* /*to*/, uint32_t bits16) {
   const auto rounded = bits_as<float>((bits_as<uint32_t>(x) + bits16) & 0xffff0000u);
   return x - x == 0.0f ? rounded : x;  // infinity and NaN as they are
+}
+
+/// The same to a float16, whose subnormals have a step of 2^-24.
+__device__ inline float rounded_stochastically(float x, const Half* /*to*/, uint32_t bits16) {
+  const uint32_t bits13 = bits16 >> 3, bits = bits_as<uint32_t>(x), rest = bits & 0x7fffffffu;
+  if (x - x != 0.0f) return x;
+  uint32_t rounded = (rest + bits13) & 0xffffe000u;
+  if (rest < 0x38800000u) {
+    const float steps = bits_as<float>(rest) * 0x1p24f + static_cast<float>(bits13) * 0x1p-13f;
+    rounded = bits_as<uint32_t>(static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f);
+  }
+  return bits_as<float>(rounded | (bits & 0x80000000u));
 }
 
 __device__ inline float for_store(float x, const float* /*to*/, bool /*stochastic*/, uint32_t) {
   return x;
 }
-__device__ inline float for_store(float x, const Bf16* /*to*/, bool stochastic, uint32_t bits16) {
-  return stochastic ? rounded_stochastically(x, bits16) : x;
+__device__ inline float for_store(float x, const Bf16* to, bool stochastic, uint32_t bits16) {
+  return stochastic ? rounded_stochastically(x, to, bits16) : x;
 }
 
 // --- AdamW.
@@ -73,15 +85,16 @@ __global__ void adamw_kernel(AdamWArgs args) {
 
 // --- Stochastic rounding and dropout.
 
-template <int N>
+template <typename T, int N>
 __global__ void round_kernel(RoundArgs args) {
+  T* to = static_cast<T*>(args.to);
   for_elements<N>(args.count, [&](auto width, int64_t i) {
     constexpr int kWidth = decltype(width)::value;
     Floats<kWidth> v = load<kWidth>(args.from + i);
     for (int k = 0; k < kWidth; ++k) {
-      v[k] = rounded_stochastically(v[k], bits_at(args.bits, i + k) >> 16);
+      v[k] = rounded_stochastically(v[k], to, bits_at(args.bits, i + k) >> 16);
     }
-    store(static_cast<Bf16*>(args.to) + i, v);
+    store(to + i, v);
   });
 }
 
@@ -152,7 +165,9 @@ void adamw(const AdamWArgs& args, Stream stream) {
 void round_stochastically(const RoundArgs& args, Stream stream) {
   with_width(aligned(args.from, args.to), [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    launch(round_kernel<kWidth>, blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
+    const auto kernel =
+        args.type == Element::float16 ? round_kernel<Half, kWidth> : round_kernel<Bf16, kWidth>;
+    launch(kernel, blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
   });
 }
 

@@ -108,6 +108,17 @@ __device__ inline void from_float(float x, Bf16& to) {
                    : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 #endif
 }
+__device__ inline void from_float(float x, Half& to) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
+  const uint32_t bits = bits_as<uint32_t>(x), rest = bits & 0x7fffffffu;
+  uint32_t near = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
+  if (rest < 0x38800000u) near = static_cast<uint32_t>(rintf(bits_as<float>(rest) * 0x1p24f));
+  if (rest >= 0x477ff000u) near = x != x ? 0x7fffu : 0x7c00u;
+  to.bits = static_cast<uint16_t>(near | ((bits >> 16) & 0x8000u));
+#endif
+}
 
 template <typename T>
 __device__ float rounded_to(float x) {
