@@ -151,7 +151,7 @@ struct ParallelSection {
 /// How what is kept on drives comes and goes.
 struct OffloadSection {
   std::vector<std::string> paths;  ///< folders, one on each drive; empty: run_dir/offload
-  int64_t buffers = 4;             ///< parts in memory at a time
+  int64_t buffers = 32;            ///< parts in memory at a time
   int64_t host_memory = 256;       ///< MiB of all of them, on each rank
   int64_t block_size = 1024;       ///< KiB of a read or write
   int64_t queue_depth = 32;        ///< of them at a time

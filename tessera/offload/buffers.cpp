@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace tessera::offload {
 
@@ -27,10 +28,19 @@ std::span<std::byte> Buffers::memory_of(const Buffer& buffer, const Stretch& str
                                  static_cast<size_t>(stretch.bytes));
 }
 
+/// The write of a stretch whose buffer is another's already, while it is under way.
+Space::Ticket Buffers::leaving(const Stretch& stretch) const {
+  const auto found = std::ranges::find_if(buffers_, [&](const Buffer& buffer) {
+    return buffer.leaving == stretch && !space_.is_done(buffer.leaves);
+  });
+  return found == buffers_.end() ? nullptr : found->leaves;
+}
+
 /// Makes a buffer the stretch's, whose bytes are still to come.
 void Buffers::give(Buffer& buffer, const Stretch& stretch) {
   space_.wait(buffer.transfer);  // a write of what it held
   buffer.transfer.reset();
+  space_.wait(leaving(stretch));  // what is on the drive is to be its newest
   buffer.holds = stretch;
   buffer.last_use = ++clock_;
 }
@@ -44,6 +54,7 @@ std::span<std::byte> Buffers::bring(const Stretch& stretch) {
   }
   space_.wait(buffer->transfer);
   buffer->transfer.reset();
+  buffer->is_written = false;
   buffer->last_use = ++clock_;
   return memory_of(*buffer, stretch);
 }
@@ -58,6 +69,7 @@ void Buffers::write(const Stretch& stretch) {
   if (buffer == nullptr) throw std::logic_error("offload: what is written was brought before");
   space_.wait(buffer->transfer);
   buffer->transfer = space_.write(stretch.begin, memory_of(*buffer, stretch));
+  buffer->is_written = true;
 }
 
 void Buffers::let_go(const Stretch& stretch) {
@@ -66,7 +78,7 @@ void Buffers::let_go(const Stretch& stretch) {
 
 Space::Ticket Buffers::drop(const Stretch& stretch) {
   auto* buffer = find(stretch);
-  if (buffer == nullptr) return nullptr;
+  if (buffer == nullptr) return leaving(stretch);
   buffer->last_use = 0;
   buffer->holds.reset();
   return buffer->transfer;
@@ -79,9 +91,16 @@ void Buffers::read_ahead(std::span<const Stretch> coming) {
       continue;
     }
     auto& buffer = oldest();
-    if (!space_.is_done(buffer.transfer)) return;
+    const bool is_written = buffer.is_written && !space_.is_done(buffer.transfer);
+    if (leaving(next) || !(is_written || space_.is_done(buffer.transfer))) return;
+    if (is_written) {
+      buffer.leaving = buffer.holds;
+      buffer.leaves = std::exchange(buffer.transfer, nullptr);
+    }
     give(buffer, next);
-    buffer.transfer = space_.read(next.begin, memory_of(buffer, next));
+    buffer.transfer =
+        space_.read(next.begin, memory_of(buffer, next), is_written ? buffer.leaves : nullptr);
+    buffer.is_written = false;
   }
 }
 

@@ -14,7 +14,7 @@ namespace tessera::offload {
 
 struct StorageOptions {
   SpaceOptions space;
-  int64_t buffers = 4;                       ///< parts in memory at a time, at least 2
+  int64_t buffers = 32;                      ///< parts in memory at a time, at least 2
   int64_t host_memory = int64_t{256} << 20;  ///< bytes of all of them
 };
 
@@ -46,7 +46,7 @@ class Buffers {
   Space::Ticket drop(const Stretch& stretch);
 
   /// Begins to read those of `coming`, the nearest first, that are not there, into buffers that nobody
-  /// needs: one stays for what is at work, one for what is written.
+  /// needs, as soon as what they held is written: one stays for what is at work, one for what is written.
   void read_ahead(std::span<const Stretch> coming);
   /// Stretches that read_ahead() looks at.
   size_t most_ahead() const { return buffers_.size() - 2; }
@@ -65,12 +65,17 @@ class Buffers {
     std::optional<Stretch> holds;
     Space::Ticket transfer;  // that reads or writes it
     int64_t last_use = 0;
+    bool is_written = false;  // by `transfer`
+    // What it held before, while that is written and the next one waits for its memory.
+    std::optional<Stretch> leaving;
+    Space::Ticket leaves;
   };
 
   Buffer* find(const Stretch& stretch);
   Buffer& oldest();
   std::span<std::byte> memory_of(const Buffer& buffer, const Stretch& stretch) const;
   void give(Buffer& buffer, const Stretch& stretch);
+  Space::Ticket leaving(const Stretch& stretch) const;
 
   int64_t buffer_bytes_;
   PageBuffer memory_;

@@ -35,6 +35,7 @@ uint64_t checksum_of(const std::byte* data, int64_t bytes) {
 struct Space::Transfer {
   bool writes = false;
   int64_t left = 0;  // pieces
+  Ticket after;      // before it none begins
 };
 
 Space::Space(int64_t bytes, SpaceOptions options) : options_(std::move(options)), bytes_(bytes) {
@@ -83,15 +84,16 @@ void Space::grow(int64_t bytes) {
   blocks_.resize(static_cast<size_t>((bytes + options_.block_bytes - 1) / options_.block_bytes));
 }
 
-Space::Ticket Space::read(int64_t offset, std::span<std::byte> data) {
-  return begin(offset, data.data(), std::ssize(data), /*writes=*/false);
+Space::Ticket Space::read(int64_t offset, std::span<std::byte> data, Ticket after) {
+  return begin(offset, data.data(), std::ssize(data), /*writes=*/false, std::move(after));
 }
 
 Space::Ticket Space::write(int64_t offset, std::span<const std::byte> data) {
-  return begin(offset, const_cast<std::byte*>(data.data()), std::ssize(data), /*writes=*/true);
+  return begin(offset, const_cast<std::byte*>(data.data()), std::ssize(data), /*writes=*/true, {});
 }
 
-Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool writes) {
+Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool writes,
+                           Ticket after) {
   const int64_t block_bytes = options_.block_bytes;
   if (offset % block_bytes != 0 || bytes % kPageBytes != 0 || offset + bytes > bytes_ ||
       reinterpret_cast<uintptr_t>(data) % kPageBytes != 0) {
@@ -99,6 +101,7 @@ Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool 
   }
   auto transfer = std::make_shared<Transfer>();
   transfer->writes = writes;
+  transfer->after = std::move(after);
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) throw SystemError(failure_);
@@ -110,11 +113,7 @@ Space::Ticket Space::begin(int64_t offset, std::byte* data, int64_t bytes, bool 
                   .data = data + done,
                   .started = {}};
       const auto& block = blocks_[static_cast<size_t>(piece.block)];
-      if (!writes && block.bytes == 0) {
-        std::memset(piece.data, 0, static_cast<size_t>(piece.bytes));
-        continue;
-      }
-      if (!writes && block.bytes != piece.bytes) {
+      if (!writes && block.bytes != 0 && block.bytes != piece.bytes) {
         throw std::logic_error("offload: a block is read as long as it was written");
       }
       ++transfer->left;
@@ -185,6 +184,7 @@ void Space::work() {
       while (under_way_.size() < depth) {
         auto piece = next_waiting();
         if (!piece) break;
+        if (fill_with_zeros(*piece)) continue;
         piece->started = Clock::now();
         const auto tag = next_tag_++;
         start(tag, under_way_.emplace(tag, *std::move(piece)).first->second);
@@ -205,12 +205,28 @@ std::optional<Space::Piece> Space::next_waiting() {
   const auto writing = std::ranges::count_if(
       under_way_, [](const auto& entry) { return entry.second.transfer->writes; });
   const std::lock_guard lock(mutex_);
+  const auto read = std::ranges::find_if(reads_, [](const Piece& piece) {
+    auto& after = piece.transfer->after;
+    if (after && after->left == 0) after.reset();
+    return !after;
+  });
   const bool reads_next = writes_.empty() || 2 * writing >= std::ssize(under_way_);
-  auto& waiting = reads_next && !reads_.empty() ? reads_ : writes_;
-  if (waiting.empty()) return std::nullopt;
-  auto piece = std::move(waiting.front());
-  waiting.pop_front();
+  auto& waiting = reads_next && read != reads_.end() ? reads_ : writes_;
+  const auto next = &waiting == &reads_ ? read : writes_.begin();
+  if (next == waiting.end()) return std::nullopt;
+  auto piece = std::move(*next);
+  waiting.erase(next);
   return piece;
+}
+
+/// Is it a read of what was never written? Then it is done.
+bool Space::fill_with_zeros(const Piece& piece) {
+  const std::lock_guard lock(mutex_);
+  if (piece.transfer->writes || blocks_[static_cast<size_t>(piece.block)].bytes != 0) return false;
+  std::memset(piece.data, 0, static_cast<size_t>(piece.bytes));
+  --piece.transfer->left;
+  ended_.notify_all();
+  return true;
 }
 
 /// Of a block that is written the checksum is taken here, by this thread.

@@ -65,7 +65,8 @@ class Space {
   /// Begin at `offset`, a multiple of block_bytes; whole pages in memory that begins at one and
   /// stays until wait(). A block is read as long as it was written. What is under way may not
   /// overlap.
-  Ticket read(int64_t offset, std::span<std::byte> data);
+  /// A read may begin after another transfer: one that leaves its memory.
+  Ticket read(int64_t offset, std::span<std::byte> data, Ticket after = {});
   Ticket write(int64_t offset, std::span<const std::byte> data);
   void wait(const Ticket& ticket);           ///< null: nothing to wait for
   bool is_done(const Ticket& ticket) const;  ///< wait() would not wait
@@ -95,7 +96,7 @@ class Space {
   };
 
   int64_t of_a_folder(int64_t bytes) const;
-  Ticket begin(int64_t offset, std::byte* data, int64_t bytes, bool writes);
+  Ticket begin(int64_t offset, std::byte* data, int64_t bytes, bool writes, Ticket after);
   void work();
   void start(uint64_t tag, Piece& piece);
   void finish(const Outcome& outcome);
@@ -103,6 +104,7 @@ class Space {
   void fail(const Piece& piece, const std::string& why);
   void fail(std::string why);
   std::optional<Piece> next_waiting();
+  bool fill_with_zeros(const Piece& piece);
   const ScratchFile& file_of(int64_t block) const;
   int64_t offset_in_file(int64_t block) const;
 

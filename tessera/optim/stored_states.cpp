@@ -33,8 +33,12 @@ int64_t part_bytes(const std::vector<StateKind>& kinds, int64_t numbers) {
 
 StoredStates::StoredStates(std::vector<Slice> slices, const offload::StorageOptions& options)
     : slices_(std::move(slices)), layouts_(slices_.size()), next_slice_(slices_.size()) {
-  lay_out(options.host_memory / options.buffers / kPageBytes * kPageBytes,
-          options.space.block_bytes);
+  int64_t least = 1;
+  for (const auto& [numbers, kinds] : slices_)
+    least = std::max(least, part_bytes(kinds, std::min(numbers, kPartStep)));
+  // Little memory is fewer parts.
+  const int64_t most = std::clamp(options.host_memory / least, int64_t{2}, options.buffers);
+  lay_out(options.host_memory / most / kPageBytes * kPageBytes, options.space.block_bytes);
   int64_t end = 0, largest = 0;
   std::optional<size_t> first, previous;
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -48,8 +52,11 @@ StoredStates::StoredStates(std::vector<Slice> slices, const offload::StorageOpti
     previous = i;
   }
   if (previous) next_slice_[*previous] = *first;
-  // No more memory than there is to keep.
-  buffers_ = std::make_unique<offload::Buffers>(end, options.space, options.buffers, largest);
+  // No more memory than there is to keep, but enough of them for one that is read and one that is written.
+  constexpr int64_t kLeast = 4;
+  const int64_t for_all = largest == 0 ? 0 : (stored_bytes() + largest - 1) / largest;
+  const int64_t count = std::min(most, std::max(kLeast, for_all));
+  buffers_ = std::make_unique<offload::Buffers>(end, options.space, count, largest);
 }
 
 void StoredStates::lay_out(int64_t buffer_bytes, int64_t block_bytes) {

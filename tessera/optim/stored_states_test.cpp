@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(All, StoredStatesTest, ::testing::ValuesIn(cases()),
 TEST(StoredStates, BuffersThatHoldNothingAreNamed) {
   const testing::TemporaryFolder folder;
   offload::StorageOptions options{.space = {.paths = {folder.path()}, .any_file_system = true},
-                                  .host_memory = 64 << 10};
+                                  .host_memory = 32 << 10};
   try {
     const StoredStates states({{.numbers = 1 << 20, .kinds = {{"exp_avg"}, {"exp_avg_sq"}}}},
                               options);

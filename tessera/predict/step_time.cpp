@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <numeric>
 #include <utility>
@@ -131,6 +132,13 @@ struct UnitTime {
   bool updates_slice = false;  // itself, which comes for that
 };
 
+/// What a write takes beside what is read: as much of it goes on at once as was measured of both, where there is something
+/// to read, which is taken to be half of the time.
+double share_of_write(const DriveSpeed& speed) {
+  const double apart = 1 / speed.read + 1 / speed.write;
+  return std::clamp(1 / speed.both / apart, 0.5, 1.0);
+}
+
 /// Of a forward and backward together, the forward's part: a backward is two products for one.
 double share_of_forward(const config::RunConfig& config) {
   return config.memory.checkpointing == memory::CheckpointMode::full ? 1.0 / 4 : 1.0 / 3;
@@ -162,8 +170,8 @@ class StepRun {
     for (auto* ahead : {&slices_.ahead, &gradients_.ahead, &activations_})
       ahead->processor = speed.processor_seconds * speed.read;
     states_.processor = speed.processor_seconds * 2 * speed.both;
-    states_.most = (memory_of_states - slices_.memory() - gradients_.memory()) * (buffers - 1) /
-                   buffers / kGb / speed.both;
+    const double for_states = memory_of_states - slices_.memory() - gradients_.memory();
+    states_.most = (buffers - 2) * mean_part(for_states / buffers) / kGb / speed.both;
   }
   StepRun(const StepRun&) = delete;
   StepRun& operator=(const StepRun&) = delete;
@@ -190,10 +198,13 @@ class StepRun {
     if (unit.predicts) seconds += head;
     UnitTime time{
         .states = (bytes.updated_on_drives - bytes.brought_from_drives) / kGb / speed.both,
-        .slice_write = (bytes.copied_to_drives + bytes.brought_from_drives) / kGb / speed.write,
-        .gradient_write = bytes.gradient_on_drives / kGb / speed.write,
+        .slice_write = (bytes.copied_to_drives + bytes.brought_from_drives) / kGb / speed.write *
+                       share_of_write(speed),
+        .gradient_write = bytes.gradient_on_drives / kGb / speed.write * share_of_write(speed),
         .backward_reads = backward_reads(unit),
         .updates_slice = bytes.brought_from_drives > 0};
+    seconds += computing.exchange * share_of_numbers(unit) /
+               static_cast<double>(rank_.part.num_micro_batches);
     time.forward = seconds * share_of_forward(config_);
     time.backward = seconds - time.forward;
     for (const auto& buffer : unit.buffers) {
@@ -203,6 +214,31 @@ class StepRun {
                      static_cast<double>(buffer.num_slices);
     }
     return time;
+  }
+
+  /// A unit's part of all parameters.
+  double share_of_numbers(const plan::UnitPlan& unit) const {
+    const auto numbers = [](const plan::UnitPlan& of) {
+      double sum = 0;
+      for (const auto& buffer : of.buffers) sum += static_cast<double>(buffer.elements);
+      return sum;
+    };
+    double all = 0;
+    for (const auto& each : rank_.units) all += numbers(each);
+    return numbers(unit) / all;
+  }
+
+  /// Bytes of a part of states on average: what is left of a unit's buffer, and its norms and biases, are parts, too.
+  double mean_part(double largest) const {
+    double bytes = 0, parts = 0;
+    for (const auto& unit : rank_.units) {
+      const auto own = unit_bytes(unit, config_);
+      const double states = own.updated_on_drives - own.brought_from_drives;
+      if (states == 0) continue;
+      bytes += states;
+      parts += std::ceil(states / largest) + 1;
+    }
+    return parts == 0 ? 0 : bytes / parts;
   }
 
   /// Blocks have about as much each.

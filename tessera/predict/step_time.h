@@ -23,6 +23,8 @@ struct DriveSpeed {
 struct ComputeSpeed {
   plan::LayerCosts layers;  ///< seconds of a forward and backward of one micro-batch
   double update = 0;        ///< seconds of the optimizer for one number
+  /// Seconds of a step in which processors that compute bring parameters and gradients from rank to rank.
+  double exchange = 0;
 };
 
 struct StepTime {

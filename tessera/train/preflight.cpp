@@ -110,6 +110,31 @@ double update_seconds(const Run& run) {
   return std::isinf(best) ? 0 : best / kNumbers;
 }
 
+/// Seconds of a step in which ranks of this host bring parameters and gradients to one another: they compute meanwhile
+/// on no other processor. 0 on a GPU, which does both at once.
+double exchange_seconds(const Run& run) {
+  constexpr int64_t kNumbers = 1 << 20;  // of each rank
+  constexpr int kRuns = 4;
+  const auto& axis = run.data_axis;
+  if (axis.size() == 1 || !run.device.is_cpu()) return 0;
+  const auto all = torch::zeros({axis.size() * kNumbers});
+  const auto own = torch::zeros({kNumbers});
+  std::vector<double> seconds;
+  for (int i = 0; i < kRuns; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    axis.all_gather(all, own).wait();
+    axis.reduce_scatter(own, all).wait();
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::ranges::nth_element(seconds, seconds.begin() + kRuns / 2);
+  const auto slowest = torch::tensor(seconds[kRuns / 2], torch::kFloat64);
+  run.world.all_reduce(slowest, comm::ReduceOp::max).wait();
+  const auto bytes = 2 * static_cast<double>(all.nbytes());
+  return slowest.item<double>() * predict::communication(run.config, run.rank_plan()).dp().total() /
+         bytes;
+}
+
 /// Of the layers of the rank that has most: others of the pipeline have fewer, or none. An adapter's backward has
 /// fewer products than that of the block that is measured.
 predict::ComputeSpeed measured_computing(const Run& run) {
@@ -127,7 +152,8 @@ predict::ComputeSpeed measured_computing(const Run& run) {
       .layers = measure_layer_costs(
           run.config,
           {.shape = shape, .mesh = run.plan.mesh, .device = run.device, .all = run.world}),
-      .update = update_seconds(run)};
+      .update = update_seconds(run),
+      .exchange = exchange_seconds(run)};
   const auto whole = run.model->shape();
   const double share =
       models::adapter_flops_per_token(run.adapter, whole, run.config.data.seq_len) /
