@@ -18,11 +18,10 @@ using Values = std::vector<std::pair<std::string, std::string>>;
 
 /// What all levels of MS-AMP share.
 Values msamp(Values more) {
-  Values values{{"precision.compute", "fp16"},     {"precision.autocast", "false"},
-                {"precision.reduce", "fp32"},      {"precision.parameters", "fp16"},
-                {"precision.gradients", "fp8"},    {"precision.communication", "fp8"},
-                {"precision.matmul", "fp8_tensor"},
-                {"precision.stochastic_rounding", "true"}};
+  Values values{{"precision.compute", "fp16"},      {"precision.autocast", "false"},
+                {"precision.reduce", "fp32"},       {"precision.parameters", "fp16"},
+                {"precision.gradients", "fp8"},     {"precision.communication", "fp8"},
+                {"precision.matmul", "fp8_tensor"}, {"precision.stochastic_rounding", "true"}};
   values.insert(values.end(), more.begin(), more.end());
   return values;
 }

@@ -42,9 +42,8 @@ void adamw_on_cpu(const AdamWArgs& given) {
 
 void round_on_cpu(const RoundArgs& args) {
   const auto run = flat_code().round_stochastically[args.type == Element::float16 ? 1 : 0];
-  parallel_for(0, args.count, kGrain, [&](int64_t begin, int64_t end) {
-    run(args.from, args.to, args.bits, begin, end);
-  });
+  parallel_for(0, args.count, kGrain,
+               [&](int64_t begin, int64_t end) { run(args.from, args.to, args.bits, begin, end); });
 }
 
 void drop_on_cpu(const DropArgs& args) {
