@@ -171,7 +171,8 @@ class StepRun {
       ahead->processor = speed.processor_seconds * speed.read;
     states_.processor = speed.processor_seconds * 2 * speed.both;
     const double for_states = memory_of_states - slices_.memory() - gradients_.memory();
-    states_.most = (buffers - 2) * mean_part(for_states / buffers) / kGb / speed.both;
+    states_.most =
+        (buffers - 2) * mean_part(std::max(1.0, for_states / buffers)) / kGb / speed.both;
   }
   StepRun(const StepRun&) = delete;
   StepRun& operator=(const StepRun&) = delete;
@@ -225,7 +226,7 @@ class StepRun {
     };
     double all = 0;
     for (const auto& each : rank_.units) all += numbers(each);
-    return numbers(unit) / all;
+    return all == 0 ? 0 : numbers(unit) / all;
   }
 
   /// Bytes of a part of states on average: what is left of a unit's buffer, and its norms and biases, are parts, too.

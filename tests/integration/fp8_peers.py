@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out")
     options = parser.parse_args()
-    report = report_head(__file__, [str(options.steps)], [torch, transformers, torchao])
+    report = report_head(__file__, [f"--steps {options.steps}"], [torch, transformers, torchao])
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         runs = {}
         for seed in options.seeds:
@@ -118,7 +118,7 @@ def main():
         losses = {key: run.result() for key, run in runs.items()}
     print(f"percent above the same program's bf16, means of {WINDOW} steps")
     for (seed, name, who), own in losses.items():
-        row = {"seed": seed, "recipe": name, "contestant": who, "losses": own}
+        row = {"seed": seed, "recipe": name, "contestant": who, "losses": [round(loss, 5) for loss in own]}
         if name != "bf16":
             row["off"] = by_window(own, losses[seed, "bf16", who])
             print(f"seed {seed} {name:<16}{who:<8}" + "".join(f"{percent:>+7.2f}" for percent in row["off"]))
