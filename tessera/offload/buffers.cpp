@@ -31,7 +31,7 @@ std::span<std::byte> Buffers::memory_of(const Buffer& buffer, const Stretch& str
 /// The write of a stretch whose buffer is another's already, while it is under way.
 Space::Ticket Buffers::leaving(const Stretch& stretch) const {
   const auto found = std::ranges::find_if(buffers_, [&](const Buffer& buffer) {
-    return buffer.leaving == stretch && !space_.is_done(buffer.leaves);
+    return buffer.leaving == stretch && space_.is_writing(buffer.leaves);
   });
   return found == buffers_.end() ? nullptr : found->leaves;
 }
@@ -54,7 +54,6 @@ std::span<std::byte> Buffers::bring(const Stretch& stretch) {
   }
   space_.wait(buffer->transfer);
   buffer->transfer.reset();
-  buffer->is_written = false;
   buffer->last_use = ++clock_;
   return memory_of(*buffer, stretch);
 }
@@ -69,7 +68,6 @@ void Buffers::write(const Stretch& stretch) {
   if (buffer == nullptr) throw std::logic_error("offload: what is written was brought before");
   space_.wait(buffer->transfer);
   buffer->transfer = space_.write(stretch.begin, memory_of(*buffer, stretch));
-  buffer->is_written = true;
 }
 
 void Buffers::let_go(const Stretch& stretch) {
@@ -91,7 +89,7 @@ void Buffers::read_ahead(std::span<const Stretch> coming) {
       continue;
     }
     auto& buffer = oldest();
-    const bool is_written = buffer.is_written && !space_.is_done(buffer.transfer);
+    const bool is_written = space_.is_writing(buffer.transfer);
     if (leaving(next) || !(is_written || space_.is_done(buffer.transfer))) return;
     if (is_written) {
       buffer.leaving = buffer.holds;
@@ -100,7 +98,6 @@ void Buffers::read_ahead(std::span<const Stretch> coming) {
     give(buffer, next);
     buffer.transfer =
         space_.read(next.begin, memory_of(buffer, next), is_written ? buffer.leaves : nullptr);
-    buffer.is_written = false;
   }
 }
 

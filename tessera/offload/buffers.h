@@ -65,7 +65,6 @@ class Buffers {
     std::optional<Stretch> holds;
     Space::Ticket transfer;  // that reads or writes it
     int64_t last_use = 0;
-    bool is_written = false;  // by `transfer`
     // What it held before, while that is written and the next one waits for its memory.
     std::optional<Stretch> leaving;
     Space::Ticket leaves;

@@ -144,6 +144,10 @@ bool Space::is_done(const Ticket& ticket) const {
   return !ticket || ticket->left == 0;
 }
 
+bool Space::is_writing(const Ticket& ticket) const {
+  return ticket && ticket->writes && !is_done(ticket);
+}
+
 int64_t Space::bytes_of_block(int64_t offset) const {
   const std::lock_guard lock(mutex_);
   return blocks_[static_cast<size_t>(offset / options_.block_bytes)].bytes;

@@ -68,8 +68,9 @@ class Space {
   /// A read may begin after another transfer: one that leaves its memory.
   Ticket read(int64_t offset, std::span<std::byte> data, Ticket after = {});
   Ticket write(int64_t offset, std::span<const std::byte> data);
-  void wait(const Ticket& ticket);           ///< null: nothing to wait for
-  bool is_done(const Ticket& ticket) const;  ///< wait() would not wait
+  void wait(const Ticket& ticket);              ///< null: nothing to wait for
+  bool is_done(const Ticket& ticket) const;     ///< wait() would not wait
+  bool is_writing(const Ticket& ticket) const;  ///< a write that is not done
 
   /// Bytes with which the block at `offset` was written last; 0: it never was.
   int64_t bytes_of_block(int64_t offset) const;

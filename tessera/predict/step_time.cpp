@@ -170,9 +170,10 @@ class StepRun {
     for (auto* ahead : {&slices_.ahead, &gradients_.ahead, &activations_})
       ahead->processor = speed.processor_seconds * speed.read;
     states_.processor = speed.processor_seconds * 2 * speed.both;
+    add_exchange(computing.exchange);
     const double for_states = memory_of_states - slices_.memory() - gradients_.memory();
     states_.most =
-        (buffers - 2) * mean_part(std::max(1.0, for_states / buffers)) / kGb / speed.both;
+        (buffers - 2) * mean_part(std::max(1.0, for_states / buffers) / kGb / speed.both);
   }
   StepRun(const StepRun&) = delete;
   StepRun& operator=(const StepRun&) = delete;
@@ -204,8 +205,6 @@ class StepRun {
         .gradient_write = bytes.gradient_on_drives / kGb / speed.write * share_of_write(speed),
         .backward_reads = backward_reads(unit),
         .updates_slice = bytes.brought_from_drives > 0};
-    seconds += computing.exchange * share_of_numbers(unit) /
-               static_cast<double>(rank_.part.num_micro_batches);
     time.forward = seconds * share_of_forward(config_);
     time.backward = seconds - time.forward;
     for (const auto& buffer : unit.buffers) {
@@ -217,29 +216,32 @@ class StepRun {
     return time;
   }
 
-  /// A unit's part of all parameters.
-  double share_of_numbers(const plan::UnitPlan& unit) const {
-    const auto numbers = [](const plan::UnitPlan& of) {
+  /// Units have it by their parameters, each micro-batch as much.
+  void add_exchange(double seconds) {
+    const auto numbers = [](const plan::UnitPlan& unit) {
       double sum = 0;
-      for (const auto& buffer : of.buffers) sum += static_cast<double>(buffer.elements);
+      for (const auto& buffer : unit.buffers) sum += static_cast<double>(buffer.elements);
       return sum;
     };
     double all = 0;
-    for (const auto& each : rank_.units) all += numbers(each);
-    return all == 0 ? 0 : numbers(unit) / all;
+    for (const auto& unit : rank_.units) all += numbers(unit);
+    for (size_t i = 0; i < units_.size() && all > 0; ++i) {
+      const double own = seconds * numbers(rank_.units[i]) / all /
+                         static_cast<double>(rank_.part.num_micro_batches);
+      units_[i].forward += own * share_of_forward(config_);
+      units_[i].backward += own * (1 - share_of_forward(config_));
+    }
   }
 
-  /// Bytes of a part of states on average: what is left of a unit's buffer, and its norms and biases, are parts, too.
+  /// Seconds of a part of states on average: what is left of a unit's buffer, and its norms and biases, are parts, too.
   double mean_part(double largest) const {
-    double bytes = 0, parts = 0;
-    for (const auto& unit : rank_.units) {
-      const auto own = unit_bytes(unit, config_);
-      const double states = own.updated_on_drives - own.brought_from_drives;
-      if (states == 0) continue;
-      bytes += states;
-      parts += std::ceil(states / largest) + 1;
+    double seconds = 0, parts = 0;
+    for (const auto& unit : units_) {
+      if (unit.states == 0) continue;
+      seconds += unit.states;
+      parts += std::ceil(unit.states / largest) + 1;
     }
-    return parts == 0 ? 0 : bytes / parts;
+    return parts == 0 ? 0 : seconds / parts;
   }
 
   /// Blocks have about as much each.

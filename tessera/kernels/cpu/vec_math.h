@@ -82,7 +82,7 @@ TESSERA_INLINE void store(Bf16* p, Vec v) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
-/// Of numbers that it holds: others lose their last bits. NaN and infinity stay what they are.
+/// Keeps what a float16 holds; other numbers lose their last bits. NaN and infinity stay what they are.
 TESSERA_INLINE void store(Half* p, Vec v) {
   const BitsVec bits = (BitsVec)v, rest = bits & 0x7fffffffu;
   const Vec small = (Vec)rest * 0x1p24f;  // a subnormal's steps; beyond them it is not looked at
