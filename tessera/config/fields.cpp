@@ -542,8 +542,8 @@ Section precision_section() {
            "what adamw keeps; fp8+fp16: its mean in 8 bits, its mean square in 16, with scales",
            {kAdamWAlone})
       .add("stochastic_rounding", &S::stochastic_rounding,
-           "parameters of 16 bits and bf16 states are rounded at random, so that small updates "
-           "count",
+           "parameters of 16 bits and states of bf16 or fp8+fp16 are rounded at random, so that "
+           "small updates count",
            {kRoundedUpdates})
       .add("weights", &S::weights,
            "of the linear layers in blocks, where they are kept or gathered whole: as compute "

@@ -49,7 +49,7 @@ inline int64_t part_of_host_memory(const RunConfig& c) {
 }
 inline bool rounds_updates(const RunConfig& c) {
   return c.precision.parameters != FloatType::fp32 ||
-         c.precision.optimizer_states == optim::StateType::bf16;
+         c.precision.optimizer_states != optim::StateType::fp32;
 }
 /// Random numbers of a run beside the order of its data: first weights, dropout, rounding.
 inline bool draws_numbers(const RunConfig& c) {
@@ -240,7 +240,8 @@ constexpr Need kFp8Delayed{"precision.matmul fp8_delayed", [](const RunConfig& c
                              return c.precision.matmul == Matmul::fp8_delayed;
                            }};
 constexpr Need kRoundedUpdates{
-    "precision.parameters bf16 or fp16, or precision.optimizer_states bf16", rounds_updates};
+    "precision.parameters bf16 or fp16, or precision.optimizer_states bf16 or fp8+fp16",
+    rounds_updates};
 constexpr Need kCheckpointsActivations{
     "memory.checkpointing full or selective",
     [](const RunConfig& c) { return c.memory.checkpointing != memory::CheckpointMode::none; }};

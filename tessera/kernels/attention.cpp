@@ -191,15 +191,21 @@ at::Tensor results_like(const at::Tensor& x, const at::Tensor& documents) {
                                                      : at::zeros(x.sizes(), x.options());
 }
 
+/// float16 is computed in float32.
+at::Tensor as_computed(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
+}
+
 /// The result and the log-sum-exp.
-std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const Rule& rule) {
+std::vector<at::Tensor> forward(const at::Tensor& given_q, const at::Tensor& given_k,
+                                const at::Tensor& given_v, const Rule& rule) {
+  const auto q = as_computed(given_q), k = as_computed(given_k), v = as_computed(given_v);
   auto out = results_like(q, rule.documents);
   auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
   const auto problem = problem_of(q, k, v, out, log_sum_exp, rule);
   run_parallel(problem, documents_in(rule.documents, q.size(0), q.size(1)), q.size(2),
                table().forward_workspace, table().forward);
-  return {out, log_sum_exp};
+  return {out.to(given_q.scalar_type()), log_sum_exp};
 }
 
 at::Tensor as_kernels_take(const at::Tensor& sinks) {
@@ -263,8 +269,10 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
                 "attention: the fused kernel is not twice differentiable; use float64 or "
                 "attention_reference");
     const auto saved = context->get_saved_variables();
-    const auto& [q, k, v] = std::tie(saved[0], saved[1], saved[2]);
-    const auto grad_out = with_contiguous_rows(grads[0].to(q.scalar_type()));
+    const auto dtype = saved[0].scalar_type();
+    const auto q = as_computed(saved[0]), k = as_computed(saved[1]), v = as_computed(saved[2]),
+               out = as_computed(saved[3]);
+    const auto grad_out = with_contiguous_rows(as_computed(grads[0].to(dtype)));
     const auto& documents = saved[5];
     auto grad_q = results_like(q, documents);
     auto grad_k = results_like(k, documents);
@@ -276,27 +284,29 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
                     context->saved_data["softcap"].toDouble(),
                     sinks.defined() ? as_kernels_take(sinks) : at::Tensor(),
                     documents};
-    auto problem = problem_of(q, k, v, saved[3], saved[4], rule);
+    auto problem = problem_of(q, k, v, out, saved[4], rule);
     problem.grad_out = view_of(grad_out);
     problem.grad_q = view_of(grad_q);
     problem.grad_k = view_of(grad_k);
     problem.grad_v = view_of(grad_v);
     run_parallel(problem, documents_in(documents, q.size(0), q.size(1)), k.size(2),
                  table().backward_workspace, table().backward);
-    if (!sinks.defined()) return {grad_q, grad_k, grad_v, {}};
     at::Tensor grad_sinks;
-    if (sinks.requires_grad()) {
+    if (sinks.defined() && sinks.requires_grad()) {
       grad_sinks = autograd::hand_over(autograd::gradient_sink(sinks),
-                                       gradient_of_sinks(grad_out, saved[3], saved[4], rule),
+                                       gradient_of_sinks(grad_out, out, saved[4], rule),
                                        sinks.scalar_type());
     }
-    return {grad_q, grad_k, grad_v, grad_sinks, {}};
+    torch::autograd::variable_list gradients{grad_q.to(dtype), grad_k.to(dtype), grad_v.to(dtype)};
+    if (sinks.defined()) gradients.push_back(grad_sinks);
+    gradients.emplace_back();
+    return gradients;
   }
 };
 
 bool has_kernel(const at::Tensor& q) {
   return q.is_cpu() && q.numel() > 0 &&
-         (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
+         (q.scalar_type() == at::kFloat || at::isReducedFloatingType(q.scalar_type()));
 }
 
 }  // namespace

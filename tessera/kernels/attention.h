@@ -30,7 +30,8 @@ struct AttentionOptions {
 /// of it if causal, less with a window (tiles of 64 x 64 outside of it are skipped); memory:
 /// O((T + S) E) a thread. On AVX512-BF16 bfloat16 is multiplied as such: the weights and their
 /// gradients are rounded to it, as LibTorch does; elsewhere it is widened first. The result does
-/// not depend on the number of threads. Not twice differentiable. Everything else goes through
+/// not depend on the number of threads. Not twice differentiable. float16 is computed in float32 by that
+/// kernel and rounded; q, k, v and the result are kept in float16. Everything else goes through
 /// LibTorch's scaled_dot_product_attention, with a mask [T, S] where there is a window or causal
 /// T != S. Under autocast the inputs are taken in its dtype. On the meta device the result is a
 /// shape without a graph.

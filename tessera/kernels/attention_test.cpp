@@ -140,6 +140,10 @@ TEST_P(AttentionShapes, Bfloat16EqualsTheReferenceWithinItsRounding) {
   expect_equal_to_reference(GetParam(), at::kBFloat16, 8e-3, 3e-2);
 }
 
+TEST_P(AttentionShapes, Float16EqualsTheReferenceWithinItsRounding) {
+  expect_equal_to_reference(GetParam(), at::kHalf, 1e-3, 4e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AttentionShapes, ::testing::ValuesIn(kShapes));
 INSTANTIATE_TEST_SUITE_P(Caps, AttentionShapes, ::testing::ValuesIn(kCaps));
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionShapes, ::testing::ValuesIn(kWindows));

@@ -25,7 +25,8 @@ at::Tensor unscaled(const BlockScaled& from) {
   return values;
 }
 
-void scale_into(const at::Tensor& values, const BlockScaled& to) {
+void scale_into(const at::Tensor& values, const BlockScaled& to,
+                const std::optional<StochasticRounding>& rounding) {
   TORCH_INTERNAL_ASSERT(values.numel() == to.factors.numel() * kNumbers);
   const bool half = to.numbers.scalar_type() == at::kHalf;
   const float largest = half ? kLargestHalf : largest_of(Fp8Type::e4m3);
@@ -34,7 +35,11 @@ void scale_into(const at::Tensor& values, const BlockScaled& to) {
   constexpr int32_t kExponent = 0x7f800000;  // a float's without its sign and mantissa
   const auto scales = wanted.view(at::kInt).bitwise_and(kExponent).view(at::kFloat);
   const auto scaled = (blocks * scales.unsqueeze(1)).view({-1});
-  at::Tensor(to.numbers).copy_(half ? scaled.to(at::kHalf) : to_fp8(scaled, Fp8Type::e4m3));
+  if (rounding) {
+    round_stochastically(scaled, to.numbers, *rounding);
+  } else {
+    at::Tensor(to.numbers).copy_(half ? scaled.to(at::kHalf) : to_fp8(scaled, Fp8Type::e4m3));
+  }
   at::Tensor(to.factors).copy_(scales.reciprocal());
 }
 

@@ -42,7 +42,7 @@ TEST(Dropout, DependsOnEveryPartOfTheKey) {
 }
 
 TEST(Dropout, PartsOfABatchDropWhatTheWholeDoes) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t first : {int64_t{0}, (int64_t{1} << 32) - 50}) {  // positions pass 32 bits
       const auto x = at::randn({7, 5, 3}).to(dtype);
       DropoutKey key = kKey;
@@ -65,13 +65,12 @@ TEST(Dropout, PlainOperatorsDrawTheSameNumbers) {
   const auto x = at::randn({33, 19});
   const auto expected = dropout(x, kProbability, key);
   EXPECT_TRUE(expected.allclose(dropout_reference(x, kProbability, key)));
-  for (const auto dtype : {at::kDouble, at::kHalf}) {  // what the vector code does not take
+  for (const auto dtype : {at::kDouble, at::kHalf})  // what the vector code does not take, and does
     EXPECT_TRUE(expected.ne(0).equal(kept(x.to(dtype), key))) << dtype;
-  }
 }
 
 TEST(Dropout, BackwardDropsTheSame) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     const auto x = at::randn({9, 17}).to(dtype).requires_grad_();
     const auto y = dropout(x.t(), kProbability, kKey);  // not contiguous
     const auto gradient = at::randn({17, 9}).to(dtype);

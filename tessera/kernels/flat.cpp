@@ -22,11 +22,18 @@ RandomBits bits_of(const StochasticRounding& rounding) {
           .first = rounding.first_position};
 }
 
-/// The type of `x`, float32 or bfloat16, which is like `other` in device and length.
-Element type_of(const at::Tensor& x, const at::Tensor& other) {
+/// The type of `x`, which is like `other` in device and length.
+Element any_type_of(const at::Tensor& x, const at::Tensor& other) {
   TORCH_INTERNAL_ASSERT(x.device() == other.device() && x.is_contiguous() &&
-                        x.numel() == other.numel() && x.scalar_type() != at::kHalf);
+                        x.numel() == other.numel());
   return element_of(x.scalar_type());
+}
+
+/// The same of what AdamW takes.
+Element type_of(const at::Tensor& x, const at::Tensor& other) {
+  const Element type = any_type_of(x, other);
+  TORCH_INTERNAL_ASSERT(type == Element::float32 || type == Element::bfloat16);
+  return type;
 }
 
 const float* scalar_or_null(const at::Tensor& x, const at::Tensor& other) {
@@ -71,7 +78,7 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding) {
   TORCH_INTERNAL_ASSERT(from.is_contiguous() && from.scalar_type() == at::kFloat &&
-                        to.is_contiguous() && at::isReducedFloatingType(to.scalar_type()) &&
+                        to.is_contiguous() && to.scalar_type() != at::kFloat &&
                         from.device() == to.device() && from.numel() == to.numel());
   fused_kernels(from).round_stochastically({.from = from.const_data_ptr<float>(),
                                             .to = to.data_ptr(),
@@ -102,7 +109,7 @@ void drop(const at::Tensor& from, const at::Tensor& to, double probability, cons
                             .count = to.numel(),
                             .row = key.row,
                             .row_stride = key.row_stride,
-                            .type = type_of(from, to)});
+                            .type = any_type_of(from, to)});
 }
 
 at::Tensor sum_of_squares(const at::Tensor& values) {

@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-/// Rounding to 16 bits up or down at random, with the probability that makes the mean exact (as in
+/// Rounding to 16 or 8 bits up or down at random, with the probability that makes the mean exact (as in
 /// Gupta et al., Deep Learning with Limited Numerical Precision, 2015): updates smaller than half a
 /// step of the format are not lost. The bits are a function of (seed, step, position) alone, so
 /// that a result depends neither on threads nor on how a buffer is split.
@@ -36,7 +36,8 @@ struct AdamWOptions {
 void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const AdamWOptions& options, const at::Tensor& copy = {});
 
-/// to [n] bfloat16 or float16 = from [n] float32, both contiguous, on one device that has kernels.
+/// to [n] bfloat16, float16 or float8_e4m3fn = from [n] float32, both contiguous, on one device that has
+/// kernels. What is beyond E4M3's 448 becomes that.
 void round_stochastically(const at::Tensor& from, const at::Tensor& to,
                           const StochasticRounding& rounding);
 
@@ -58,7 +59,7 @@ uint32_t drop_threshold(double probability);
 std::array<uint32_t, 2> random_key(const DropoutKey& key);
 
 /// to [n] = from [n] / (1 - probability), or 0 for the elements that are drawn. Both contiguous, on
-/// one device that has kernels, float32 or bfloat16 alike.
+/// one device that has kernels, float32, bfloat16 or float16 alike.
 void drop(const at::Tensor& from, const at::Tensor& to, double probability, const DropoutKey& key);
 
 /// The sum of squares of a contiguous tensor in float64, 0-d, on its device: the host does not wait

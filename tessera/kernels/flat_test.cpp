@@ -81,6 +81,38 @@ TEST_P(FlatTest, StochasticRoundingToFloat16KeepsAllThatItHolds) {
             std::numeric_limits<float>::infinity());
 }
 
+TEST_P(FlatTest, StochasticRoundingToE4M3IsUnbiased) {
+  constexpr int64_t kCount = 1 << 18;
+  for (const auto& [low, step] : {std::pair{1.0f, 0x1p-3f},
+                                  {-416.0f, -32.0f},
+                                  {0x1p-6f, 0x1p-9f},
+                                  {0x7p-9f, 0x1p-9f},
+                                  {-0x3p-9f, -0x1p-9f},
+                                  {0.0f, 0x1p-9f}}) {
+    const auto y =
+        rounded(at::full({kCount}, low + step / 4), {.seed = 3}, at::kFloat8_e4m3fn).to(at::kFloat);
+    const auto up = (y == low + step).sum().item<int64_t>();
+    EXPECT_EQ(up + (y == low).sum().item<int64_t>(), kCount) << low;
+    EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16)) << low;
+  }
+}
+
+TEST_P(FlatTest, StochasticRoundingToE4M3KeepsAllThatItHolds) {
+  const auto codes = at::arange(1 << 8, at::kInt).to(at::kByte);
+  const auto numbers = codes.view(at::kFloat8_e4m3fn).to(at::kFloat);
+  for (int step = 0; step < 20; ++step) {
+    // Whole vectors, and what is left of one.
+    for (const int64_t count : {256, 251}) {
+      const auto own = numbers.slice(0, 0, count);
+      const auto again = rounded(own, {.step = step}, at::kFloat8_e4m3fn);
+      const auto same = again.view(at::kByte) == codes.slice(0, 0, count);
+      EXPECT_TRUE((same | (own.isnan() & again.to(at::kFloat).isnan())).all().item<bool>());
+    }
+  }
+  const auto beyond = rounded(at::tensor({449.f, -1e6f, INFINITY}), {}, at::kFloat8_e4m3fn);
+  EXPECT_TRUE(at::equal(beyond.to(at::kFloat), at::tensor({448.f, -448.f, 448.f})));
+}
+
 TEST_P(FlatTest, StochasticRoundingIsTheSameHoweverTheBufferIsSplit) {
   // Across the place where the low 32 bits of the position start again.
   const int64_t first = (int64_t{1} << 32) - 40, count = 101;

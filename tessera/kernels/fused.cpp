@@ -46,7 +46,8 @@ FusedKernelsScope::~FusedKernelsScope() { tables()[static_cast<size_t>(device_)]
 
 bool can_fuse(std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& first = *tensors.begin();
-  if (first.scalar_type() != at::kFloat && first.scalar_type() != at::kBFloat16) return false;
+  if (first.scalar_type() != at::kFloat && !at::isReducedFloatingType(first.scalar_type()))
+    return false;
   if (fused_kernels(first.device().type()) == nullptr) return false;
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& x) {
     return !x.defined() || (x.device() == first.device() &&
@@ -55,16 +56,24 @@ bool can_fuse(std::initializer_list<at::Tensor> tensors) {
 }
 
 Element element_of(at::ScalarType dtype) {
-  TORCH_INTERNAL_ASSERT(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
-  return dtype == at::kFloat      ? Element::float32
-         : dtype == at::kBFloat16 ? Element::bfloat16
-                                  : Element::float16;
+  switch (dtype) {
+    case at::kFloat:
+      return Element::float32;
+    case at::kBFloat16:
+      return Element::bfloat16;
+    case at::kHalf:
+      return Element::float16;
+    case at::kFloat8_e4m3fn:
+      return Element::float8_e4m3;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "no kernel takes ", dtype);
+  }
 }
 
 at::ScalarType norm_result(const at::Tensor& x) {
-  return is_autocast(x) && at::autocast::get_autocast_dtype(x.device().type()) == at::kBFloat16
-             ? at::kBFloat16
-             : x.scalar_type();
+  if (!is_autocast(x)) return x.scalar_type();
+  const auto dtype = at::autocast::get_autocast_dtype(x.device().type());
+  return at::isReducedFloatingType(dtype) ? dtype : x.scalar_type();
 }
 
 RowView rows_of(const at::Tensor& x) {

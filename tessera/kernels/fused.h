@@ -55,11 +55,11 @@ class FusedKernelsScope {
   const FusedKernels* previous_;
 };
 
-/// Are all defined tensors on one device that has kernels, and of the same dtype, float32 or
-/// bfloat16?
+/// Are all defined tensors on one device that has kernels, and of the same dtype, float32, bfloat16 or
+/// float16?
 bool can_fuse(std::initializer_list<at::Tensor> tensors);
 
-/// float32, bfloat16 or float16.
+/// float32, bfloat16, float16 or float8_e4m3fn.
 Element element_of(at::ScalarType dtype);
 
 /// The dtype of a norm's result: what the next product takes, so that it need not cast.

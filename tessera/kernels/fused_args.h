@@ -1,12 +1,12 @@
-// What the fused operators are told, on any device: raw pointers and sizes. `void*` is float or
-// bfloat16, as an Element beside it says; arithmetic is in float32 for both.
+// What the fused operators are told, on any device: raw pointers and sizes. `void*` is float, bfloat16 or
+// float16, as an Element beside it says; arithmetic is in float32 for all.
 #pragma once
 
 #include <stdint.h>
 
 namespace tessera::kernels {
 
-enum class Element : uint8_t { float32, bfloat16, float16 };
+enum class Element : uint8_t { float32, bfloat16, float16, float8_e4m3 };
 
 /// y = weight * x / rms(x), row by row; with a residual, x + residual (also stored) takes x's
 /// place.
@@ -144,7 +144,7 @@ struct AdamWArgs {
   Element parameter_type, gradient_type, state_type;
 };
 
-/// to = from, float32 to bfloat16 or float16, up or down at random.
+/// to = from, float32 to bfloat16, float16 or E4M3, up or down at random.
 struct RoundArgs {
   const float* from;
   void* to;

@@ -169,23 +169,25 @@ TEST_P(EveryIsa, Float32EqualsTheReference) {
   }
 }
 
-TEST_P(EveryIsa, Bfloat16EqualsTheReference) {
+TEST_P(EveryIsa, SixteenBitsEqualTheReference) {
   const IsaScope scope(GetParam());
-  for (const Case& c : all_cases()) {
-    SCOPED_TRACE(c.name);
-    Tensors rounded, exact;
-    for (const auto& x : c.inputs) {
-      rounded.push_back(x.to(at::kBFloat16));
-      exact.push_back(rounded.back().to(at::kDouble));
-    }
-    const auto got = run(c.fused, rounded);
-    const auto want = run(c.plain, exact);
-    const auto plain = run(c.plain, rounded);
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type());
-      EXPECT_LE(relative_error(got[i], want[i]),
-                std::max(0.006, 1.5 * relative_error(plain[i], want[i])))
-          << "output " << i;
+  for (const auto& [dtype, bound] : {std::pair(at::kBFloat16, 0.006), {at::kHalf, 0.0008}}) {
+    for (const Case& c : all_cases()) {
+      SCOPED_TRACE(c.name);
+      Tensors rounded, exact;
+      for (const auto& x : c.inputs) {
+        rounded.push_back(x.to(dtype));
+        exact.push_back(rounded.back().to(at::kDouble));
+      }
+      const auto got = run(c.fused, rounded);
+      const auto want = run(c.plain, exact);
+      const auto plain = run(c.plain, rounded);
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type());
+        EXPECT_LE(relative_error(got[i], want[i]),
+                  std::max(bound, 1.5 * relative_error(plain[i], want[i])))
+            << dtype << ", output " << i;
+      }
     }
   }
 }
@@ -520,7 +522,7 @@ TEST_P(DividedVocabularyTest, PartsMakeTheWholeOne) {
   EXPECT_LE(relative_error(of_weight, whole.grad().to(at::kFloat)), tolerance);
 }
 INSTANTIATE_TEST_SUITE_P(Dtypes, DividedVocabularyTest,
-                         ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16),
+                         ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                                             ::testing::Bool(), ::testing::Bool()));
 
 // The head's weight also embeds the tokens: autograd's own gradient and ours meet in one buffer.

@@ -76,13 +76,7 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
                     "layer_norm: expected weight and bias [", x.dim() >= 1 ? x.size(-1) : 0,
                     "], got ", weight.sizes(), " and ", bias.sizes());
   if (!can_fuse({x, weight, bias}) || x.numel() == 0) {
-    if (!x.is_cpu() || x.scalar_type() != at::kHalf) {
-      return at::layer_norm(x, weight.sizes(), weight, bias, eps);
-    }
-    // LibTorch would sum the gradients of weight and bias in float16.
-    return at::layer_norm(x.to(at::kFloat), weight.sizes(), weight.to(at::kFloat),
-                          bias.to(at::kFloat), eps)
-        .to(at::kHalf);
+    return at::layer_norm(x, weight.sizes(), weight, bias, eps);
   }
   return autograd::apply<LayerNorm>(x.contiguous(), weight.contiguous(), bias.contiguous(), eps,
                                     norm_result(x));

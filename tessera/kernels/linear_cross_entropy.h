@@ -60,9 +60,9 @@ struct LinearCrossEntropyOptions {
 /// The gradients are computed with the loss, while a chunk's logits are at hand (as in Hsu et al.,
 /// Liger Kernel, 2024); backward only hands them out, times its incoming gradient if that is not 1.
 /// Memory: chunk_rows * V floats, N * D for the gradient of hidden, V * D for the weight's unless
-/// `weight_gradient` is given. Without grad mode: the loss only. bfloat16: logits, softmax and the
+/// `weight_gradient` is given. Without grad mode: the loss only. 16 bits: logits, softmax and the
 /// sum of the weight's gradient are in float32. Under autocast the products take its dtype, with
-/// the weight cast once (kernels/autocast.h) and its gradient in float32. float32 and bfloat16 run
+/// the weight cast once (kernels/autocast.h) and its gradient in float32. float32 and 16 bits run
 /// kernels of our own (fused.h); other dtypes LibTorch's operators, in the same chunks. The result does not depend on the number of threads.
 ///
 /// Throws c10::IndexError naming the position if a target is neither ignore_index nor in [0, V);

@@ -10,7 +10,7 @@ namespace tessera::kernels {
 
 /// weight * (x / sqrt(mean(x^2) + eps)) over the last dimension, the quotient rounded to x's dtype
 /// first, as Hugging Face's Llama does. x [.., D], weight [D] of the same dtype; under autocast to
-/// bfloat16 the result of float32 is bfloat16, rounded as the next product would. Saves x and one
+/// 16 bits the result of float32 is in them, rounded as the next product would. Saves x and one
 /// float32 per row. The weight's gradient is summed in float32 over fixed groups of rows, so that
 /// it does not depend on the number of threads, and added unrounded to a .grad() that is there
 /// (autograd/gradient_sink.h). Not twice differentiable (the plain version, for float64, is). Throws c10::ValueError if weight is not [D].

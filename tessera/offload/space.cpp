@@ -1,11 +1,10 @@
 #include "tessera/offload/space.h"
 
-#include <time.h>
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -17,14 +16,10 @@ namespace tessera::offload {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr std::chrono::milliseconds kBetweenTurns{1};
 constexpr int kMostTries = 8;  // of a block that comes in parts, or not for now
 
-/// What this thread took so far.
-double processor_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
+std::atomic<int> waiting_for_any = 0;  // in wait() of all spaces
 
 uint64_t checksum_of(const std::byte* data, int64_t bytes) {
   return XXH3_64bits(data, static_cast<size_t>(bytes));
@@ -130,8 +125,12 @@ void Space::wait(const Ticket& ticket) {
   const auto begin = Clock::now();
   // Each piece has its deadline; beyond that the thread itself is stuck in the kernel.
   const std::chrono::duration<double> most(2 * options_.timeout_seconds);
-  while (ticket->left > 0 && failure_.empty()) {
-    if (ended_.wait_for(lock, most) == std::cv_status::no_timeout) continue;
+  ++num_waiting_, ++waiting_for_any;
+  auto heard = std::cv_status::no_timeout;
+  while (ticket->left > 0 && failure_.empty() && heard == std::cv_status::no_timeout)
+    heard = ended_.wait_for(lock, most);
+  --num_waiting_, --waiting_for_any;
+  if (heard == std::cv_status::timeout) {
     throw SystemError(fmt::format("rank {}: offload: the system took nothing in {} s",
                                   options_.rank, most.count()));
   }
@@ -146,6 +145,11 @@ bool Space::is_done(const Ticket& ticket) const {
 
 bool Space::is_writing(const Ticket& ticket) const {
   return ticket && ticket->writes && !is_done(ticket);
+}
+
+bool Space::is_waited_for() const {
+  const std::lock_guard lock(mutex_);
+  return num_waiting_ > 0;
 }
 
 int64_t Space::bytes_of_block(int64_t offset) const {
@@ -182,6 +186,7 @@ void Space::work() {
           const auto none_waits = [this] { return reads_.empty() && writes_.empty(); };
           asked_.wait(lock, [&] { return stopping_ || !none_waits(); });
           if (stopping_ && (none_waits() || !failure_.empty())) return;
+          if (writes_.empty() && !may_read()) asked_.wait_for(lock, kBetweenTurns);
         }
         if (!failure_.empty()) return;
       }
@@ -204,15 +209,18 @@ void Space::work() {
   }
 }
 
+/// Is it this one's turn, or is another waited for?
+bool Space::may_read() const { return num_waiting_ > 0 || stopping_ || waiting_for_any == 0; }
+
 /// What is to be started next: where reads and writes wait, of that direction of which fewer are under way, so that both go on at once.
 std::optional<Space::Piece> Space::next_waiting() {
   const auto writing = std::ranges::count_if(
       under_way_, [](const auto& entry) { return entry.second.transfer->writes; });
   const std::lock_guard lock(mutex_);
-  const auto read = std::ranges::find_if(reads_, [](const Piece& piece) {
+  const auto read = std::ranges::find_if(reads_, [&](const Piece& piece) {
     auto& after = piece.transfer->after;
     if (after && after->left == 0) after.reset();
-    return !after;
+    return !after && may_read();
   });
   const bool reads_next = writes_.empty() || 2 * writing >= std::ssize(under_way_);
   auto& waiting = reads_next && read != reads_.end() ? reads_ : writes_;
@@ -272,7 +280,6 @@ void Space::finish(const Outcome& outcome) {
   {
     const std::lock_guard lock(mutex_);
     (piece.transfer->writes ? counters_.written_bytes : counters_.read_bytes) += piece.bytes;
-    counters_.processor_seconds = processor_seconds();
     --piece.transfer->left;
   }
   under_way_.erase(outcome.tag);

@@ -37,7 +37,6 @@ struct SpaceOptions {
 struct SpaceCounters {
   int64_t read_bytes = 0, written_bytes = 0;
   double wait_seconds = 0;
-  double processor_seconds = 0;  ///< of the space's own thread, until the last block was moved
 };
 
 /// `bytes` bytes in scratch files, one a folder. A thread of its own keeps `queue_depth` reads and
@@ -47,6 +46,9 @@ struct SpaceCounters {
 /// A read or write that fails, stays short (after some tries) or takes longer than the timeout, and
 /// a block that is not what was written, end it: every call from then on throws SystemError, which
 /// names rank, offset and folder. Any thread may call.
+///
+/// While somebody waits for a space, others of the process that nobody waits for begin no reads: what is
+/// needed comes before what is read ahead.
 class Space {
  public:
   /// Throws as ScratchFile does.
@@ -71,6 +73,7 @@ class Space {
   void wait(const Ticket& ticket);              ///< null: nothing to wait for
   bool is_done(const Ticket& ticket) const;     ///< wait() would not wait
   bool is_writing(const Ticket& ticket) const;  ///< a write that is not done
+  bool is_waited_for() const;
 
   /// Bytes with which the block at `offset` was written last; 0: it never was.
   int64_t bytes_of_block(int64_t offset) const;
@@ -104,6 +107,7 @@ class Space {
   void check_deadlines();
   void fail(const Piece& piece, const std::string& why);
   void fail(std::string why);
+  bool may_read() const;
   std::optional<Piece> next_waiting();
   bool fill_with_zeros(const Piece& piece);
   const ScratchFile& file_of(int64_t block) const;
@@ -120,6 +124,7 @@ class Space {
   std::deque<Piece> reads_, writes_;     // that wait
   std::map<uint64_t, Piece> under_way_;  // by tag
   uint64_t next_tag_ = 0;
+  int num_waiting_ = 0;  // in wait()
   std::vector<Block> blocks_;
   SpaceCounters counters_;
   std::string failure_;

@@ -34,9 +34,8 @@ struct TuneResult {
 /// GB/s.
 struct Speed {
   double read = 0, write = 0;
-  double both = 0;  ///< each way, while as much is read as written
-  double processor_seconds =
-      0;  ///< of a processor, for a GB that is moved: checksums and the system
+  double both = 0;          ///< each way, while as much is read as written
+  int64_t moved_bytes = 0;  ///< in all, by the measurement
 };
 
 /// Of folders as a run has them: writes and reads twice `bytes`, several times where that takes no time,

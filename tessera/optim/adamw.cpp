@@ -61,6 +61,14 @@ void adamw8bit(const Update& update) {
                      {states[2], states[3]}, fused_options(update), slice.copy);
 }
 
+/// That of the first or second state, whose draws are not the parameter's.
+std::optional<kernels::StochasticRounding> rounding_of(
+    const std::optional<kernels::StochasticRounding>& parameter, uint64_t state) {
+  auto rounding = parameter;
+  if (rounding) rounding->seed ^= (state + 1) << 62;
+  return rounding;
+}
+
 /// Some blocks at a time are brought to float32, which stay in the cache.
 void adamw_fp8(const Update& update) {
   constexpr int64_t kBlocksAtOnce = 256;
@@ -78,8 +86,8 @@ void adamw_fp8(const Update& update) {
     if (options.rounding)
       options.rounding->first_position = slice.first_position + first * kStateBlock;
     kernels::adamw(part(slice.parameter), part(slice.gradient), m, v, options, part(slice.copy));
-    kernels::scale_into(m, mean);
-    kernels::scale_into(v, square);
+    kernels::scale_into(m, mean, rounding_of(options.rounding, 0));
+    kernels::scale_into(v, square, rounding_of(options.rounding, 1));
   }
 }
 

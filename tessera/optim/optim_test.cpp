@@ -180,6 +180,32 @@ TEST(Float16, StochasticRoundingConvergesWhereNearestStalls) {
   EXPECT_LT(trained_error(true, torch::kFloat32, torch::kHalf, 2e-4), stalled / 1000);
 }
 
+// Gradients of one size each, from small to the largest of their block: what a moment falls short of them
+// after as many steps as should bring it there, by the mean of all.
+double shortfall(bool stochastic_rounding, const std::string& state, double beta) {
+  const auto sizes = torch::linspace(-6, 0, kStateBlock).exp().repeat({64});
+  const auto parameter = torch::zeros_like(sizes);
+  Optimizer optimizer(
+      {{.parameter = parameter, .gradient = sizes.clone(), .treatment = Treatment::blocks}},
+      {.beta1 = beta, .beta2 = beta, .stochastic_rounding = stochastic_rounding, .seed = 5});
+  for (int step = 0; step < 12 / (1 - beta); ++step) optimizer.step(0);
+  torch::Tensor numbers, factors;
+  for (const auto& [kind, values] : optimizer.states(0)) {
+    if (kind.name.starts_with(state + "_fp")) numbers = values.to(torch::kFloat32);
+    if (kind.name == state + "_factor") factors = values;
+  }
+  const auto moment = (numbers.view({-1, kStateBlock}) * factors.unsqueeze(1)).flatten();
+  const auto wanted = state == "exp_avg" ? sizes : sizes.square();
+  return 1 - (moment / wanted).mean().item<double>();
+}
+
+TEST(Blocks, MomentsRoundedAtRandomArriveWhereNearestStalls) {
+  EXPECT_GT(shortfall(false, "exp_avg", 0.95), 0.2);
+  EXPECT_NEAR(shortfall(true, "exp_avg", 0.95), 0, 0.01);
+  EXPECT_GT(shortfall(false, "exp_avg_sq", 0.999), 0.1);
+  EXPECT_NEAR(shortfall(true, "exp_avg_sq", 0.999), 0, 0.01);
+}
+
 TEST(Bfloat16, StatesAloneCostLittleAccuracy) {
   torch::manual_seed(7);
   const auto start = torch::randn({kSize});
@@ -191,6 +217,27 @@ TEST(Bfloat16, StatesAloneCostLittleAccuracy) {
   const double apart = (full - narrow).norm().item<double>();
   EXPECT_LT(apart, 0.02 * moved);
   EXPECT_GT(apart, 1e-5 * moved);
+}
+
+TEST(Blocks, TheSameBitsHoweverASliceIsDivided) {
+  torch::manual_seed(7);
+  constexpr int64_t kBlocks = 300, kFirst = 257;  // more than are computed at once
+  const auto gradient = torch::randn({kBlocks * kStateBlock});
+  const auto whole = torch::randn({kBlocks * kStateBlock}), parts = whole.clone();
+  const auto slice = [&](const torch::Tensor& parameter, int64_t begin, int64_t end) {
+    const auto of = [&](const torch::Tensor& x) {
+      return x.slice(0, begin * kStateBlock, end * kStateBlock);
+    };
+    return Slice{.parameter = of(parameter),
+                 .gradient = of(gradient).clone(),
+                 .treatment = Treatment::blocks,
+                 .first_position = begin * kStateBlock};
+  };
+  const OptimizerOptions options{.stochastic_rounding = true, .seed = 1};
+  Optimizer one({slice(whole, 0, kBlocks)}, options);
+  Optimizer two({slice(parts, 0, kFirst), slice(parts, kFirst, kBlocks)}, options);
+  for (int i = 0; i < 3; ++i) one.step(1e-2), two.step(1e-2);
+  EXPECT_TRUE(torch::equal(whole, parts));
 }
 
 TEST(Bfloat16, TheSameBitsHoweverASliceIsDivided) {

@@ -30,8 +30,8 @@ struct OptimizerOptions {
       orthogonalise;
   /// The dtype of the optimizer's state: float32, or bfloat16 (on the CPU; adamw only).
   torch::Dtype state_dtype = torch::kFloat32;
-  /// Parameters of 16 bits and bfloat16 states are rounded up or down at random so that the mean is
-  /// exact (kernels/flat.h), which lets small updates count; else to nearest.
+  /// Parameters of 16 bits, bfloat16 states and those of adamw's blocks are rounded up or down at random
+  /// so that the mean is exact (kernels/flat.h), which lets small updates count; else to nearest.
   bool stochastic_rounding = false;
   uint64_t seed = 0;  ///< of the rounding
   /// Of slices whose states are kept on drives.

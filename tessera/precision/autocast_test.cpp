@@ -107,19 +107,21 @@ TEST(Autocast, LinearEqualsLibTorchsAndKeepsAFloat32Gradient) {
 
 TEST(Autocast, RmsNormGivesWhatTheNextProductWouldSee) {
   at::manual_seed(4);
-  auto x = at::randn({33, 40}).requires_grad_(), same_x = x.detach().clone().requires_grad_();
-  auto weight = parameter({40}, 1), same_weight = weight.detach().clone().requires_grad_();
-  const auto grad = at::randn({33, 40}).to(kBFloat16);
-  const Autocast guard(kBFloat16);
-  const auto y = kernels::rms_norm(x, weight, 1e-5);
-  const auto want = kernels::rms_norm_reference(same_x, same_weight, 1e-5).to(kBFloat16);
-  EXPECT_EQ(y.scalar_type(), kBFloat16);
-  EXPECT_LT(relative_error(y, want), 1e-4);  // equal but for ties in float32
-  y.backward(grad);
-  want.backward(grad);
-  EXPECT_EQ(x.grad().scalar_type(), kFloat);
-  EXPECT_LT(relative_error(x.grad(), same_x.grad()), 1e-5);
-  EXPECT_LT(relative_error(weight.grad(), same_weight.grad()), 1e-5);
+  for (const auto dtype : {kBFloat16, kHalf}) {
+    auto x = at::randn({33, 40}).requires_grad_(), same_x = x.detach().clone().requires_grad_();
+    auto weight = parameter({40}, 1), same_weight = weight.detach().clone().requires_grad_();
+    const auto grad = at::randn({33, 40}).to(dtype);
+    const Autocast guard(dtype);
+    const auto y = kernels::rms_norm(x, weight, 1e-5);
+    const auto want = kernels::rms_norm_reference(same_x, same_weight, 1e-5).to(dtype);
+    EXPECT_EQ(y.scalar_type(), dtype);
+    EXPECT_LT(relative_error(y, want), 1e-4);  // equal but for ties in float32
+    y.backward(grad);
+    want.backward(grad);
+    EXPECT_EQ(x.grad().scalar_type(), kFloat);
+    EXPECT_LT(relative_error(x.grad(), same_x.grad()), 1e-5);
+    EXPECT_LT(relative_error(weight.grad(), same_weight.grad()), 1e-5);
+  }
 }
 
 TEST(Autocast, LossIsThatOfBfloat16ProductsWithAFloat32Gradient) {
@@ -174,12 +176,14 @@ TEST(Autocast, LayersTrainInFloat32Gradients) {
     return result;
   };
   const auto want = gradients();
-  const Autocast guard(kBFloat16);
-  const auto got = gradients();
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].scalar_type(), kFloat);
-    EXPECT_LT(relative_error(got[i], want[i]), 2e-2) << i;
-    EXPECT_GT(relative_error(got[i], want[i]), 1e-5) << i;  // it did run in 16 bits
+  for (const auto& [dtype, bound] : {std::pair(kBFloat16, 2e-2), {kHalf, 3e-3}}) {
+    const Autocast guard(dtype);
+    const auto got = gradients();
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].scalar_type(), kFloat);
+      EXPECT_LT(relative_error(got[i], want[i]), bound) << i;
+      EXPECT_GT(relative_error(got[i], want[i]), 1e-5) << i;  // it did run in 16 bits
+    }
   }
 }
 

@@ -20,7 +20,7 @@ constexpr double kGb = 1e9, kMib = 1 << 20;
 /// What drives do ahead of those who ask for it, in seconds of theirs; no more than buffers hold.
 struct Ahead {
   double seconds = 0, most = 0;
-  double processor = 0;  ///< share of one that computes, while they do
+  double lost = 0;  ///< share of a rank's computing, while they do
 
   double fill(double room) {
     const double taken = std::clamp(most - seconds, 0.0, room);
@@ -35,7 +35,7 @@ class Timeline {
   /// The first ones are served first.
   explicit Timeline(std::vector<Ahead*> ahead) : ahead_(std::move(ahead)) {}
 
-  /// The rank computes, longer for what drives take of its processors meanwhile.
+  /// The rank computes, longer for what it loses to drives meanwhile.
   void compute(double seconds) {
     constexpr double kNothing = 1e-9;
     for (; seconds > kNothing; seconds = go_on(seconds)) {
@@ -52,8 +52,7 @@ class Timeline {
     computed_ += computing;
     const double left = elapsed - std::max(0.0, transfer - of.seconds);
     of.seconds = std::max(0.0, of.seconds - transfer);
-    go_on(
-        left);  // what it takes of processors is left out: an update is short beside its transfers
+    go_on(left);  // what it loses is left out: an update is short beside its transfers
   }
 
   /// Written behind by the drives: they do the rest later.
@@ -70,15 +69,15 @@ class Timeline {
   }
 
  private:
-  /// Gives the seconds of a processor that it takes.
+  /// Gives the seconds of computing that are lost to it.
   double go_on(double seconds) {
-    double taken = 0;
+    double lost = 0;
     for (auto* ahead : ahead_) {
       const double busy = ahead->fill(seconds);
       seconds -= busy;
-      taken += busy * ahead->processor;
+      lost += busy * ahead->lost;
     }
-    return taken;
+    return lost;
   }
 
   std::vector<Ahead*> ahead_;
@@ -168,8 +167,8 @@ class StepRun {
       memory_of_states -= part;
     }
     for (auto* ahead : {&slices_.ahead, &gradients_.ahead, &activations_})
-      ahead->processor = speed.processor_seconds * speed.read;
-    states_.processor = speed.processor_seconds * 2 * speed.both;
+      ahead->lost = speed.seconds_lost * speed.read;
+    states_.lost = speed.seconds_lost * 2 * speed.both;
     add_exchange(computing.exchange);
     const double for_states = memory_of_states - slices_.memory() - gradients_.memory();
     states_.most =
@@ -321,8 +320,8 @@ std::vector<std::string> step_lines(const DriveTraffic& traffic, const DriveSpee
   auto drives = fmt::format(
       "a rank's drives, measured: {:.2f} GB/s read, {:.2f} written, {:.2f} each way at once",
       speed.read, speed.write, speed.both);
-  if (speed.processor_seconds > 0)
-    drives += fmt::format("; {:.2f} s of a processor for each GB", speed.processor_seconds);
+  if (speed.seconds_lost >= 0.005)
+    drives += fmt::format("; {:.2f} s of computing lost for each GB", speed.seconds_lost);
   lines.push_back(std::move(drives));
   lines.push_back(
       fmt::format("a step takes about {}: computing {} ({} of it updates), transfers {}, {} of "

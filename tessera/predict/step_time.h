@@ -14,9 +14,8 @@ namespace tessera::predict {
 /// GB/s of a rank's drives, while all ranks use theirs.
 struct DriveSpeed {
   double read = 0, write = 0;
-  double both = 0;  ///< each way, while as much is read as written
-  /// What a GB that is moved takes of the processors that compute; 0: others are free for it.
-  double processor_seconds = 0;
+  double both = 0;          ///< each way, while as much is read as written
+  double seconds_lost = 0;  ///< of a rank's computing, for a GB that is moved meanwhile
 };
 
 /// What a rank's computing takes, as measured with nothing on drives.
@@ -40,7 +39,7 @@ struct StepTime {
 
 /// A step in the steady state: units run one after the other, and what buffers have room for is read
 /// ahead and written behind meanwhile. Drives move at one speed, and one thing at a time. What they take of
-/// the processors that compute is added to that: threads wait for the one that lags. `traffic`: of that rank.
+/// computing is added to that. `traffic`: of that rank.
 StepTime step_time(const config::RunConfig& config, const plan::RankPlan& rank,
                    const DriveTraffic& traffic, const DriveSpeed& speed,
                    const ComputeSpeed& computing, double bubble = 0);

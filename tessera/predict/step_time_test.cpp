@@ -93,13 +93,13 @@ TEST(StepTime, SlicesAreWaitedForWherePassesTakeLess) {
   EXPECT_LT(job.time().seconds, time.seconds);
 }
 
-// Half a processor while drives move: beside passes, which are most of what hides them, and no longer once buffers are full.
-TEST(StepTime, DrivesTakeOfTheProcessorsThatCompute) {
+// A quarter of a second for each GB, half of the computing while drives move: beside passes, which are most of what hides them, and no longer once buffers are full.
+TEST(StepTime, DrivesTakeOfComputing) {
   TimedJob job;
   job.config.offload.host_memory = 1024;
   job.computing.layers.block = 1;
   const auto free = job.time();
-  job.speed.processor_seconds = 0.25;
+  job.speed.seconds_lost = 0.25;
   const auto shared = job.time();
   EXPECT_NEAR(shared.seconds - free.seconds, 0.45 * job.states(), 0.05 * job.states());
   EXPECT_NEAR(shared.compute_seconds - free.compute_seconds, shared.seconds - free.seconds, 1e-9);
@@ -116,11 +116,11 @@ TEST(StepTime, LinesSayWhatBoundsAStep) {
   const DriveTraffic traffic{.stored = 40e9, .read_for_update = 24e9, .written = 24e9};
   const StepTime time{
       .seconds = 32, .compute_seconds = 12, .update_seconds = 2, .transfer_seconds = 24};
-  EXPECT_THAT(step_lines(traffic, {.read = 4, .write = 2, .both = 1, .processor_seconds = 0.3},
-                         time, /*tokens=*/1000,
+  EXPECT_THAT(step_lines(traffic, {.read = 4, .write = 2, .both = 1, .seconds_lost = 0.3}, time,
+                         /*tokens=*/1000,
                          /*num_ranks=*/2),
               ElementsAre(HasSubstr("4.00 GB/s read, 2.00 written, 1.00 each way at once; 0.30 s "
-                                    "of a processor for each GB"),
+                                    "of computing lost for each GB"),
                           HasSubstr("a step takes about 32.0 s: computing 12.0 s (2.0 s of it "
                                     "updates), transfers 24.0 s, 20.0 s of them waited for; the "
                                     "drives bound it"),

@@ -1,16 +1,16 @@
 #include "tessera/train/preflight.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <future>
 #include <iterator>
 #include <limits>
 
-#include "tessera/base/machine.h"
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
 #include "tessera/models/adapter.h"
@@ -58,25 +58,47 @@ std::vector<std::string> place_lines(const Run& run, const offload::Space& space
   return lines;
 }
 
-/// Do the threads that compute, of all ranks if they are here, leave a processor to others?
-bool leaves_processors(const Run& run) {
-  return at::get_num_threads() * run.world.size() < this_machine().num_cores;
+/// Seconds that a rank's threads lose to each GB that `move` moves: they multiply matrices meanwhile.
+double seconds_lost(const std::function<offload::Speed()>& move) {
+  constexpr int64_t kSize = 512;  // a few milliseconds
+  constexpr int kProducts = 32;
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const auto a = torch::ones({kSize, kSize}), b = torch::ones({kSize, kSize});
+  auto result = torch::empty({kSize, kSize});
+  torch::mm_out(result, a, b);
+  const auto alone = Clock::now();
+  for (int i = 0; i < kProducts; ++i) torch::mm_out(result, a, b);
+  const double each = seconds_since(alone) / kProducts;
+
+  auto moving = std::async(std::launch::async, move);
+  const auto beside = Clock::now();
+  double useful = 0;
+  for (; moving.wait_for(std::chrono::seconds(0)) != std::future_status::ready; useful += each)
+    torch::mm_out(result, a, b);
+  const double lost = seconds_since(beside) - useful;
+  return std::max(0.0, lost) * 1e9 / static_cast<double>(moving.get().moved_bytes);
 }
 
 /// The slowest rank's.
 predict::DriveSpeed measured_speed(const Run& run, double stored) {
   constexpr int64_t kMostBytes = int64_t{128} << 20;
   const auto options = storage_options(run.config, run.world.rank());
+  const auto measure = [&] {
+    return offload::measure(options.space,
+                            std::clamp(static_cast<int64_t>(stored), int64_t{1}, kMostBytes),
+                            options.host_memory / 4);
+  };
   run.world.barrier();
-  const auto [read, write, both, processor] = offload::measure(
-      options.space, std::clamp(static_cast<int64_t>(stored), int64_t{1}, kMostBytes),
-      options.host_memory / 4);
-  const auto slowest =
-      torch::tensor({read, write, both, leaves_processors(run) ? 0 : -processor}, torch::kFloat64);
+  const auto speed = measure();
+  run.world.barrier();
+  const double lost = run.device.is_cpu() ? seconds_lost(measure) : 0;
+  const auto slowest = torch::tensor({speed.read, speed.write, speed.both, -lost}, torch::kFloat64);
   run.world.all_reduce(slowest, comm::ReduceOp::min).wait();
   const auto* values = slowest.const_data_ptr<double>();
-  return {
-      .read = values[0], .write = values[1], .both = values[2], .processor_seconds = -values[3]};
+  return {.read = values[0], .write = values[1], .both = values[2], .seconds_lost = -values[3]};
 }
 
 /// Seconds of an update of one number in memory.

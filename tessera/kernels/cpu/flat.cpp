@@ -26,8 +26,10 @@ const FlatTable& flat_code() {
 #endif
 }
 
-/// Place of a type in the tables: 0 is float32, 1 bfloat16.
-int place_of(Element type) { return type == Element::bfloat16 ? 1 : 0; }
+/// Place of a type in the tables.
+int place_of(Element type) {
+  return type == Element::float32 ? 0 : type == Element::bfloat16 ? 1 : 2;
+}
 
 }  // namespace
 
@@ -41,7 +43,8 @@ void adamw_on_cpu(const AdamWArgs& given) {
 }
 
 void round_on_cpu(const RoundArgs& args) {
-  const auto run = flat_code().round_stochastically[args.type == Element::float16 ? 1 : 0];
+  const int place = args.type == Element::bfloat16 ? 0 : args.type == Element::float16 ? 1 : 2;
+  const auto run = flat_code().round_stochastically[place];
   parallel_for(0, args.count, kGrain,
                [&](int64_t begin, int64_t end) { run(args.from, args.to, args.bits, begin, end); });
 }

@@ -10,8 +10,6 @@ namespace {
 
 // --- Random bits.
 
-TESSERA_INLINE BitsVec splat_bits(uint32_t x) { return x - BitsVec{}; }
-
 /// Wellons' lowbias32: every input bit flips every output bit with a probability near 1/2.
 TESSERA_INLINE BitsVec mixed(BitsVec x) {
   x ^= x >> 16;
@@ -39,16 +37,29 @@ TESSERA_INLINE Vec rounded_stochastically(Vec v, const Bf16*, BitsVec bits16) {
   return v - v == 0.0f ? rounded : v;  // infinity and NaN as they are
 }
 
-/// The same to a float16: adds 13 random bits, to subnormals a part of their step of 2^-24.
+/// `size` up or down at random to a number without the last kDropped bits of its mantissa: adds that many
+/// random bits, and to what is below 2^kSmallest, the smallest normal number, a part of a subnormal's step.
+template <int kDropped, int kSmallest>
+TESSERA_INLINE BitsVec rounded_up_or_down(BitsVec size, BitsVec random) {
+  constexpr uint32_t kSmallestBits = (127 + kSmallest) << 23;
+  constexpr float kStep = __builtin_bit_cast(float, kSmallestBits - ((23 - kDropped) << 23));
+  const Vec up = __builtin_convertvector((IntVec)random, Vec) * (1.0f / (1 << kDropped));
+  const Vec small = size < kSmallestBits ? (Vec)size * (1 / kStep) + up : Vec{};
+  const Vec steps = __builtin_convertvector(__builtin_convertvector(small, IntVec), Vec) * kStep;
+  const BitsVec normal = (size + random) & ~((1u << kDropped) - 1);
+  return size < kSmallestBits ? (BitsVec)steps : normal;
+}
+
 TESSERA_INLINE Vec rounded_stochastically(Vec v, const Half*, BitsVec bits16) {
-  const BitsVec bits13 = bits16 >> 3, rest = (BitsVec)v & 0x7fffffffu;
-  const Vec up = __builtin_convertvector((IntVec)bits13, Vec) * 0x1p-13f;
-  const Vec small = rest < 0x38800000u ? (Vec)rest * 0x1p24f + up : Vec{};
-  const Vec steps = __builtin_convertvector(__builtin_convertvector(small, IntVec), Vec) * 0x1p-24f;
-  const BitsVec normal = (rest + bits13) & 0xffffe000u;
-  const BitsVec finite = rest < 0x38800000u ? (BitsVec)steps : normal;
-  const Vec rounded = (Vec)(finite | ((BitsVec)v & 0x80000000u));
-  return v - v == 0.0f ? rounded : v;
+  const BitsVec size = rounded_up_or_down<13, -14>((BitsVec)v & 0x7fffffffu, bits16 >> 3);
+  return v - v == 0.0f ? (Vec)(size | ((BitsVec)v & 0x80000000u)) : v;
+}
+
+/// What is larger than the largest becomes that.
+TESSERA_INLINE Vec rounded_stochastically(Vec v, const E4M3*, BitsVec bits16) {
+  const Vec bounded = min(abs(v), splat(448.0f));
+  const BitsVec size = rounded_up_or_down<20, -6>((BitsVec)bounded, bits16 << 4);
+  return v == v ? (Vec)(size | ((BitsVec)v & 0x80000000u)) : v;
 }
 
 // --- AdamW.
@@ -177,8 +188,8 @@ extern constexpr FlatTable flat_table = {
       {adamw<float, Bf16, float>, adamw<float, Bf16, Bf16>}},
      {{adamw<Bf16, float, float>, adamw<Bf16, float, Bf16>},
       {adamw<Bf16, Bf16, float>, adamw<Bf16, Bf16, Bf16>}}},
-    {round_stochastically<Bf16>, round_stochastically<Half>},
-    {drop<float>, drop<Bf16>},
+    {round_stochastically<Bf16>, round_stochastically<Half>, round_stochastically<E4M3>},
+    {drop<float>, drop<Bf16>, drop<Half>},
     squares_of<float>,
     squares_of<Bf16>,
     squares_of<Half>,

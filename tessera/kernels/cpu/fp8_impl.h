@@ -8,12 +8,8 @@
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 namespace {
 
-using CodesVec = uint8_t __attribute__((vector_size(kWidth)));
-
 template <bool kE5M2>
 inline constexpr Fp8Layout kLayout = kE5M2 ? kE5M2Layout : kE4M3Layout;
-
-TESSERA_INLINE BitsVec splat_bits(uint32_t x) { return x - BitsVec{}; }
 
 /// `v` rounded to nearest even among the numbers of the type, larger ones to the largest; a NaN stays
 /// one. The product that `v` may be is rounded first: bits are taken of it in between.

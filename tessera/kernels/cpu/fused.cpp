@@ -24,12 +24,16 @@ const FusedTables& vector_code() {
 }
 
 const FusedTable& vector_code(Element type) {
-  return type == Element::float32 ? vector_code().float32 : vector_code().bfloat16;
+  return type == Element::float32    ? vector_code().float32
+         : type == Element::bfloat16 ? vector_code().bfloat16
+                                     : vector_code().float16;
 }
 
-/// The norms of `x` with a result of `y`: x's type, or bfloat16 (autocast).
+/// The norms of `x` with a result of `y`: x's type, or one of 16 bits (autocast).
 const NormTable& norms(Element x, Element y) {
-  return x == y ? vector_code(y).norms : vector_code().norms_to_bfloat16;
+  return x == y                   ? vector_code(y).norms
+         : y == Element::bfloat16 ? vector_code().norms_to_bfloat16
+                                  : vector_code().norms_to_float16;
 }
 
 /// The sum over rows, float32 [dim]; `add` adds the rows [begin, end) to sums [dim]. The rows are

@@ -361,6 +361,7 @@ constexpr FusedTable make_table() {
 }  // namespace
 
 extern constexpr FusedTables fused_tables = {make_table<float>(), make_table<Bf16>(),
-                                             kNorms<float, Bf16>};
+                                             make_table<Half>(), kNorms<float, Bf16>,
+                                             kNorms<float, Half>};
 
 }  // namespace tessera::kernels::TESSERA_ISA_NAMESPACE

@@ -1,5 +1,5 @@
 // The vector code of the fused operators behind a table of function pointers: rows [begin, end)
-// each, no threads of its own. `void*` is float or bfloat16, as the table says.
+// each, no threads of its own. `void*` is float, bfloat16 or float16, as the table says.
 #pragma once
 
 #include "tessera/kernels/fused_args.h"
@@ -31,8 +31,10 @@ struct FusedTable {
 struct FusedTables {
   FusedTable float32;
   FusedTable bfloat16;
-  /// y and its gradient bfloat16, all else float.
+  FusedTable float16;
+  /// y and its gradient in 16 bits, all else float.
   NormTable norms_to_bfloat16;
+  NormTable norms_to_float16;
 };
 
 namespace generic {

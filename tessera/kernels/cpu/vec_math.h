@@ -32,6 +32,7 @@ using Vec = float __attribute__((vector_size(kWidth * 4)));
 using IntVec = int32_t __attribute__((vector_size(kWidth * 4)));
 using BitsVec = uint32_t __attribute__((vector_size(kWidth * 4)));
 using HalfBitsVec = uint16_t __attribute__((vector_size(kWidth * 2)));
+using CodesVec = uint8_t __attribute__((vector_size(kWidth)));
 
 /// A bfloat16 in memory: the upper half of a float.
 struct Bf16 {
@@ -41,12 +42,17 @@ struct Bf16 {
 struct Half {
   uint16_t bits;
 };
+/// An 8-bit float in memory, of 3 bits of mantissa and no infinity.
+struct E4M3 {
+  uint8_t code;
+};
 
-// --- Loads and stores: unaligned; float or bfloat16 in memory, float in registers. The partial
+// --- Loads and stores: unaligned; float or less in memory, float in registers. The partial
 // --- ones touch only the first `count` (0 .. kWidth - 1) elements and read zeros for the rest.
 
 TESSERA_INLINE Vec splat(float x) { return x - Vec{}; }
 TESSERA_INLINE IntVec splat_int(int32_t x) { return x - IntVec{}; }
+TESSERA_INLINE BitsVec splat_bits(uint32_t x) { return x - BitsVec{}; }
 
 TESSERA_INLINE Vec load(const float* p) {
   Vec v;
@@ -82,18 +88,42 @@ TESSERA_INLINE void store(Bf16* p, Vec v) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
-/// Keeps what a float16 holds; other numbers lose their last bits. NaN and infinity stay what they are.
+TESSERA_INLINE Vec load(const Half* p) {
+  HalfBitsVec h;
+  __builtin_memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h);
+#else
+  const BitsVec wide = __builtin_convertvector(h, BitsVec), rest = (wide & 0x7fffu) << 13;
+  const BitsVec finite = (BitsVec)((Vec)rest * 0x1p112f);  // subnormals, too
+  return (Vec)((rest >= 0x0f800000u ? rest | 0x7f800000u : finite) | (wide & 0x8000u) << 16);
+#endif
+}
+/// Rounds to nearest even; a NaN stays one.
 TESSERA_INLINE void store(Half* p, Vec v) {
+#if defined(__AVX512F__)
+  const auto h = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#else
   const BitsVec bits = (BitsVec)v, rest = bits & 0x7fffffffu;
-  const Vec small = (Vec)rest * 0x1p24f;  // a subnormal's steps; beyond them it is not looked at
-  const BitsVec steps =
-      (BitsVec) __builtin_convertvector(rest < 0x38800000u ? small : Vec{}, IntVec);
-  const BitsVec normal = (rest - 0x38000000u) >> 13;
+  const BitsVec steps = (BitsVec)((Vec)rest + 0.5f) - 0x3f000000u;  // of a subnormal
+  const BitsVec normal = (rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13;
   const BitsVec finite = rest < 0x38800000u ? steps : normal;
-  const BitsVec infinite = (v == v) ? (BitsVec)splat_int(0x7c00) : (BitsVec)splat_int(0x7e00);
-  const BitsVec kept = (rest >= 0x47800000u ? infinite : finite) | ((bits >> 16) & 0x8000u);
+  const BitsVec infinite = (v == v) ? splat_bits(0x7c00) : splat_bits(0x7e00);
+  const BitsVec kept = (rest >= 0x477ff000u ? infinite : finite) | ((bits >> 16) & 0x8000u);
   const HalfBitsVec h = __builtin_convertvector(kept, HalfBitsVec);
+#endif
   __builtin_memcpy(p, &h, sizeof h);
+}
+
+/// Numbers that an E4M3 holds, and NaN.
+TESSERA_INLINE void store(E4M3* p, Vec v) {
+  const BitsVec bits = (BitsVec)v, rest = bits & 0x7fffffffu;
+  const Vec small = rest < 0x3c800000u ? (Vec)rest * 0x1p9f : Vec{};  // a subnormal's steps
+  const BitsVec steps = (BitsVec) __builtin_convertvector(small, IntVec);
+  const BitsVec finite = rest < 0x3c800000u ? steps : (rest - 0x3c000000u) >> 20;
+  const BitsVec code = ((v == v) ? finite : splat_bits(0x7f)) | ((bits >> 24) & 0x80u);
+  const CodesVec narrow = __builtin_convertvector(code, CodesVec);
+  __builtin_memcpy(p, &narrow, sizeof narrow);
 }
 
 template <typename T>
@@ -141,12 +171,17 @@ TESSERA_INLINE void for_each_vector(int64_t begin, int64_t end, Body body) {
   if (i < end) body(i, PartOfVector{end - i});
 }
 
-/// `v` as it reads back after a store as T: identity for float, rounded for bfloat16.
+/// `v` as it reads back after a store as T: identity for float, else rounded.
 TESSERA_INLINE Vec rounded_to(Vec v, const float*) { return v; }
 TESSERA_INLINE Vec rounded_to(Vec v, const Bf16*) {
   const BitsVec bits = (BitsVec)v;
   const BitsVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
   return (v == v) ? (Vec)rounded : v;
+}
+TESSERA_INLINE Vec rounded_to(Vec v, const Half*) {
+  Half stored[kWidth];
+  store(stored, v);
+  return load(stored);
 }
 
 // --- Arithmetic.

@@ -2,6 +2,7 @@
 #define TESSERA_ISA_NAMESPACE vec_math_test
 #include "tessera/kernels/cpu/vec_math.h"
 
+#include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +81,39 @@ TEST(VecMath, Bfloat16RoundsToNearestEven) {
   EXPECT_EQ(rounded(std::bit_cast<float>(0x3f808001u)), 0x3f81);
   EXPECT_EQ(rounded(std::numeric_limits<float>::infinity()), 0x7f80);
   EXPECT_EQ(rounded(std::bit_cast<float>(0x7fffffffu)), 0x7fc0);
+}
+
+TEST(VecMath, Float16IsLibTorchs) {
+  // All codes there and back, and what lies on both sides of every place where rounding turns.
+  for (uint32_t code = 0; code < 1 << 16; ++code) {
+    const Half half{static_cast<uint16_t>(code)};
+    Half lanes[kWidth];
+    for (auto& lane : lanes) lane = half;
+    const float value = first(load(lanes));
+    const float want = c10::Half(half.bits, c10::Half::from_bits());
+    if (std::isnan(want)) {
+      EXPECT_TRUE(std::isnan(value)) << code;
+      continue;
+    }
+    ASSERT_EQ(std::bit_cast<uint32_t>(value), std::bit_cast<uint32_t>(want)) << code;
+    if (std::isinf(want)) continue;
+    const uint32_t last = std::bit_cast<uint32_t>(want);
+    const float middle =
+        want + std::ldexp(std::signbit(want) ? -0.5f : 0.5f,
+                          std::max(std::ilogb(want == 0 ? 0x1p-24f : want), -14) - 10);
+    const uint32_t turn = std::bit_cast<uint32_t>(middle);
+    for (const uint32_t bits : {last, last + 1, turn - 1, turn, turn + 1}) {
+      const float x = std::bit_cast<float>(bits);
+      store(lanes, splat(x));
+      ASSERT_EQ(lanes[0].bits, c10::Half(x).x) << x;
+      ASSERT_EQ(first(rounded_to(splat(x), lanes)), static_cast<float>(c10::Half(x))) << x;
+    }
+  }
+  Half lanes[kWidth];
+  store(lanes, splat(std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_TRUE(std::isnan(first(load(lanes))));
+  store(lanes, splat(-1e6f));
+  EXPECT_EQ(first(load(lanes)), -std::numeric_limits<float>::infinity());
 }
 
 }  // namespace

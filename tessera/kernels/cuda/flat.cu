@@ -26,16 +26,30 @@ __device__ inline float rounded_stochastically(float x, const Bf16* /*to*/, uint
   return x - x == 0.0f ? rounded : x;  // infinity and NaN as they are
 }
 
-/// The same to a float16, whose subnormals have a step of 2^-24.
-__device__ inline float rounded_stochastically(float x, const Half* /*to*/, uint32_t bits16) {
-  const uint32_t bits13 = bits16 >> 3, bits = bits_as<uint32_t>(x), rest = bits & 0x7fffffffu;
-  if (x - x != 0.0f) return x;
-  uint32_t rounded = (rest + bits13) & 0xffffe000u;
-  if (rest < 0x38800000u) {
-    const float steps = bits_as<float>(rest) * 0x1p24f + static_cast<float>(bits13) * 0x1p-13f;
-    rounded = bits_as<uint32_t>(static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f);
+/// Without the last kDropped bits of the mantissa; numbers below 2^kSmallest, the smallest normal one, are a
+/// subnormal's steps.
+template <int kDropped, int kSmallest>
+__device__ float rounded_up_or_down(float x, uint32_t random) {
+  constexpr uint32_t kSmallestBits = static_cast<uint32_t>(127 + kSmallest) << 23;
+  const float step = bits_as<float>(kSmallestBits - (static_cast<uint32_t>(23 - kDropped) << 23));
+  const uint32_t bits = bits_as<uint32_t>(x), size = bits & 0x7fffffffu;
+  uint32_t rounded = (size + random) & ~((1u << kDropped) - 1);
+  if (size < kSmallestBits) {
+    const float up = static_cast<float>(random) * (1.0f / (1 << kDropped));
+    const float steps = bits_as<float>(size) * (1 / step) + up;
+    rounded = bits_as<uint32_t>(static_cast<float>(static_cast<int32_t>(steps)) * step);
   }
   return bits_as<float>(rounded | (bits & 0x80000000u));
+}
+
+__device__ inline float rounded_stochastically(float x, const Half* /*to*/, uint32_t bits16) {
+  return x - x == 0.0f ? rounded_up_or_down<13, -14>(x, bits16 >> 3) : x;
+}
+
+/// What is larger than the largest becomes that.
+__device__ inline float rounded_stochastically(float x, const E4M3* /*to*/, uint32_t bits16) {
+  if (x != x) return x;
+  return rounded_up_or_down<20, -6>(fminf(fmaxf(x, -448.0f), 448.0f), bits16 << 4);
 }
 
 __device__ inline float for_store(float x, const float* /*to*/, bool /*stochastic*/, uint32_t) {
@@ -139,9 +153,18 @@ __global__ void add_partial_squares_kernel(const double* partial, int64_t count,
   if (threadIdx.x == 0) *sum = own;
 }
 
+/// What AdamW takes.
 template <typename Body>
-void with_any_type(Element type, Body body) {
-  type == Element::float16 ? body(Half{}) : with_type(type, body);
+void with_wide_type(Element type, Body body) {
+  type == Element::float32 ? body(float{}) : body(Bf16{});
+}
+
+template <typename T>
+void round_to(const RoundArgs& args, Stream stream) {
+  constexpr int kWide = 16 / sizeof(T);
+  const bool wide = aligned(args.from, args.to);
+  launch(wide ? round_kernel<T, kWide> : round_kernel<T, 1>,
+         wide ? blocks_for<kWide>(args.count) : blocks_for<1>(args.count), kFlatThreads, stream, args);
 }
 
 }  // namespace
@@ -149,9 +172,9 @@ void with_any_type(Element type, Body body) {
 void adamw(const AdamWArgs& args, Stream stream) {
   const bool wide =
       aligned(args.parameter, args.gradient, args.exp_avg, args.exp_avg_sq, args.copy);
-  with_type(args.parameter_type, [&](auto parameter) {
-    with_type(args.gradient_type, [&](auto gradient) {
-      with_type(args.state_type, [&](auto state) {
+  with_wide_type(args.parameter_type, [&](auto parameter) {
+    with_wide_type(args.gradient_type, [&](auto gradient) {
+      with_wide_type(args.state_type, [&](auto state) {
         with_width(wide, [&](auto width) {
           constexpr int kWidth = decltype(width)::value;
           launch(adamw_kernel<decltype(parameter), decltype(gradient), decltype(state), kWidth>,
@@ -163,12 +186,11 @@ void adamw(const AdamWArgs& args, Stream stream) {
 }
 
 void round_stochastically(const RoundArgs& args, Stream stream) {
-  with_width(aligned(args.from, args.to), [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    const auto kernel =
-        args.type == Element::float16 ? round_kernel<Half, kWidth> : round_kernel<Bf16, kWidth>;
-    launch(kernel, blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
-  });
+  switch (args.type) {
+    case Element::bfloat16: return round_to<Bf16>(args, stream);
+    case Element::float16: return round_to<Half>(args, stream);
+    default: return round_to<E4M3>(args, stream);
+  }
 }
 
 void drop(const DropArgs& args, Stream stream) {
@@ -189,7 +211,7 @@ int64_t partial_squares(int64_t count) {
 void sum_of_squares(const void* values, Element type, int64_t count, double* partial, double* sum,
                     Stream stream) {
   const int64_t blocks = partial_squares(count);
-  with_any_type(type, [&](auto element) {
+  with_type(type, [&](auto element) {
     using T = decltype(element);
     with_width(aligned(values), [&](auto width) {
       launch(squares_kernel<T, decltype(width)::value>, blocks, kSquareThreads, stream,

@@ -58,25 +58,6 @@ __device__ inline float scale_by(Fp8ScaleRule rule, float largest, float amax) {
 
 // --- Codes.
 
-/// Of a number within the type's range, or NaN: rounded to nearest, ties to even.
-template <bool kE5M2>
-__device__ uint8_t code_of(float x) {
-  constexpr int kMantissa = kE5M2 ? 2 : 3, kBias = kE5M2 ? 15 : 7;
-  constexpr float kSmallestNormal = kE5M2 ? 0x1p-14f : 0x1p-6f;
-  constexpr float kMagic = kE5M2 ? 0x1p7f : 0x1p14f;  // whose last bit is the smallest subnormal
-  const uint32_t sign = (bits_as<uint32_t>(x) >> 24) & 0x80u;
-  const float size = bits_as<float>(bits_as<uint32_t>(x) & 0x7fffffffu);
-  uint32_t code = 0x7f;  // NaN
-  if (size < kSmallestNormal) {
-    code = bits_as<uint32_t>(size + kMagic) - bits_as<uint32_t>(kMagic);
-  } else if (size == size) {
-    constexpr int kDropped = 23 - kMantissa;
-    const uint32_t bits = bits_as<uint32_t>(size) - (static_cast<uint32_t>(127 - kBias) << 23);
-    code = (bits + ((1u << (kDropped - 1)) - 1) + ((bits >> kDropped) & 1u)) >> kDropped;
-  }
-  return static_cast<uint8_t>(sign | code);
-}
-
 /// What a rectangle's numbers are multiplied by; who has its first number tells of it.
 __device__ inline float scale_at(const Fp8CastArgs& args, bool given, float own, float largest,
                                  int64_t row, int64_t column) {
@@ -154,14 +135,7 @@ void cast_from(const Fp8CastArgs& args, Stream stream) {
 }  // namespace
 
 void fp8_cast(const Fp8CastArgs& args, Stream stream) {
-  switch (args.type) {
-    case Element::float32:
-      return cast_from<float>(args, stream);
-    case Element::bfloat16:
-      return cast_from<Bf16>(args, stream);
-    case Element::float16:
-      return cast_from<Half>(args, stream);
-  }
+  with_type(args.type, [&](auto element) { cast_from<decltype(element)>(args, stream); });
 }
 
 }  // namespace tessera::kernels::TESSERA_GPU_NAMESPACE

@@ -77,6 +77,9 @@ struct Bf16 {
 struct Half {
   uint16_t bits;
 };
+struct E4M3 {
+  uint8_t code;
+};
 
 template <typename To, typename From>
 __device__ To bits_as(From from) {
@@ -119,6 +122,26 @@ __device__ inline void from_float(float x, Half& to) {
   to.bits = static_cast<uint16_t>(near | ((bits >> 16) & 0x8000u));
 #endif
 }
+
+/// The code of a number within the range of E4M3 or E5M2, or of NaN: rounded to nearest, ties to even.
+template <bool kE5M2>
+__device__ uint8_t code_of(float x) {
+  constexpr int kMantissa = kE5M2 ? 2 : 3, kBias = kE5M2 ? 15 : 7;
+  constexpr float kSmallestNormal = kE5M2 ? 0x1p-14f : 0x1p-6f;
+  constexpr float kMagic = kE5M2 ? 0x1p7f : 0x1p14f;  // whose last bit is the smallest subnormal
+  const uint32_t sign = (bits_as<uint32_t>(x) >> 24) & 0x80u;
+  const float size = bits_as<float>(bits_as<uint32_t>(x) & 0x7fffffffu);
+  uint32_t code = 0x7f;  // NaN
+  if (size < kSmallestNormal) {
+    code = bits_as<uint32_t>(size + kMagic) - bits_as<uint32_t>(kMagic);
+  } else if (size == size) {
+    constexpr int kDropped = 23 - kMantissa;
+    const uint32_t bits = bits_as<uint32_t>(size) - (static_cast<uint32_t>(127 - kBias) << 23);
+    code = (bits + ((1u << (kDropped - 1)) - 1) + ((bits >> kDropped) & 1u)) >> kDropped;
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+__device__ inline void from_float(float x, E4M3& to) { to.code = code_of<false>(x); }
 
 template <typename T>
 __device__ float rounded_to(float x) {
@@ -208,16 +231,21 @@ int64_t blocks_for(int64_t count) {
 
 template <typename Body>
 void with_type(Element type, Body body) {
-  type == Element::float32 ? body(float{}) : body(Bf16{});
+  switch (type) {
+    case Element::float32:
+      return body(float{});
+    case Element::bfloat16:
+      return body(Bf16{});
+    default:
+      return body(Half{});
+  }
 }
-/// Of a norm's x and y: alike, or float32 and bfloat16 (autocast).
+/// Of a norm's x and y: alike, or float32 and 16 bits (autocast).
 template <typename Body>
 void with_norm_types(Element x, Element y, Body body) {
-  if (x == Element::bfloat16) {
-    body(Bf16{}, Bf16{});
-  } else {
-    with_type(y, [&](auto narrow) { body(float{}, narrow); });
-  }
+  with_type(y, [&](auto narrow) {
+    x == Element::float32 ? body(float{}, narrow) : body(narrow, narrow);
+  });
 }
 template <typename Body>
 void with_width(bool wide, Body body) {
