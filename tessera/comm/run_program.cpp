@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -36,6 +37,7 @@ int run_program(const std::function<int()>& program, const ProgramOptions& optio
   };
   try {
     quieten_libtorch();
+    ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of who writes it
     watch_mapped_files(WhenCut::note);
     return program();
   } catch (const UserError& error) {

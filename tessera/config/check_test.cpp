@@ -218,7 +218,7 @@ TEST(CheckTest, Precisions) {
   EXPECT_EQ(error_of(config), "no error");
   config.precision.reduce = FloatType::fp16;
   EXPECT_EQ(error_of(config),
-            "precision.reduce: expected fp32 or precision.compute bf16, got fp16");
+            "precision.reduce: expected fp32, or precision.compute bf16, got fp16");
   config.precision = {.compute = FloatType::bf16, .autocast = true, .reduce = FloatType::bf16};
   EXPECT_THAT(error_of(config), ::testing::StartsWith("precision.reduce: under autocast"));
 }

@@ -505,7 +505,7 @@ Section offload_section() {
            {kOffloadsToDrives}, {.range = between(2, 1024), .aliases = {"buffer_count"}})
       .add("host_memory", &S::host_memory,
            "MiB of all buffers of a rank, shared by what is on drives", {kOnDrives},
-           {.range = at_least(1), .aliases = {"buffer_size"}})
+           {.range = between(1, 1 << 30), .aliases = {"buffer_size"}})
       .add("block_size", &S::block_size, "KiB of one read or write, a multiple of 4", {kOnDrives},
            {.range = between(4, 1 << 20)})
       .add("queue_depth", &S::queue_depth, "reads and writes at a time on each rank", {kOnDrives},
@@ -513,7 +513,7 @@ Section offload_section() {
       .add("any_file_system", &S::any_file_system, "paths may be in memory (tmpfs) or on a network",
            {kOnDrives})
       .add("io_timeout_seconds", &S::timeout_seconds, "deadline of a read or write", {kOnDrives},
-           {.range = above(0)})
+           {.range = between(0.001, 1e6)})
       .build();
 }
 

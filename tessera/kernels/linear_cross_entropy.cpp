@@ -121,9 +121,18 @@ void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options)
 at::Tensor soften(const at::Tensor& logits, double softcap, bool want_slope) {
   if (softcap == 0) return {};
   at::tanh_(logits.div_(softcap));
-  auto slope = want_slope ? 1 - logits.square() : at::Tensor();
+  auto slope = want_slope ? logits.square().neg_().add_(1) : at::Tensor();
   logits.mul_(softcap);
   return slope;
+}
+
+/// In place; some rows at a time, as numbers of 16 bits are brought to float32 for it.
+void multiply_by_rows(const at::Tensor& gradient, const at::Tensor& slope) {
+  constexpr int64_t kRows = 64;
+  for (int64_t first = 0; first < gradient.size(0); first += kRows) {
+    const int64_t count = std::min(kRows, gradient.size(0) - first);
+    gradient.narrow(0, first, count).mul_(slope.narrow(0, first, count));
+  }
 }
 
 /// What the gradients of all rows go to.
@@ -164,7 +173,7 @@ at::Tensor pass_over(const Problem& problem, const at::Tensor& slopes, const Gra
     } else {
       plain_chunk(chunk, options);
     }
-    if (slope.defined()) gradient.mul_(slope);
+    if (slope.defined()) multiply_by_rows(gradient, slope);
     if (!want_gradient) continue;
     if (want_hidden) multiply(into.of_hidden.narrow(0, first, count), gradient, weight, false);
     if (want_weight) multiply(into.of_weight, gradient.t(), part, into.adds || first > 0);

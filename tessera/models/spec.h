@@ -48,12 +48,13 @@ struct Numbers {
 
 /// What a block keeps for each token; by a rank of tensor parallelism, of which the sizes are.
 struct ActivationNumbers {
-  Numbers kept;         ///< by autograd, without checkpointing, but for what enters
-  Numbers selective;    ///< inputs, results of products, output and log-sum-exp of attention
-  Numbers recomputed;   ///< from those, by the backward of a selective block, but for what enters
-  double products = 0;  ///< that what enters the feed-forward goes into
-  double deferred = 0;  ///< inputs of products, gradients of their results; but for what enters
-  double summed = 0;    ///< float32 numbers that ranks of tensor parallelism sum in a forward
+  Numbers kept;          ///< by autograd, without checkpointing, but for what enters
+  Numbers selective;     ///< inputs, results of products, output and log-sum-exp of attention
+  Numbers recomputed;    ///< from those, by the backward of a selective block, but for what enters
+  double products = 0;   ///< that what enters the feed-forward goes into
+  double deferred = 0;   ///< inputs of products, gradients of their results; but for what enters
+  double summed = 0;     ///< float32 numbers that ranks of tensor parallelism sum in a forward
+  double of_logits = 0;  ///< float32 numbers beside each logit of the head
 };
 
 /// A model_type of config.json that a family reads.

@@ -39,7 +39,6 @@ Space::Space(int64_t bytes, SpaceOptions options) : options_(std::move(options))
     user_error("block_size: expected a multiple of {} bytes, got {}", kPageBytes, block);
   }
   if (options_.paths.empty()) user_error("paths: expected a folder, got none");
-  blocks_.resize(static_cast<size_t>((bytes + block - 1) / block));
   for (const auto& folder : options_.paths) {
     files_.emplace_back(folder, of_a_folder(bytes), options_.any_file_system);
     if (!files_.back().is_direct()) {
@@ -49,6 +48,7 @@ Space::Space(int64_t bytes, SpaceOptions options) : options_(std::move(options))
                       folder.string()));
     }
   }
+  blocks_.resize(static_cast<size_t>((bytes + block - 1) / block));
   std::string why;
   if (options_.use_uring) queue_ = make_uring_queue(options_.queue_depth, why);
   if (!why.empty()) notes_.push_back(fmt::format("io_uring is refused ({}): threads", why));

@@ -27,8 +27,10 @@ int64_t num_buffers(const std::vector<int64_t>& bytes, int64_t host_memory) {
   constexpr int64_t kLeast = 3;
   const int64_t largest = largest_of(bytes), fitting = host_memory / largest;
   if (fitting < kLeast) {
-    user_error("host_memory: expected room for {} of the largest unit's slices ({} each), got {}",
-               kLeast, format_bytes(largest), format_bytes(host_memory));
+    user_error(
+        "host_memory: expected room for {} of the largest unit's slices ({} each), got {} as what "
+        "is on drives shares it; set more",
+        kLeast, format_bytes(largest), format_bytes(host_memory));
   }
   return std::min(fitting, std::max(kLeast, std::ssize(bytes)));
 }

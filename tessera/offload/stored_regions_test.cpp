@@ -81,7 +81,7 @@ TEST_F(StoredRegionsTest, MemoryForFewerThanThreeIsRefused) {
   } catch (const UserError& error) {
     EXPECT_STREQ(error.what(),
                  "host_memory: expected room for 3 of the largest unit's slices (16.0 KiB each), "
-                 "got 40.0 KiB");
+                 "got 40.0 KiB as what is on drives shares it; set more");
   }
 }
 

@@ -57,7 +57,11 @@ double sustained(int64_t bytes, const Pass& pass) {
 
 }  // namespace
 
-Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes) {
+Speed measure(const SpaceOptions& given, int64_t bytes, int64_t memory_bytes) {
+  // A run's parts may be less than a block, and so may its memory.
+  auto options = given;
+  options.block_bytes = std::clamp(memory_bytes / 2 / kBuffers / kPageBytes * kPageBytes,
+                                   int64_t{kPageBytes}, given.block_bytes);
   const int64_t block = options.block_bytes, half = round_up(bytes, block);
   Space space(2 * half, options);
   // Of the half, so that what is read and what is written at once is not the same.

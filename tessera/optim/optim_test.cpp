@@ -206,6 +206,22 @@ TEST(Blocks, MomentsRoundedAtRandomArriveWhereNearestStalls) {
   EXPECT_NEAR(shortfall(true, "exp_avg_sq", 0.999), 0, 0.01);
 }
 
+TEST(Float16, GradientsAreThoseNumbersInFloat32) {
+  torch::manual_seed(7);
+  const auto start = torch::randn({kSize}).to(torch::kHalf);
+  const auto gradient = torch::randn({kSize}).to(torch::kHalf);
+  for (const auto type : {OptimizerType::adamw, OptimizerType::sgd, OptimizerType::lion}) {
+    const auto updated = [&](const torch::Tensor& by) {
+      const auto parameter = start.clone();
+      Optimizer optimizer({{.parameter = parameter, .gradient = by}}, {.type = type});
+      for (int i = 0; i < 3; ++i) optimizer.step(1e-2, /*gradient_scale=*/0.5);
+      return parameter;
+    };
+    EXPECT_TRUE(torch::equal(updated(gradient), updated(gradient.to(torch::kFloat32))));
+    EXPECT_FALSE(torch::equal(updated(gradient), start));
+  }
+}
+
 TEST(Bfloat16, StatesAloneCostLittleAccuracy) {
   torch::manual_seed(7);
   const auto start = torch::randn({kSize});

@@ -51,11 +51,13 @@ const Algorithm& algorithm_of(OptimizerType type, Treatment treatment) {
 
 /// Has it numbers that the kernels do not read?
 bool is_narrow(const Slice& slice) {
-  return slice.parameter.scalar_type() == torch::kHalf || slice.gradient.element_size() == 1;
+  return slice.parameter.scalar_type() == torch::kHalf ||
+         slice.gradient.scalar_type() == torch::kHalf || slice.gradient.element_size() == 1;
 }
 
-/// A gradient of 8 bits in float32, others as they are.
+/// A gradient of 8 bits or float16 in float32, others as they are.
 Tensor readable_gradient(const Slice& slice) {
+  if (slice.gradient.scalar_type() == torch::kHalf) return slice.gradient.to(torch::kFloat32);
   if (slice.gradient.element_size() > 1) return slice.gradient;
   return kernels::from_fp8(slice.gradient, torch::kFloat32, slice.gradient_factor.item<float>());
 }

@@ -40,7 +40,7 @@ struct OptimizerOptions {
 
 /// Part of a flat buffer that one optimizer group owns: 1-D, contiguous, parameter and gradient of
 /// equal length. Arithmetic is in float32; the parameter may be bfloat16 (on the CPU) or float16, the
-/// gradient bfloat16 (on the CPU) or float8.
+/// gradient bfloat16 (on the CPU), float16 or float8.
 struct Slice {
   torch::Tensor parameter, gradient;
   double weight_decay = 0;  ///< decoupled, but added to the gradient in sgd

@@ -82,6 +82,8 @@ class Step {
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
+    rounds_ = device.is_host && config.precision.matmul != Matmul::as_compute;
+    rounded_bytes_ = device.widens_bf16 ? kFloat : 2;
     widens_ = width_ < kFloat && (config.precision.compute == FloatType::fp16 ? device.widens_fp16
                                                                               : device.widens_bf16);
   }
@@ -167,8 +169,21 @@ class Step {
     const double scratch = quantised ? (widens_ ? tokens_ * (dim + ffn) * kFloat : 0)
                                      : std::max(widened(tokens_, dim, ffn, width_),
                                                 widened(dim, tokens_, ffn, gradient_bytes(unit)));
-    const double products = width_ * tokens_ * ffn + scratch;
+    const double products =
+        rounds_ ? rounded_product(unit, dim, ffn) : width_ * tokens_ * ffn + scratch;
     return divides_positions() ? whole_ + std::max(rearranged(), products) : products;
+  }
+
+  /// Its bytes where products of 8 bits are emulated (kernels/fp8_linear.cpp): operands are rounded as a whole, to
+  /// bfloat16 where that is multiplied as such, and a result of another type is in float32 first.
+  double rounded_product(size_t unit, double dim, double ffn) const {
+    const double gradient = tokens_ * dim * rounded_bytes_, weight = dim * ffn * rounded_bytes_;
+    const bool is_result = width_ == kFloat || (width_ == rounded_bytes_ &&
+                                                config_.precision.compute == FloatType::bf16);
+    const double of_input = tokens_ * ffn * (width_ + (is_result ? 0 : kFloat)) + gradient + weight;
+    const double of_weight = gradient + tokens_ * ffn * rounded_bytes_ +
+                             (gradient_bytes(unit) < kFloat ? dim * ffn * kFloat : 0);
+    return std::max(of_input, of_weight);
   }
 
   double gradient_bytes(size_t unit) const {
@@ -215,7 +230,10 @@ class Step {
     const auto dim = static_cast<double>(part_.shape.dim);
     constexpr double kChunkBytes = 32 << 20;  // kernels/linear_cross_entropy.h
     const double rows = std::min(tokens_, std::max(256.0, kChunkBytes / kFloat / vocab));
-    double logits = rows * vocab * (kFloat + (width_ < kFloat ? width_ : 0)) + whole_;
+    const auto numbers =
+        models::spec_of(part_.shape.family).activations(part_.shape, part_.position_ranks);
+    double logits =
+        rows * vocab * (kFloat * (1 + numbers.of_logits) + (width_ < kFloat ? width_ : 0)) + whole_;
     // The head's gradient is summed in float32, beside one that is reduced in less.
     if (part_.trains_head && gradient_bytes(head_) < kFloat) logits += vocab * dim * kFloat;
     // The logits' product, and those of their gradient with the weight and the hidden states.
@@ -289,7 +307,8 @@ class Step {
   double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
   double passing_slice_ = 0;  // the largest of those that go to drives
   double kept_ = 0;
-  bool accumulates_ = false, widens_ = false;
+  double rounded_bytes_ = 0;  // of a number that was rounded to 8 bits
+  bool accumulates_ = false, widens_ = false, rounds_ = false;
   size_t head_ = 0;
 };
 

@@ -140,7 +140,8 @@ void check_blocks(const std::vector<Parameter>& parameters, const parallel::Tens
     if (stripe.of_blocks(optim::kStateBlock, c10::multiply_integers(shape))) continue;
     user_error(
         "parallel.tp: cuts {1} [{2}] inside of a block of {0} numbers whose states share a scale; "
-        "set fewer ranks of tp, or optimizer.type to adamw with precision.optimizer_states fp32",
+        "set fewer ranks of tp, or states of 32 bits: optimizer.type adamw with "
+        "precision.optimizer_states fp32, and no preset that sets another",
         optim::kStateBlock, parameter.name, fmt::join(shape, ", "));
   }
 }

@@ -122,7 +122,9 @@ std::function<void(const std::string&)> told_before_start(const Run& run) {
 /// What a step says beside its figures. UserError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
   const auto& cause = result.without_scale;
-  if (result.skipped && !run.loss_scaler && run.config.train.nonfinite == train::Nonfinite::stop) {
+  // Gradients alone may be those of a scale that is too large.
+  const bool by_scale = run.loss_scaler && std::isfinite(result.loss);
+  if (result.skipped && !by_scale && run.config.train.nonfinite == train::Nonfinite::stop) {
     user_error(
         "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}){}; lower "
         "optimizer.learning_rate, or set train.nonfinite to skip{}",

@@ -354,6 +354,23 @@ TEST(Offload, GradientsOfSeveralTimesTheBuffersAreReadAndWrittenForEachMicroBatc
   });
 }
 
+// A rank alone adds a micro-batch's products to what is there: to what was on drives, too.
+TEST(Offload, GradientsOfARankAloneAreAddedUpAsInMemory) {
+  const SharedFolder folder;
+  on_mesh({.shape = {}}, [&](const mesh::DeviceMesh& mesh) {
+    for (const auto* placement : {"full_shard", "shard_gradients"}) {
+      for (const auto compute : {FloatType::fp32, FloatType::bf16}) {
+        auto job = job_of({placement, {}}, "tiny");
+        job.train.micro_batch = 2;  // three of them
+        job.precision.compute = compute;
+        EXPECT_EQ(losses_of(with_gradients(on_drives(job, folder)), mesh, 6),
+                  losses_of(job, mesh, 6))
+            << placement;
+      }
+    }
+  });
+}
+
 class OtherAxesTest : public ::testing::TestWithParam<mesh::MeshShape> {};
 
 TEST_P(OtherAxesTest, ChangeNoBitEither) {

@@ -147,6 +147,9 @@ class FlatBuffer {
   bool gradient_is_away() const { return gradient_is_away_; }  ///< the drives have this step's
   /// Gives gradient_slice memory, with what was put away.
   void bring_gradient();
+  /// Of a rank alone: what was put away is where the next backward adds to it, and no longer away. Nothing where the
+  /// slice has another type.
+  void add_to_stored_gradient();
   /// The sum of the squares of its numbers.
   double squares_put_away() const { return squares_put_away_; }
   void forget_gradient_slice();

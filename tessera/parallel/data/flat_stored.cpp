@@ -77,6 +77,13 @@ void FlatBuffer::bring_gradient() {
                     bytes_of(gradient_slice.tensor()).begin());
 }
 
+void FlatBuffer::add_to_stored_gradient() {
+  const auto to = own_part(gradient);
+  if (!gradient_is_away_ || to.dtype() != gradient_slice.tensor().dtype()) return;
+  std::ranges::copy(gradient_regions_->read(gradient_region_), bytes_of(to).begin());
+  forget_gradient_slice();
+}
+
 void FlatBuffer::forget_gradient_slice() {
   gradient_slice.free();
   gradient_is_away_ = false;

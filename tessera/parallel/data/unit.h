@@ -127,6 +127,7 @@ class Unit {
   /// Per buffer, under way: a gradient kept in 8 bits, as numbers, that is summed over replicas.
   std::vector<torch::Tensor> replica_numbers_;
   bool reducing_ = false, reduced_ = false, replicated_ = false;
+  bool adds_in_place_ = false;  // the next backward of a rank alone, to what this one left
   UnitTimes times_;
 };
 

@@ -16,6 +16,7 @@ void Unit::begin_gradient() {
       buffer.gradient.allocate_zero();
     }
     buffer.begin_gradient();
+    if (adds_in_place_) buffer.add_to_stored_gradient();
   }
   reduced_ = false;
 }
@@ -68,6 +69,7 @@ void Unit::finish_reduce(double divide_factor) {
   reducing_ = false;
   // A rank alone has no sum to keep apart from the next backward's.
   reduced_ = axes_.all.size() > 1 || axes_.experts.all.size() > 1 || divide_factor != 1;
+  adds_in_place_ = !reduced_;
 }
 
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
@@ -176,7 +178,7 @@ void Unit::forget_gradients() {
   }
   for (auto& tensor : earlier_) tensor.reset();
   for (auto& tensor : replicated_sums_) tensor.reset();
-  reduced_ = replicated_ = false;
+  reduced_ = replicated_ = adds_in_place_ = false;
 }
 
 }  // namespace tessera::parallel
