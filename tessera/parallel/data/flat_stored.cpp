@@ -78,8 +78,9 @@ void FlatBuffer::bring_gradient() {
 }
 
 void FlatBuffer::add_to_stored_gradient() {
+  if (!gradient_is_away_) return;
   const auto to = own_part(gradient);
-  if (!gradient_is_away_ || to.dtype() != gradient_slice.tensor().dtype()) return;
+  if (to.dtype() != gradient_slice.tensor().dtype()) return;
   std::ranges::copy(gradient_regions_->read(gradient_region_), bytes_of(to).begin());
   forget_gradient_slice();
 }
