@@ -338,6 +338,7 @@ void check(const RunConfig& config, const Origins& origins) {
   check_precision(config, place);
   check_units(config, place);
   check_effect(config, origins, place);
+  check_optimizer_states(config, place);
   check_fp8_storage(config, place);
   check_moe(config, place);
   check_offload(config, place);

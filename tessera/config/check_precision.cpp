@@ -17,15 +17,19 @@ std::string instead(const PrecisionSection& section, std::string_view value) {
 
 }  // namespace
 
+void check_optimizer_states(const RunConfig& config, const Place& place) {
+  const auto& precision = config.precision;
+  if (precision.optimizer_states == optim::StateType::fp32 ||
+      config.optimizer.type == optim::OptimizerType::adamw)
+    return;
+  place.error("precision.optimizer_states",
+              "{} are states of adamw, and optimizer.type is {}; set that to adamw, or {}",
+              text_of(precision.optimizer_states), text_of(config.optimizer.type),
+              instead(precision, "fp32"));
+}
+
 void check_fp8_storage(const RunConfig& config, const Place& place) {
   const auto& precision = config.precision;
-  if (precision.optimizer_states != optim::StateType::fp32 &&
-      config.optimizer.type != optim::OptimizerType::adamw) {
-    place.error("precision.optimizer_states",
-                "{} are states of adamw, and optimizer.type is {}; set that to adamw, or {}",
-                text_of(precision.optimizer_states), text_of(config.optimizer.type),
-                instead(precision, "fp32"));
-  }
   if (!precision.has_fp8_weights() && !precision.has_fp8_gradients()) return;
   const bool weights = precision.has_fp8_weights();
   const auto* key = weights ? "precision.weights" : "precision.gradients";

@@ -34,6 +34,8 @@ class Place {
 
 /// In which types a run computes and what it keeps in 16 bits.
 void check_precision(const RunConfig& config, const Place& place);
+/// States that stand in a file or a preset, beside an optimizer of the command line that has none such.
+void check_optimizer_states(const RunConfig& config, const Place& place);
 /// What 8 bits of weights and gradients do not go with.
 void check_fp8_storage(const RunConfig& config, const Place& place);
 /// What a mixture of experts is asked for; of a preset, whether it has some.

@@ -65,8 +65,9 @@ TEST(Dropout, PlainOperatorsDrawTheSameNumbers) {
   const auto x = at::randn({33, 19});
   const auto expected = dropout(x, kProbability, key);
   EXPECT_TRUE(expected.allclose(dropout_reference(x, kProbability, key)));
-  for (const auto dtype : {at::kDouble, at::kHalf})  // what the vector code does not take, and does
+  for (const auto dtype : {at::kDouble, at::kHalf}) {  // in plain operators, and in vector code
     EXPECT_TRUE(expected.ne(0).equal(kept(x.to(dtype), key))) << dtype;
+  }
 }
 
 TEST(Dropout, BackwardDropsTheSame) {

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "tessera/kernels/testing.h"
 
@@ -53,21 +55,25 @@ TEST_P(FlatTest, StochasticRoundingKeepsWhatNeedsNone) {
   EXPECT_TRUE(std::isnan(rounded(at::tensor({NAN}), {}).item<float>()));
 }
 
-TEST_P(FlatTest, StochasticRoundingToFloat16IsUnbiased) {
-  // A quarter of the way to the next float16, among normal numbers, at their smallest and among subnormal ones.
+/// A quarter of the way from numbers of a type to the next ones, `step` further.
+void expect_unbiased(at::ScalarType to, std::initializer_list<std::pair<float, float>> cases) {
   constexpr int64_t kCount = 1 << 18;
-  for (const auto& [low, step] : {std::pair{1.0f, 0x1p-10f},
-                                  {-1536.0f, -1.0f},
-                                  {0x1p-14f, 0x1p-24f},
-                                  {0x3ffp-24f, 0x1p-24f},
-                                  {-0x3p-24f, -0x1p-24f},
-                                  {0.0f, 0x1p-24f}}) {
-    const auto y =
-        rounded(at::full({kCount}, low + step / 4), {.seed = 3}, at::kHalf).to(at::kFloat);
+  for (const auto& [low, step] : cases) {
+    const auto y = rounded(at::full({kCount}, low + step / 4), {.seed = 3}, to).to(at::kFloat);
     const auto up = (y == low + step).sum().item<int64_t>();
     EXPECT_EQ(up + (y == low).sum().item<int64_t>(), kCount) << low;
     EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16)) << low;
   }
+}
+
+// Among normal numbers, at their smallest and among subnormal ones.
+TEST_P(FlatTest, StochasticRoundingToFloat16IsUnbiased) {
+  expect_unbiased(at::kHalf, {{1.0f, 0x1p-10f},
+                              {-1536.0f, -1.0f},
+                              {0x1p-14f, 0x1p-24f},
+                              {0x3ffp-24f, 0x1p-24f},
+                              {-0x3p-24f, -0x1p-24f},
+                              {0.0f, 0x1p-24f}});
 }
 
 TEST_P(FlatTest, StochasticRoundingToFloat16KeepsAllThatItHolds) {
@@ -82,19 +88,12 @@ TEST_P(FlatTest, StochasticRoundingToFloat16KeepsAllThatItHolds) {
 }
 
 TEST_P(FlatTest, StochasticRoundingToE4M3IsUnbiased) {
-  constexpr int64_t kCount = 1 << 18;
-  for (const auto& [low, step] : {std::pair{1.0f, 0x1p-3f},
-                                  {-416.0f, -32.0f},
-                                  {0x1p-6f, 0x1p-9f},
-                                  {0x7p-9f, 0x1p-9f},
-                                  {-0x3p-9f, -0x1p-9f},
-                                  {0.0f, 0x1p-9f}}) {
-    const auto y =
-        rounded(at::full({kCount}, low + step / 4), {.seed = 3}, at::kFloat8_e4m3fn).to(at::kFloat);
-    const auto up = (y == low + step).sum().item<int64_t>();
-    EXPECT_EQ(up + (y == low).sum().item<int64_t>(), kCount) << low;
-    EXPECT_NEAR(static_cast<double>(up), kCount / 4.0, 5 * std::sqrt(kCount * 3.0 / 16)) << low;
-  }
+  expect_unbiased(at::kFloat8_e4m3fn, {{1.0f, 0x1p-3f},
+                                       {-416.0f, -32.0f},
+                                       {0x1p-6f, 0x1p-9f},
+                                       {0x7p-9f, 0x1p-9f},
+                                       {-0x3p-9f, -0x1p-9f},
+                                       {0.0f, 0x1p-9f}});
 }
 
 TEST_P(FlatTest, StochasticRoundingToE4M3KeepsAllThatItHolds) {

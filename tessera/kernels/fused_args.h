@@ -6,6 +6,7 @@
 
 namespace tessera::kernels {
 
+/// Tables of kernels are in this order.
 enum class Element : uint8_t { float32, bfloat16, float16, float8_e4m3 };
 
 /// y = weight * x / rms(x), row by row; with a residual, x + residual (also stored) takes x's

@@ -186,7 +186,10 @@ void Space::work() {
           const auto none_waits = [this] { return reads_.empty() && writes_.empty(); };
           asked_.wait(lock, [&] { return stopping_ || !none_waits(); });
           if (stopping_ && (none_waits() || !failure_.empty())) return;
-          if (writes_.empty() && !may_read()) asked_.wait_for(lock, kBetweenTurns);
+          if (writes_.empty() && !may_read()) {
+            asked_.wait_for(lock, kBetweenTurns);
+            continue;  // the queue has nothing that could end
+          }
         }
         if (!failure_.empty()) return;
       }
@@ -217,11 +220,12 @@ std::optional<Space::Piece> Space::next_waiting() {
   const auto writing = std::ranges::count_if(
       under_way_, [](const auto& entry) { return entry.second.transfer->writes; });
   const std::lock_guard lock(mutex_);
-  const auto read = std::ranges::find_if(reads_, [&](const Piece& piece) {
+  const auto ready = [](const Piece& piece) {
     auto& after = piece.transfer->after;
     if (after && after->left == 0) after.reset();
-    return !after && may_read();
-  });
+    return !after;
+  };
+  const auto read = may_read() ? std::ranges::find_if(reads_, ready) : reads_.end();
   const bool reads_next = writes_.empty() || 2 * writing >= std::ssize(under_way_);
   auto& waiting = reads_next && read != reads_.end() ? reads_ : writes_;
   const auto next = &waiting == &reads_ ? read : writes_.begin();

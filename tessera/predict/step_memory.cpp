@@ -82,8 +82,8 @@ class Step {
     width_ = static_cast<double>(compute_bytes(config.precision));
     whole_ = tokens_ * static_cast<double>(shape.dim) * width_;
     own_ = tokens_ * stream_bytes(config.precision, part);
-    rounds_ = device.is_host && config.precision.matmul != Matmul::as_compute;
-    rounded_bytes_ = device.widens_bf16 ? kFloat : 2;
+    if (device.is_host && config.precision.matmul != Matmul::as_compute)
+      rounded_bytes_ = device.widens_bf16 ? kFloat : 2;
     widens_ = width_ < kFloat && (config.precision.compute == FloatType::fp16 ? device.widens_fp16
                                                                               : device.widens_bf16);
   }
@@ -170,7 +170,7 @@ class Step {
                                      : std::max(widened(tokens_, dim, ffn, width_),
                                                 widened(dim, tokens_, ffn, gradient_bytes(unit)));
     const double products =
-        rounds_ ? rounded_product(unit, dim, ffn) : width_ * tokens_ * ffn + scratch;
+        rounded_bytes_ > 0 ? rounded_product(unit, dim, ffn) : width_ * tokens_ * ffn + scratch;
     return divides_positions() ? whole_ + std::max(rearranged(), products) : products;
   }
 
@@ -307,8 +307,8 @@ class Step {
   double tokens_ = 0, width_ = 0, whole_ = 0, own_ = 0, slices_ = 0, waiting_ = 0;
   double passing_slice_ = 0;  // the largest of those that go to drives
   double kept_ = 0;
-  double rounded_bytes_ = 0;  // of a number that was rounded to 8 bits
-  bool accumulates_ = false, widens_ = false, rounds_ = false;
+  double rounded_bytes_ = 0;  // of a number rounded to 8 bits, where products of them are emulated
+  bool accumulates_ = false, widens_ = false;
   size_t head_ = 0;
 };
 

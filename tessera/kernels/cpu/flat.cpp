@@ -26,10 +26,8 @@ const FlatTable& flat_code() {
 #endif
 }
 
-/// Place of a type in the tables.
-int place_of(Element type) {
-  return type == Element::float32 ? 0 : type == Element::bfloat16 ? 1 : 2;
-}
+/// Place of a type in the tables; of what is rounded to, one less.
+int place_of(Element type) { return static_cast<int>(type); }
 
 }  // namespace
 
@@ -43,8 +41,7 @@ void adamw_on_cpu(const AdamWArgs& given) {
 }
 
 void round_on_cpu(const RoundArgs& args) {
-  const int place = args.type == Element::bfloat16 ? 0 : args.type == Element::float16 ? 1 : 2;
-  const auto run = flat_code().round_stochastically[place];
+  const auto run = flat_code().round_stochastically[place_of(args.type) - 1];
   parallel_for(0, args.count, kGrain,
                [&](int64_t begin, int64_t end) { run(args.from, args.to, args.bits, begin, end); });
 }

@@ -145,11 +145,11 @@ int64_t round(const Fp8RoundArgs& given) {
 // --- Codes.
 
 TESSERA_INLINE void store_codes(uint8_t* p, BitsVec codes) {
-  const CodesVec narrow = __builtin_convertvector(codes, CodesVec);
+  const ByteVec narrow = __builtin_convertvector(codes, ByteVec);
   __builtin_memcpy(p, &narrow, sizeof narrow);
 }
 TESSERA_INLINE BitsVec load_codes(const uint8_t* p) {
-  CodesVec narrow;
+  ByteVec narrow;
   __builtin_memcpy(&narrow, p, sizeof narrow);
   return __builtin_convertvector(narrow, BitsVec);
 }

@@ -12,7 +12,6 @@
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 namespace {
 
-using ByteVec = uint8_t __attribute__((vector_size(kWidth)));
 using SignedByteVec = int8_t __attribute__((vector_size(kWidth)));
 
 TESSERA_INLINE IntVec widened(const uint8_t* bytes) {

@@ -32,7 +32,7 @@ using Vec = float __attribute__((vector_size(kWidth * 4)));
 using IntVec = int32_t __attribute__((vector_size(kWidth * 4)));
 using BitsVec = uint32_t __attribute__((vector_size(kWidth * 4)));
 using HalfBitsVec = uint16_t __attribute__((vector_size(kWidth * 2)));
-using CodesVec = uint8_t __attribute__((vector_size(kWidth)));
+using ByteVec = uint8_t __attribute__((vector_size(kWidth)));
 
 /// A bfloat16 in memory: the upper half of a float.
 struct Bf16 {
@@ -122,7 +122,7 @@ TESSERA_INLINE void store(E4M3* p, Vec v) {
   const BitsVec steps = (BitsVec) __builtin_convertvector(small, IntVec);
   const BitsVec finite = rest < 0x3c800000u ? steps : (rest - 0x3c000000u) >> 20;
   const BitsVec code = ((v == v) ? finite : splat_bits(0x7f)) | ((bits >> 24) & 0x80u);
-  const CodesVec narrow = __builtin_convertvector(code, CodesVec);
+  const ByteVec narrow = __builtin_convertvector(code, ByteVec);
   __builtin_memcpy(p, &narrow, sizeof narrow);
 }
 

@@ -26,7 +26,7 @@ __device__ inline float rounded_stochastically(float x, const Bf16* /*to*/, uint
   return x - x == 0.0f ? rounded : x;  // infinity and NaN as they are
 }
 
-/// Without the last kDropped bits of the mantissa; numbers below 2^kSmallest, the smallest normal one, are a
+/// Up or down to a number without the last kDropped bits of its mantissa; those below 2^kSmallest, the smallest normal one, are a
 /// subnormal's steps.
 template <int kDropped, int kSmallest>
 __device__ float rounded_up_or_down(float x, uint32_t random) {
@@ -164,7 +164,8 @@ void round_to(const RoundArgs& args, Stream stream) {
   constexpr int kWide = 16 / sizeof(T);
   const bool wide = aligned(args.from, args.to);
   launch(wide ? round_kernel<T, kWide> : round_kernel<T, 1>,
-         wide ? blocks_for<kWide>(args.count) : blocks_for<1>(args.count), kFlatThreads, stream, args);
+         wide ? blocks_for<kWide>(args.count) : blocks_for<1>(args.count), kFlatThreads, stream,
+         args);
 }
 
 }  // namespace
@@ -187,9 +188,12 @@ void adamw(const AdamWArgs& args, Stream stream) {
 
 void round_stochastically(const RoundArgs& args, Stream stream) {
   switch (args.type) {
-    case Element::bfloat16: return round_to<Bf16>(args, stream);
-    case Element::float16: return round_to<Half>(args, stream);
-    default: return round_to<E4M3>(args, stream);
+    case Element::bfloat16:
+      return round_to<Bf16>(args, stream);
+    case Element::float16:
+      return round_to<Half>(args, stream);
+    default:
+      return round_to<E4M3>(args, stream);
   }
 }
 
