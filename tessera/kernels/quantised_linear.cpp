@@ -15,6 +15,7 @@
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/quantised.h"
 #include "tessera/kernels/fused.h"
@@ -111,7 +112,7 @@ at::Tensor multiply_panels(const at::Tensor& rows, const Quantised& weight, bool
     for (int64_t i = next++; i < panels.count(); i = next++) {
       const auto panel = panels.make(codes, i * panels.step, space);
       auto result = y.narrow(1, i * panels.step, panel.size(transposed ? 1 : 0));
-      at::mm_out(result, x, transposed ? panel : panel.t());
+      multiply(result, x, transposed ? panel : panel.t(), /*accumulate=*/false);
     }
   });
   return y.to(rows.scalar_type());

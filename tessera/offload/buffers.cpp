@@ -6,6 +6,13 @@
 
 namespace tessera::offload {
 
+int64_t parts_in_memory(int64_t stored_bytes, int64_t part_bytes, int64_t most) {
+  // Enough of them for one that is read and one that is written.
+  constexpr int64_t kLeast = 4;
+  const int64_t for_all = part_bytes == 0 ? 0 : (stored_bytes + part_bytes - 1) / part_bytes;
+  return std::min(most, std::max(kLeast, for_all));
+}
+
 Buffers::Buffers(int64_t space_bytes, const SpaceOptions& options, int64_t count,
                  int64_t buffer_bytes)
     : buffer_bytes_(buffer_bytes),

@@ -46,6 +46,7 @@ std::string why_no_drive(const std::filesystem::path& folder) {
 
 ScratchFile::ScratchFile(const std::filesystem::path& folder, int64_t bytes, bool any_file_system)
     : folder_(folder) {
+  if (folder.empty()) user_error("paths: expected a folder, got an empty name");
   if (const auto why = why_not_writable(folder); !why.empty()) {
     user_error("paths: {}: expected a folder that can be written: {}", folder.string(), why);
   }
@@ -95,7 +96,13 @@ void ScratchFile::grow(int64_t bytes) {
   struct statvfs room {};  // before some of it is taken
   const bool known = ::fstatvfs(fd_, &room) == 0;
   if (::fallocate(fd_, 0, bytes_, bytes - bytes_) != 0) {
-    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+    if (errno == EFBIG) {
+      user_error(
+          "paths: {}: needs a file of {}, more than this process or the file system may have; "
+          "raise the limit (ulimit -f), or name another drive",
+          folder_.string(), format_bytes(bytes));
+    }
+    if (errno == ENOSPC || errno == EDQUOT) {
       user_error(
           "paths: {}: needs {}, free {}; make room, or name another drive", folder_.string(),
           format_bytes(bytes - bytes_),

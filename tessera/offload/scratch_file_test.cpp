@@ -71,6 +71,11 @@ TEST_F(ScratchFileTest, RoomThatIsNotThereIsNamed) {
   EXPECT_THAT(error, HasSubstr("paths: " + folder_.string() + ": needs 4.0 TiB, free "));
 }
 
+TEST_F(ScratchFileTest, NoNameIsNoFolder) {
+  EXPECT_EQ(error_of([] { ScratchFile("", 4096, /*any_file_system=*/true); }),
+            "paths: expected a folder, got an empty name");
+}
+
 TEST_F(ScratchFileTest, AFileIsNoFolder) {
   const auto path = folder_ / "file";
   ::close(::open(path.c_str(), O_CREAT | O_WRONLY, 0600));

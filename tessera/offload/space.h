@@ -37,6 +37,17 @@ struct SpaceOptions {
 struct SpaceCounters {
   int64_t read_bytes = 0, written_bytes = 0;
   double wait_seconds = 0;
+
+  void add(const SpaceCounters& others) {
+    read_bytes += others.read_bytes;
+    written_bytes += others.written_bytes;
+    wait_seconds += others.wait_seconds;
+  }
+  SpaceCounters operator-(const SpaceCounters& before) const {
+    return {.read_bytes = read_bytes - before.read_bytes,
+            .written_bytes = written_bytes - before.written_bytes,
+            .wait_seconds = wait_seconds - before.wait_seconds};
+  }
 };
 
 /// `bytes` bytes in scratch files, one a folder. A thread of its own keeps `queue_depth` reads and

@@ -22,20 +22,25 @@ int64_t largest_of(const std::vector<int64_t>& bytes) {
   return whole_pages(std::ranges::max(bytes));
 }
 
-/// Regions in memory: one at work, one that is written, the others are read ahead.
+/// One at work, one that is written, the others are read ahead.
+constexpr int64_t kLeastRegions = 3;
+
 int64_t num_buffers(const std::vector<int64_t>& bytes, int64_t host_memory) {
-  constexpr int64_t kLeast = 3;
-  const int64_t largest = largest_of(bytes), fitting = host_memory / largest;
-  if (fitting < kLeast) {
+  const int64_t largest = largest_of(bytes);
+  if (host_memory < kLeastRegions * largest) {
     user_error(
         "host_memory: expected room for {} of the largest unit's slices ({} each), got {} as what "
         "is on drives shares it; set more",
-        kLeast, format_bytes(largest), format_bytes(host_memory));
+        kLeastRegions, format_bytes(largest), format_bytes(host_memory));
   }
-  return std::min(fitting, std::max(kLeast, std::ssize(bytes)));
+  return regions_in_memory(std::ssize(bytes), largest, host_memory);
 }
 
 }  // namespace
+
+int64_t regions_in_memory(int64_t num_regions, int64_t largest, int64_t host_memory) {
+  return std::clamp(host_memory / largest, kLeastRegions, std::max(kLeastRegions, num_regions));
+}
 
 StoredRegions::StoredRegions(const std::vector<int64_t>& bytes, const StorageOptions& options)
     : bytes_(bytes),

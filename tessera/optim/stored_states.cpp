@@ -52,11 +52,8 @@ StoredStates::StoredStates(std::vector<Slice> slices, const offload::StorageOpti
     previous = i;
   }
   if (previous) next_slice_[*previous] = *first;
-  // No more memory than there is to keep, but enough of them for one that is read and one that is written.
-  constexpr int64_t kLeast = 4;
-  const int64_t for_all = largest == 0 ? 0 : (stored_bytes() + largest - 1) / largest;
-  const int64_t count = std::min(most, std::max(kLeast, for_all));
-  buffers_ = std::make_unique<offload::Buffers>(end, options.space, count, largest);
+  buffers_ = std::make_unique<offload::Buffers>(
+      end, options.space, offload::parts_in_memory(stored_bytes(), largest, most), largest);
 }
 
 void StoredStates::lay_out(int64_t buffer_bytes, int64_t block_bytes) {

@@ -65,15 +65,14 @@ DriveTraffic drive_traffic(const config::RunConfig& config, const plan::RankPlan
   for (size_t i = 0; i < rank.units.size(); ++i) {
     const auto unit = unit_bytes(rank.units[i], config);
     traffic.stored += unit.on_drives;
-    slices += unit.slices_on_drives;
+    slices += unit.slices.bytes;
     brought += unit.brought_from_drives;
-    if (unit.slices_on_drives > 0) {
-      traffic.read_for_passes +=
-          num_gathers(config, rank.part, rank.units, i) * unit.slices_on_drives;
+    if (unit.slices.count > 0) {
+      traffic.read_for_passes += num_gathers(config, rank.part, rank.units, i) * unit.slices.bytes;
     }
     traffic.read_for_update += unit.updated_on_drives;
     traffic.written += unit.updated_on_drives + unit.copied_to_drives;
-    gradients += unit.gradient_on_drives;
+    gradients += unit.gradients.bytes;
   }
   // What of the memory is for slices holds those used last, with which the next pass begins: each
   // backward goes the other way than the forward before it, and an update the way of a forward.

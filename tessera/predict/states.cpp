@@ -1,11 +1,13 @@
 #include "tessera/predict/states.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <utility>
 
 #include "tessera/config/needs.h"
+#include "tessera/offload/stored_regions.h"
 
 namespace tessera::predict {
 namespace {
@@ -49,16 +51,20 @@ double all_whole(const std::vector<UnitBytes>& units) {
 
 /// Peak bytes of gradients: backward comes to the units in reverse; one unit's whole gradient is
 /// computed while that of the one after it is reduced, and the slices of all that came before stay,
-/// unless they are updated at once.
-double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ranks) {
-  double peak = 0, slices_so_far = 0, to_come = 0, reduced = 0;
+/// unless they go at once: with `updates` all do, else those that go to drives. `adds`: to what the micro-batch before left of all
+/// units.
+double peak_of_backward(const std::vector<UnitBytes>& units, int64_t ranks, bool updates,
+                        bool adds) {
+  double peak = 0, slices_so_far = 0, to_come = 0, reduced = 0, all_slices = 0;
+  for (const auto& unit : units) all_slices += unit.gradients.count > 0 ? 0 : unit.gradient_slice;
   for (size_t i = units.size(); i-- > 0;) {
     const double slice = units[i].gradient_slice, late = units[i].slice_comes_last ? slice : 0;
-    const bool goes = updating_ranks > 0 || units[i].gradient_on_drives > 0;
+    const bool goes = updates || units[i].gradients.count > 0;
     slices_so_far = slice - late + (goes ? 0 : slices_so_far);
-    peak = std::max(peak, units[i].passing_gradients + reduced + slices_so_far);
+    peak =
+        std::max(peak, units[i].passing_gradients + reduced + (adds ? all_slices : slices_so_far));
     slices_so_far += std::exchange(to_come, late);
-    reduced = gradients_on_the_way(units[i], updating_ranks);
+    reduced = gradients_on_the_way(units[i], goes ? ranks : 0);
   }
   return peak;
 }
@@ -67,7 +73,7 @@ double peak_of_backward(const std::vector<UnitBytes>& units, int64_t updating_ra
 void add_stored_slice(const plan::BufferPlan& plan, double share, UnitBytes& unit) {
   const double bytes = share * static_cast<double>(plan.whole_bytes);
   unit.on_drives += bytes;
-  unit.slices_on_drives += bytes;
+  unit.slices.add(bytes);
   if (!plan.trained) return;
   if (plan.master_on_drives) {
     unit.copied_to_drives += bytes;
@@ -77,11 +83,29 @@ void add_stored_slice(const plan::BufferPlan& plan, double share, UnitBytes& uni
   }
 }
 
+/// Bytes of buffers for pieces that come as a whole.
+double buffers_for(const Pieces& pieces, int64_t memory) {
+  if (pieces.count == 0) return 0;
+  const auto largest = static_cast<int64_t>(pieces.largest);
+  return static_cast<double>(offload::regions_in_memory(pieces.count, largest, memory)) *
+         pieces.largest;
+}
+
 }  // namespace
 
-double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks) {
-  if (updating_ranks == 1) return 0;  // it is updated before the backward goes on
-  return unit.passing_gradients + (updating_ranks > 0 ? unit.gradient_slice : 0);
+void Pieces::add(double piece) {
+  if (piece > 0) add({.count = 1, .bytes = piece, .largest = piece});
+}
+
+void Pieces::add(const Pieces& others) {
+  count += others.count;
+  bytes += others.bytes;
+  largest = std::max(largest, others.largest);
+}
+
+double gradients_on_the_way(const UnitBytes& unit, int64_t ranks_of_leaving) {
+  if (ranks_of_leaving == 1) return 0;  // it has left before the backward goes on
+  return unit.passing_gradients + (ranks_of_leaving > 0 ? unit.gradient_slice : 0);
 }
 
 bool backward_reads(const plan::UnitPlan& unit) {
@@ -109,10 +133,9 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
       result.arriving += sent;
     }
     if (plan.slice == plan::Tier::drive) add_stored_slice(plan, share, result);
-    if (plan.master_on_drives) {
-      result.on_drives += share * slice_bytes;
-      result.updated_on_drives += share * slice_bytes;
-    }
+    const double master = plan.master_on_drives ? share * slice_bytes : 0;
+    result.on_drives += master;
+    result.updated_on_drives += master;
     if (!plan.trained) continue;
     (plan.keeps_gradient ? result.kept_gradients : result.passing_gradients) +=
         elements * static_cast<double>(plan.gradient_bytes);
@@ -122,7 +145,7 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
                                    : 0;
       result.slice_comes_last = plan.fp8_gradients;
       if (plan.gradient_on_drives)
-        result.gradient_on_drives += share * static_cast<double>(plan.gradient_slice_bytes);
+        result.gradients.add(share * static_cast<double>(plan.gradient_slice_bytes));
     }
     const auto states = [&](int64_t count, optim::Treatment treatment) {
       return static_cast<double>(count) * optim::state_bytes(config.optimizer.type, treatment,
@@ -138,23 +161,37 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     if (plan.states == plan::Tier::drive) {
       result.on_drives += of_optimizer;
       result.updated_on_drives += of_optimizer;
+      result.states.add(of_optimizer + master);
     }
     if (plan.gradient == plan::Tier::device) result.updated_here = true;
   }
-  result.on_drives += result.gradient_on_drives;
+  result.on_drives += result.gradients.bytes;
   return result;
 }
 
-double buffers_for_drives(const std::vector<UnitBytes>& units, const RunConfig& config) {
-  constexpr double kMib = 1 << 20;
-  double moved = 0;
+bool updated_here(const std::vector<UnitBytes>& units) {
+  return std::ranges::any_of(units, &UnitBytes::updated_here);
+}
+
+DriveBuffers buffers_for_drives(const std::vector<UnitBytes>& units, const RunConfig& config) {
+  Pieces slices, gradients, states;
   for (const auto& unit : units) {
-    if (unit.updated_here) moved += unit.on_drives;
+    slices.add(unit.slices);
+    gradients.add(unit.gradients);
+    states.add(unit.states);
   }
-  double memory = static_cast<double>(config.offload.host_memory) * kMib;
-  if (config::activations_on_drives(config))
-    memory -= static_cast<double>(config::part_of_host_memory(config));
-  return std::min(moved, memory);
+  const int64_t part = config::part_of_host_memory(config);
+  DriveBuffers buffers{.slices = buffers_for(slices, part),
+                       .gradients = buffers_for(gradients, part)};
+  if (states.count == 0) return buffers;
+  double memory = static_cast<double>(config.offload.host_memory << 20) - buffers.bytes();
+  if (config::activations_on_drives(config)) memory -= static_cast<double>(part);
+  const int64_t most = config.offload.buffers;
+  const double bytes = std::min(states.largest, std::max(1.0, memory / static_cast<double>(most)));
+  buffers.parts = offload::parts_in_memory(static_cast<int64_t>(states.bytes),
+                                           static_cast<int64_t>(std::ceil(bytes)), most);
+  buffers.states = static_cast<double>(buffers.parts) * bytes;
+  return buffers;
 }
 
 StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& config,
@@ -168,13 +205,15 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& 
     result.optimizer += unit.optimizer;
     result.on_drives += unit.on_drives;
   }
-  result.optimizer += buffers_for_drives(units, config);
+  if (updated_here(units)) result.optimizer += buffers_for_drives(units, config).bytes();
   // The unit at work and the one that is on the way.
   const bool prefetches =
       section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
   result.gathered += largest_at_once(units, prefetches && section.max_gathered_units > 1);
-  const int64_t updating_ranks = config.optimizer.in_backward ? mesh.data_ranks() : 0;
-  result.gradients += section.pp != 1 ? all_whole(units) : peak_of_backward(units, updating_ranks);
+  const bool adds = config::num_micro_batches(config, mesh) > 1;
+  result.gradients += section.pp != 1 ? all_whole(units)
+                                      : peak_of_backward(units, mesh.data_ranks(),
+                                                         config.optimizer.in_backward, adds);
   return result;
 }
 

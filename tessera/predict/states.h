@@ -9,6 +9,15 @@
 
 namespace tessera::predict {
 
+/// Of a kind, what is on drives in pieces.
+struct Pieces {
+  int64_t count = 0;
+  double bytes = 0, largest = 0;
+
+  void add(double piece);
+  void add(const Pieces& others);
+};
+
 /// Bytes of one unit on the device.
 struct UnitBytes {
   double parameters = 0;                     ///< slices, and copies of them
@@ -17,10 +26,11 @@ struct UnitBytes {
   double kept_gradients = 0, passing_gradients = 0;
   double gradient_slice = 0;      ///< where it is not part of the gradient
   bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
-  double gradient_on_drives = 0;  ///< of the slice: it goes there once that sum is taken
   double optimizer = 0;
   double on_drives = 0;            ///< beside all of these
-  double slices_on_drives = 0;     ///< of that, what each gather reads
+  Pieces slices;                   ///< of that, what each gather reads
+  Pieces gradients;                ///< of slices: they go there once the sum over ranks is taken
+  Pieces states;                   ///< what an update takes part by part
   double updated_on_drives = 0;    ///< what the update reads and writes
   double brought_from_drives = 0;  ///< of both, what it takes as gathers do
   double copied_to_drives = 0;     ///< of the slices, what it writes alone
@@ -32,12 +42,21 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const config::RunConfig& config
 /// beside it.
 bool backward_reads(const plan::UnitPlan& unit);
 
-/// Bytes of the buffers through which the device brings what is on drives: no more than that is.
-double buffers_for_drives(const std::vector<UnitBytes>& units, const config::RunConfig& config);
+/// Memory through which a rank brings what is on drives, in bytes.
+struct DriveBuffers {
+  double slices = 0, gradients = 0, states = 0;
+  int64_t parts = 0;  ///< of states
 
-/// Bytes of a unit's gradients while the backward of the one before it goes on. `updating_ranks`:
-/// those that reduce it, if it is updated once that is done; else 0.
-double gradients_on_the_way(const UnitBytes& unit, int64_t updating_ranks);
+  double bytes() const { return slices + gradients + states; }
+};
+/// Does the device bring it itself, so that they are its memory?
+bool updated_here(const std::vector<UnitBytes>& units);
+DriveBuffers buffers_for_drives(const std::vector<UnitBytes>& units,
+                                const config::RunConfig& config);
+
+/// Bytes of a unit's gradients while the backward of the one before it goes on. `ranks_of_leaving`:
+/// those that reduce it, if it is updated once that is done, or goes to drives; else 0.
+double gradients_on_the_way(const UnitBytes& unit, int64_t ranks_of_leaving);
 
 /// Bytes on this rank, each at the most.
 struct StateBytes {

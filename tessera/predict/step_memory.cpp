@@ -64,14 +64,14 @@ class Step {
       base_.gathered += unit.kept_whole;
       base_.gradients += unit.kept_gradients;
       base_.optimizer += unit.optimizer;
-      if (unit.gradient_on_drives > 0) {
+      if (unit.gradients.count > 0) {
         passing_slice_ = std::max(passing_slice_, unit.gradient_slice);
       } else if (!in_backward()) {
         slices_ += unit.gradient_slice;
       }
       if (pipeline()) waiting_ += unit.passing_gradients;
     }
-    base_.optimizer += buffers_for_drives(bytes_, config);
+    if (updated_here(bytes_)) base_.optimizer += buffers_for_drives(bytes_, config).bytes();
     for (size_t unit = 0; unit < units.size(); ++unit) {
       if (units[unit].predicts) head_ = unit;
     }
@@ -280,8 +280,8 @@ class Step {
       note("backward", {.gradients = gradients, .activations = kept_ + beside});
       gathered_.release(unit);
       if (pipeline()) continue;
-      reduced = gradients_on_the_way(bytes_[unit], in_backward() ? part_.mesh.data_ranks() : 0);
-      const bool stays = !in_backward() && bytes_[unit].gradient_on_drives == 0;
+      const bool stays = !in_backward() && bytes_[unit].gradients.count == 0;
+      reduced = gradients_on_the_way(bytes_[unit], stays ? 0 : part_.mesh.data_ranks());
       if (!accumulates_ && stays) slices += bytes_[unit].gradient_slice;
     }
   }

@@ -15,7 +15,7 @@
 namespace tessera::predict {
 namespace {
 
-constexpr double kGb = 1e9, kMib = 1 << 20;
+constexpr double kGb = 1e9;
 
 /// What drives do ahead of those who ask for it, in seconds of theirs; no more than buffers hold.
 struct Ahead {
@@ -91,16 +91,14 @@ class Regions {
   Regions(std::vector<double> bytes, double memory, double gb_a_second) : bytes_(std::move(bytes)) {
     const double largest = std::ranges::max(bytes_);
     if (largest == 0) return;
-    const auto all = static_cast<double>(bytes_.size());
-    count_ = static_cast<size_t>(std::clamp(memory / largest, kLeast, std::max(kLeast, all)));
-    memory_ = static_cast<double>(count_) * largest;
+    count_ = static_cast<size_t>(std::lround(memory / largest));
     seconds_of_byte_ = 1 / kGb / gb_a_second;
-    const double mean = std::accumulate(bytes_.begin(), bytes_.end(), 0.0) / all;
+    const double mean =
+        std::accumulate(bytes_.begin(), bytes_.end(), 0.0) / static_cast<double>(bytes_.size());
     ahead.most = (static_cast<double>(count_) - 2) * mean * seconds_of_byte_;
   }
 
   Ahead ahead;
-  double memory() const { return memory_; }
 
   /// Seconds of reading a unit's, 0 if it is there.
   double use(size_t unit) {
@@ -114,10 +112,8 @@ class Regions {
   }
 
  private:
-  static constexpr double kLeast = 3;  // one at work, one that is written, one that comes
-
   std::vector<double> bytes_;
-  double memory_ = 0, seconds_of_byte_ = 0;
+  double seconds_of_byte_ = 0;
   size_t count_ = 0;
   std::deque<size_t> kept_;
 };
@@ -148,31 +144,29 @@ class StepRun {
   StepRun(const config::RunConfig& config, const plan::RankPlan& rank, const DriveTraffic& traffic,
           const DriveSpeed& speed, const ComputeSpeed& computing)
       : config_(config), rank_(rank) {
+    std::vector<UnitBytes> units;
     std::vector<double> slices, gradients;
     for (size_t i = 0; i < rank.units.size(); ++i) {
-      const auto bytes = unit_bytes(rank.units[i], config);
-      slices.push_back(bytes.slices_on_drives);
-      gradients.push_back(bytes.gradient_on_drives);
+      const auto& bytes = units.emplace_back(unit_bytes(rank.units[i], config));
+      slices.push_back(bytes.slices.bytes);
+      gradients.push_back(bytes.gradients.bytes);
       units_.push_back(unit_time(i, bytes, speed, computing));
     }
-    const double memory = static_cast<double>(config.offload.host_memory) * kMib;
-    const auto part = static_cast<double>(config::part_of_host_memory(config));
-    double memory_of_states = memory;
-    slices_ = Regions(std::move(slices), part, speed.read);
-    gradients_ = Regions(std::move(gradients), part, speed.read);
-    const auto buffers = static_cast<double>(config.offload.buffers);
+    const auto buffers = buffers_for_drives(units, config);
+    slices_ = Regions(std::move(slices), buffers.slices, speed.read);
+    gradients_ = Regions(std::move(gradients), buffers.gradients, speed.read);
     if (traffic.activations > 0) {
       add_activations(traffic, speed);
+      const auto part = static_cast<double>(config::part_of_host_memory(config));
       activations_.most = part / kGb / speed.read;
-      memory_of_states -= part;
     }
     for (auto* ahead : {&slices_.ahead, &gradients_.ahead, &activations_})
       ahead->lost = speed.seconds_lost * speed.read;
     states_.lost = speed.seconds_lost * 2 * speed.both;
     add_exchange(computing.exchange);
-    const double for_states = memory_of_states - slices_.memory() - gradients_.memory();
-    states_.most =
-        (buffers - 2) * mean_part(std::max(1.0, for_states / buffers) / kGb / speed.both);
+    const auto parts = static_cast<double>(buffers.parts);
+    if (parts > 0)
+      states_.most = (parts - 2) * mean_part(buffers.states / parts / kGb / speed.both);
   }
   StepRun(const StepRun&) = delete;
   StepRun& operator=(const StepRun&) = delete;
@@ -201,7 +195,7 @@ class StepRun {
         .states = (bytes.updated_on_drives - bytes.brought_from_drives) / kGb / speed.both,
         .slice_write = (bytes.copied_to_drives + bytes.brought_from_drives) / kGb / speed.write *
                        share_of_write(speed),
-        .gradient_write = bytes.gradient_on_drives / kGb / speed.write * share_of_write(speed),
+        .gradient_write = bytes.gradients.bytes / kGb / speed.write * share_of_write(speed),
         .backward_reads = backward_reads(unit),
         .updates_slice = bytes.brought_from_drives > 0};
     time.forward = seconds * share_of_forward(config_);

@@ -21,18 +21,21 @@ using Json = nlohmann::ordered_json;  // keeps the order of keys; writes NaN and
 
 constexpr const char* kExpertTokens = "moe/tokens";
 constexpr const char* kFp8 = "fp8";
+constexpr const char* kDriveWait = "drive_wait_seconds";
 
 Json step_json(const StepRecord& record) {
-  return {{"step", record.step},
-          {"loss", record.loss},
-          {"grad_norm", record.grad_norm},
-          {"learning_rate", record.learning_rate},
-          {"step_seconds", record.step_seconds},
-          {"tokens_per_second", record.tokens_per_second},
-          {"mfu", record.mfu < 0 ? Json() : Json(record.mfu)},
-          {"tokens_seen", record.tokens_seen},
-          {"memory_bytes", record.memory_bytes},
-          {"communication_wait_seconds", record.communication_wait_seconds}};
+  Json line{{"step", record.step},
+            {"loss", record.loss},
+            {"grad_norm", record.grad_norm},
+            {"learning_rate", record.learning_rate},
+            {"step_seconds", record.step_seconds},
+            {"tokens_per_second", record.tokens_per_second},
+            {"mfu", record.mfu < 0 ? Json() : Json(record.mfu)},
+            {"tokens_seen", record.tokens_seen},
+            {"memory_bytes", record.memory_bytes},
+            {"communication_wait_seconds", record.communication_wait_seconds}};
+  if (record.drive_wait_seconds) line[kDriveWait] = *record.drive_wait_seconds;
+  return line;
 }
 
 Json with_figures(Json line, const std::vector<Figure>& figures) {
@@ -102,6 +105,8 @@ StepRecord step_of(const Json& json) {
           .tokens_per_second = number(json, "tokens_per_second"),
           .mfu = number(json, "mfu", -1),
           .communication_wait_seconds = number(json, "communication_wait_seconds"),
+          .drive_wait_seconds =
+              json.contains(kDriveWait) ? std::optional(number(json, kDriveWait)) : std::nullopt,
           .tokens_seen = json.at("tokens_seen").get<int64_t>(),
           .memory_bytes = json.at("memory_bytes").get<int64_t>(),
           .experts = experts_of(json),

@@ -76,6 +76,7 @@ TEST_F(MetricsLogTest, EveryFiniteNumberReadsBackToTheSameBits) {
                        .tokens_per_second = any_finite(),
                        .mfu = std::abs(any_finite()),
                        .communication_wait_seconds = any_finite(),
+                       .drive_wait_seconds = any_finite(),
                        .tokens_seen = static_cast<int64_t>(random()),
                        .memory_bytes = static_cast<int64_t>(random())});
     log.step(written.back());
@@ -92,6 +93,7 @@ TEST_F(MetricsLogTest, EveryFiniteNumberReadsBackToTheSameBits) {
     EXPECT_EQ(a.tokens_per_second, b.tokens_per_second);
     EXPECT_EQ(a.mfu, b.mfu);
     EXPECT_EQ(a.communication_wait_seconds, b.communication_wait_seconds);
+    EXPECT_EQ(a.drive_wait_seconds, b.drive_wait_seconds);
     EXPECT_EQ(a.tokens_seen, b.tokens_seen);
     EXPECT_EQ(a.memory_bytes, b.memory_bytes);
   }

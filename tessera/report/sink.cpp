@@ -55,6 +55,8 @@ std::vector<Scalar> scalars_of(const StepRecord& record) {
       {"speed/communication_wait_seconds", record.communication_wait_seconds},
       {"memory/bytes", static_cast<double>(record.memory_bytes)}};
   if (record.mfu >= 0) values.push_back({"speed/mfu", record.mfu});
+  if (record.drive_wait_seconds)
+    values.push_back({"speed/drive_wait_seconds", *record.drive_wait_seconds});
   for (const auto& figure : record.figures) values.push_back({figure.tag, figure.value});
   if (record.validation_loss) values.push_back({"validation/loss", *record.validation_loss});
   for (const auto& figure : record.validation_figures) {

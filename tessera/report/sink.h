@@ -62,8 +62,9 @@ struct StepRecord {
   double step_seconds = 0;
   double tokens_per_second = 0;
   double mfu = -1;  ///< share of the peak of matrix products, 0..1; below 0: unknown
-  double communication_wait_seconds = 0;  ///< of step_seconds
-  int64_t tokens_seen = 0;                ///< since the first step of the run
+  double communication_wait_seconds = 0;          ///< of step_seconds
+  std::optional<double> drive_wait_seconds = {};  ///< likewise, where something is on drives
+  int64_t tokens_seen = 0;                        ///< since the first step of the run
   int64_t memory_bytes = 0;
   std::optional<double> validation_loss;
   std::vector<Figure> figures = {}, validation_figures = {};
@@ -77,8 +78,8 @@ struct Scalar {
 };
 
 /// train/{loss,grad_norm,learning_rate,tokens_seen}, speed/{step_seconds,tokens_per_second,
-/// communication_wait_seconds}, memory/bytes and, where they are known, speed/mfu, validation/loss, and figures by their
-/// tags, those of a validation behind validation/.
+/// communication_wait_seconds}, memory/bytes and, where they are known, speed/{mfu,drive_wait_seconds}, validation/loss,
+/// and figures by their tags, those of a validation behind validation/.
 std::vector<Scalar> scalars_of(const StepRecord& record);
 
 using HyperParameter = std::variant<bool, double, std::string>;

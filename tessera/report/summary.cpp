@@ -178,12 +178,22 @@ std::string mfu_line(const RunSummary& summary) {
                      summary.matmul_peak_note.empty() ? "" : " (" + summary.matmul_peak_note + ")");
 }
 
+std::string waiting_line(const RunSummary& summary) {
+  auto line = fmt::format("{:.1f} % of step time for communication",
+                          100 * summary.communication_wait_share);
+  if (summary.drive_wait_share)
+    line += fmt::format(", {:.1f} % for drives", 100 * *summary.drive_wait_share);
+  return line;
+}
+
 }  // namespace
 
 void StepTotals::Sums::add(const StepRecord& record) {
   seconds += record.step_seconds;
   tokens += record.tokens_per_second * record.step_seconds;
   waited += record.communication_wait_seconds;
+  if (record.drive_wait_seconds)
+    waited_for_drives = waited_for_drives.value_or(0) + *record.drive_wait_seconds;
   if (record.mfu < 0) return;
   mfu_seconds += record.step_seconds;
   mfu += record.mfu * record.step_seconds;
@@ -206,6 +216,8 @@ void StepTotals::fill(RunSummary& summary) const {
   const Sums& sums = only_one ? first_ : later_;
   if (sums.seconds > 0) summary.tokens_per_second = sums.tokens / sums.seconds;
   if (sums.seconds > 0) summary.communication_wait_share = sums.waited / sums.seconds;
+  if (sums.seconds > 0 && sums.waited_for_drives)
+    summary.drive_wait_share = *sums.waited_for_drives / sums.seconds;
   if (sums.mfu_seconds > 0) summary.mfu = sums.mfu / sums.mfu_seconds;
 }
 
@@ -219,8 +231,7 @@ std::string format_summary(const RunSummary& summary) {
               {"median step", format_seconds(summary.median_step_seconds)},
               {"speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s"},
               {"MFU", mfu_line(summary)},
-              {"waiting", fmt::format("{:.1f} % of step time for communication",
-                                      100 * summary.communication_wait_share)}};
+              {"waiting", waiting_line(summary)}};
   if (const auto waits = unit_waits_line(summary.unit_waits); !waits.empty()) {
     lines.emplace_back("  by unit", waits);
   }
@@ -284,6 +295,7 @@ std::string to_json(const RunSummary& summary) {
       {"matmul_peak_flops", known(summary.matmul_peak_flops, summary.matmul_peak_flops > 0)},
       {"matmul_peak_note", summary.matmul_peak_note},
       {"communication_wait_share", summary.communication_wait_share},
+      {"drive_wait_share", summary.drive_wait_share ? Json(*summary.drive_wait_share) : Json()},
       {"unit_waits", unit_waits},
       {"memory", by_name(summary.memory)},
       {"traffic", by_name(summary.traffic)},

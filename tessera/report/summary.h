@@ -43,12 +43,13 @@ struct RunSummary {
   double mfu = -1;               ///< 0..1, below 0: unknown
   double matmul_peak_flops =
       0;  ///< floating-point operations per second of all ranks, to which mfu relates; 0: unknown
-  std::string matmul_peak_note;         ///< where the peak is from, such as "measured, fp32"
-  double communication_wait_share = 0;  ///< of the step time
-  std::vector<UnitWait> unit_waits;     ///< of rank 0
-  std::vector<PredictedBytes> memory;   ///< of rank 0, by purpose, each at the most
-  std::vector<PredictedBytes> traffic;  ///< of rank 0 in a step, by axis
-  int64_t skipped_steps = 0;            ///< NaN or infinity: no update
+  std::string matmul_peak_note;            ///< where the peak is from, such as "measured, fp32"
+  double communication_wait_share = 0;     ///< of the step time
+  std::optional<double> drive_wait_share;  ///< likewise, where something is on drives
+  std::vector<UnitWait> unit_waits;        ///< of rank 0
+  std::vector<PredictedBytes> memory;      ///< of rank 0, by purpose, each at the most
+  std::vector<PredictedBytes> traffic;     ///< of rank 0 in a step, by axis
+  int64_t skipped_steps = 0;               ///< NaN or infinity: no update
   double first_loss = 0;
   double last_loss = 0;
   std::optional<double> validation_loss;
@@ -70,7 +71,7 @@ class StepTotals {
  public:
   void add(const StepRecord& record);
 
-  /// Fills in steps, median_step_seconds, tokens_per_second, mfu, communication_wait_share,
+  /// Fills in steps, median_step_seconds, tokens_per_second, mfu, shares of waiting,
   /// first_loss and last_loss. Times leave out the first step, which holds all warm-up, unless it
   /// is the only one; speed and mfu weigh by time. No step: unchanged.
   void fill(RunSummary& summary) const;
@@ -80,6 +81,7 @@ class StepTotals {
  private:
   struct Sums {
     double seconds = 0, tokens = 0, waited = 0, mfu_seconds = 0, mfu = 0;  ///< mfu: times seconds
+    std::optional<double> waited_for_drives;
     void add(const StepRecord& record);
   };
 

@@ -125,7 +125,8 @@ TEST(StepTotals, LeavesOutTheFirstAndWeighsByTime) {
        .step_seconds = 3,
        .tokens_per_second = 200,
        .mfu = 0.2,
-       .communication_wait_seconds = 0.75}};
+       .communication_wait_seconds = 0.75,
+       .drive_wait_seconds = 2}};
   StepTotals totals;
   for (const auto& record : steps) totals.add(record);
   RunSummary summary;
@@ -137,6 +138,9 @@ TEST(StepTotals, LeavesOutTheFirstAndWeighsByTime) {
   EXPECT_EQ(summary.tokens_per_second, 250);
   EXPECT_DOUBLE_EQ(summary.mfu, 0.25);
   EXPECT_EQ(summary.communication_wait_share, 0.25);
+  EXPECT_EQ(summary.drive_wait_share, 0.5);
+  EXPECT_THAT(format_summary(summary),
+              HasSubstr("25.0 % of step time for communication, 50.0 % for drives\n"));
 
   const std::vector<StepValue> losses{{1, 8}, {2, 7}, {3, 6}};
   EXPECT_EQ(totals.losses(), losses);

@@ -49,6 +49,12 @@ struct Reference {
   std::shared_ptr<const std::vector<double>> train, validation;
 };
 
+/// What steps of this rank moved to and from its drives. The first one writes behind what the others read.
+struct DriveSteps {
+  offload::SpaceCounters last, after_first;
+  int64_t num_after_first = 0;
+};
+
 /// Everything a training loop works on.
 struct Run {
   config::RunConfig config;
@@ -86,6 +92,7 @@ struct Run {
   int64_t peak_activations = 0;
   int64_t peak_tensors = 0;  ///< bytes in all tensors at once, at the most in a step so far (CPU)
   predict::Communication traffic;                    ///< of the last step that was not skipped
+  std::optional<DriveSteps> drives;                  ///< if something is there
   std::optional<torch::Dtype> autocast;              ///< precision.autocast
   std::optional<precision::LossScaler> loss_scaler;  ///< precision.compute fp16
   /// Told on this rank before each action of the pipeline.

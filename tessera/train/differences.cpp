@@ -116,6 +116,26 @@ std::vector<std::string> check_same_function(const Run& run, const checkpoint::C
   return notes;
 }
 
+void check_same_states(const Run& run, const checkpoint::Checkpoint& found,
+                       const checkpoint::Expected& expected) {
+  size_t there = 0;
+  for (const auto& [name, shape] : expected) there += found.contains(name) ? 1 : 0;
+  if (there == expected.size() && there == found.tensors().size()) return;
+  const auto before = settings_in(found.index().config),
+             now = settings_in(config::to_yaml(run.config));
+  std::vector<std::string> others;
+  for (const char* key : {"optimizer.type", "optimizer.momentum", "precision.optimizer_states"}) {
+    const auto old = before.find(key), own = now.find(key);
+    if (old == before.end() || own == now.end() || old->second == own->second) continue;
+    others.push_back(was(key, own->second, old->second));
+  }
+  if (others.empty()) return;
+  user_error(
+      "checkpoint.resume: {}: with other states of the optimizer: {}; set it as it was, or "
+      "checkpoint.strict to false to begin without those states",
+      found.path().string(), fmt::join(others, "; "));
+}
+
 void check_same_base(const std::optional<checkpoint::BaseWeights>& base,
                      const checkpoint::Checkpoint& found) {
   const auto before = checkpoint::base_weights_of(found.index().state);

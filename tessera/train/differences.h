@@ -7,6 +7,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/base_weights.h"
+#include "tessera/checkpoint/held_extents.h"
 #include "tessera/train/assemble.h"
 
 namespace tessera::train {
@@ -15,6 +16,11 @@ namespace tessera::train {
 /// function from the same parameters (rope_theta, heads, norm_eps, ..). With checkpoint.strict
 /// false these are lines.
 std::vector<std::string> check_same_function(const Run& run, const checkpoint::Checkpoint& found);
+
+/// UserError, naming the keys, if the checkpoint has other tensors than `expected` because its run had
+/// another optimizer, or other states of it.
+void check_same_states(const Run& run, const checkpoint::Checkpoint& found,
+                       const checkpoint::Expected& expected);
 
 /// UserError if the checkpoint's adapter was trained beside other weights than `base`, or one of
 /// the two is a whole model.

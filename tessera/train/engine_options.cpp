@@ -1,6 +1,7 @@
 #include "tessera/train/engine_options.h"
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "tessera/models/spec.h"
 
 namespace tessera::train {
+namespace fs = std::filesystem;
 
 torch::Dtype torch_dtype(FloatType type) {
   switch (type) {
@@ -136,6 +138,27 @@ optim::LearningRateOptions learning_rate_options(const config::RunConfig& config
           .total_steps = 0};  // set_length
 }
 
+namespace {
+
+/// UserError if a folder is there twice, or cannot be on the drive that was meant, as nothing is where it would be.
+void check_drives(const std::vector<fs::path>& paths) {
+  std::set<fs::path> seen;
+  for (const auto& path : paths) {
+    auto place = fs::weakly_canonical(fs::absolute(path));
+    if (!place.has_filename()) place = place.parent_path();
+    if (!seen.insert(place).second)
+      user_error("offload.paths: {}: is there twice; name a folder on each drive", path.string());
+    if (!fs::exists(place.parent_path())) {
+      user_error(
+          "offload.paths: {}: expected a folder, or a name in one, found none; is its drive "
+          "mounted?",
+          path.string());
+    }
+  }
+}
+
+}  // namespace
+
 offload::StorageOptions storage_options(const config::RunConfig& config, int rank) {
   constexpr int64_t kKib = 1 << 10, kMib = 1 << 20;
   const auto& section = config.offload;
@@ -148,7 +171,11 @@ offload::StorageOptions storage_options(const config::RunConfig& config, int ran
                                   .buffers = section.buffers,
                                   .host_memory = section.host_memory * kMib};
   auto& paths = options.space.paths;
-  if (paths.empty()) paths = {std::filesystem::path(config.train.run_dir) / "offload"};
+  if (paths.empty()) {
+    paths = {fs::path(config.train.run_dir) / "offload"};
+  } else {
+    check_drives(paths);
+  }
   return options;
 }
 

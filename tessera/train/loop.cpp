@@ -222,6 +222,8 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
           .tokens_per_second = speed,
           .mfu = mfu_of(run, speed, peak_flops),
           .communication_wait_seconds = times.waited_seconds,
+          .drive_wait_seconds =
+              run.drives ? std::optional(run.drives->last.wait_seconds) : std::nullopt,
           .tokens_seen = counts.tokens_seen,
           .memory_bytes = report::process_memory().current_bytes,
           .figures = result.figures,

@@ -7,6 +7,7 @@
 
 #include "tessera/predict/activations.h"
 #include "tessera/predict/communication.h"
+#include "tessera/predict/drives.h"
 #include "tessera/predict/step_memory.h"
 
 namespace tessera::train {
@@ -87,6 +88,30 @@ predict::Communication traffic_so_far(const Run& run) {
   return moved;
 }
 
+std::optional<offload::SpaceCounters> drives_so_far(const Run& run) {
+  std::optional<offload::SpaceCounters> counters;
+  const auto add = [&](const auto* stored) {
+    if (stored == nullptr) return;
+    if (!counters) counters.emplace();
+    counters->add(stored->space().counters());
+  };
+  add(run.optimizer.stored());
+  add(run.parallel.stored());
+  add(run.parallel.stored_gradients());
+  add(run.activations.get());
+  return counters;
+}
+
+void count_drives(Run& run, const offload::SpaceCounters& step) {
+  if (!run.drives) {
+    run.drives = DriveSteps{.last = step, .after_first = {}};
+    return;
+  }
+  run.drives->last = step;
+  run.drives->after_first.add(step);
+  ++run.drives->num_after_first;
+}
+
 std::vector<report::PredictedBytes> traffic_account(const Run& run) {
   const auto& mesh = run.plan.mesh;
   const auto predicted = predict::communication(run.config, run.rank_plan());
@@ -101,6 +126,14 @@ std::vector<report::PredictedBytes> traffic_account(const Run& run) {
   add("ep", mesh.ep, predicted.ep(), run.traffic.ep());
   add("tp", mesh.tp, predicted.tp(), run.traffic.tp());
   add("pp", mesh.pp, predicted.pp(), run.traffic.pp());
+  if (!run.drives) return parts;
+  const auto drives = predict::drive_traffic(run.config, run.rank_plan());
+  const auto& [last, after_first, steps] = *run.drives;
+  const auto counted = steps > 0 ? after_first : last;
+  const auto count = std::max<int64_t>(1, steps);
+  parts.push_back({"drives read", static_cast<int64_t>(drives.read()), counted.read_bytes / count});
+  parts.push_back({"drives written", static_cast<int64_t>(drives.written_in_all()),
+                   counted.written_bytes / count});
   return parts;
 }
 

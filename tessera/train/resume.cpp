@@ -114,7 +114,10 @@ void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Res
     checkpoint::check_name(folder, opened->index().step);
     if (run.config.checkpoint.resume == "auto") check_own(directory, *opened);
     check_same_base(base, *opened);
-    add(checkpoint::check_expected(*opened, expected_tensors(run), run.config.checkpoint.strict));
+    const auto expected = expected_tensors(run);
+    const bool strict = run.config.checkpoint.strict;
+    if (strict) check_same_states(run, *opened, expected);
+    add(checkpoint::check_expected(*opened, expected, strict));
     add(check_same_function(run, *opened));
     return "";
   });

@@ -120,6 +120,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
   kernels::reset_peak();
   const auto before = traffic_so_far(run);
+  const auto drives_before = drives_so_far(run);
   begin_fp8_step(run, step);
 
   const double loss_scale = run.loss_scaler ? run.loss_scaler->scale() : 1;
@@ -167,6 +168,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   run.parallel.finish_step();
   run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
   if (!result.skipped) run.traffic = traffic_so_far(run) - before;
+  if (drives_before) count_drives(run, *drives_so_far(run) - *drives_before);
   return result;
 }
 

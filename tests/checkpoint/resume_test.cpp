@@ -196,7 +196,14 @@ TEST(Resume, RefusesAnotherModelAndAFolderInUse) {
     other.optimizer.type = optim::OptimizerType::sgd;
     auto plain = train::assemble(other, mesh);
     EXPECT_THAT(testing::message_of([&] { train::resume(plain); }),
-                HasSubstr("expected no tensor 'optimizer/exp_avg/"));
+                HasSubstr("with other states of the optimizer: optimizer.type is sgd, but adamw "
+                          "where the checkpoint was saved; set it as it was, or "));
+    auto in_blocks = job;
+    in_blocks.checkpoint.resume = "auto";
+    in_blocks.precision.optimizer_states = optim::StateType::fp8_fp16;
+    auto narrow = train::assemble(in_blocks, mesh);
+    EXPECT_THAT(testing::message_of([&] { train::resume(narrow); }),
+                HasSubstr("precision.optimizer_states is fp8+fp16, but fp32 where "));
     other.checkpoint.strict = false;
     auto lenient = train::assemble(other, mesh);
     EXPECT_EQ(train::resume(lenient).counts.step, kCut);

@@ -9,6 +9,7 @@
 #include "tessera/train/memory_and_traffic.h"
 #include "tessera/train/step.h"
 #include "tests/support/ranks.h"
+#include "tests/support/shared_folder.h"
 
 namespace tessera {
 namespace {
@@ -68,6 +69,9 @@ TEST_P(MemoryAccountTest, IsThatOfTheFormulas) {
     kernels::install_caching_allocator();
     const auto job = job_of(placement, compute);
     auto bytes = measured(job, mesh);
+    auto in_parts = job;
+    in_parts.train.micro_batch = 1;
+    if (ranks < 8) measured(in_parts, mesh);
     const double p =
         4.0 * static_cast<double>(models::num_parameters(models::model_preset("tiny")));
     const double share = placement == "replicate" ? p : p / ranks;
@@ -125,6 +129,34 @@ INSTANTIATE_TEST_SUITE_P(All, LittleMemoryTest,
                          ::testing::Combine(::testing::Values("replicate", "shard_gradients",
                                                               "full_shard"),
                                             ::testing::Values(1, 2, 4)));
+
+// Buffers of what is on drives: few, as there is little, or as much as may be.
+class DrivesTest : public ::testing::TestWithParam<std::tuple<std::string, int64_t, int>> {};
+
+TEST_P(DrivesTest, BuffersAreThoseThatAreEstimated) {
+  const auto ranks = std::get<2>(GetParam());
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+    const auto& [what, host_memory, num_ranks] = GetParam();
+    kernels::install_caching_allocator();
+    for (const auto* compute : {"fp32", "bf16"}) {
+      auto job = job_of("full_shard", compute);
+      job.train.run_dir = folder.path() / compute;
+      job.offload.host_memory = host_memory;
+      job.offload.any_file_system = true;
+      job.parallel.offload_optimizer = parallel::OffloadOptimizer::nvme;
+      if (what == "all") {
+        job.parallel.offload_params = parallel::OffloadParams::nvme;
+        job.parallel.offload_gradients = parallel::OffloadGradients::nvme;
+      }
+      measured(job, mesh);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DrivesTest,
+                         ::testing::Combine(::testing::Values("states", "all"),
+                                            ::testing::Values(48, 512), ::testing::Values(1, 2)));
 
 // From meta to the first step a rank holds its slices and one unit, never the model.
 TEST(Start, HoldsTheSlicesAndOneUnit) {

@@ -125,17 +125,50 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
                [&](int64_t begin, int64_t end) { product(args, begin, end); });
 }
 
+/// Not the transpose of a matrix in memory.
+bool is_plain(const at::Tensor& matrix) { return matrix.stride(1) == 1; }
+
 /// out in float32, a and b in bfloat16. MKL's.
 void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                               bool accumulate, float factor) {
-  const bool plain_a = a.is_contiguous();
-  const bool plain_b = b.is_contiguous();
+  const auto leading = [&](const at::Tensor& x) {
+    const int along = is_plain(x) ? 1 : 0;
+    return static_cast<int>(std::max(x.stride(1 - along), x.size(along)));
+  };
   cblas_gemm_bf16bf16f32(
-      kRowMajor, plain_a ? kPlain : kTransposed, plain_b ? kPlain : kTransposed,
+      kRowMajor, is_plain(a) ? kPlain : kTransposed, is_plain(b) ? kPlain : kTransposed,
       static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), factor,
-      a.const_data_ptr(), static_cast<int>(plain_a ? a.size(1) : a.size(0)), b.const_data_ptr(),
-      static_cast<int>(plain_b ? b.size(1) : b.size(0)), accumulate ? 1.0f : 0.0f,
+      a.const_data_ptr(), leading(a), b.const_data_ptr(), leading(b), accumulate ? 1.0f : 0.0f,
       out.data_ptr<float>(), static_cast<int>(out.size(1)));
+}
+
+/// LibTorch's product of bfloat16 compiles itself for each new shape, which takes about as long as a small product, and
+/// keeps the code of the last 1,024: half a gigabyte. Where shapes come again and again it is the fastest, by some
+/// 7 %. Numbers of an expert's rows hardly do; a multiple is taken for a sign of one that does. Rows are the sum's in
+/// a weight's gradient.
+bool hardly_comes_again(const at::Tensor& a) {
+  constexpr int64_t kUsual = 32;
+  return a.size(is_plain(a) ? 0 : 1) % kUsual != 0;
+}
+
+/// out in bfloat16, too, rounded once: block by block in float32, which stays in the cache.
+void multiply_through_float(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                            bool accumulate, float factor) {
+  constexpr int64_t kNumbers = 1 << 19, kWidest = 4096;
+  const int64_t rows = out.size(0), columns = out.size(1), width = std::min(columns, kWidest);
+  const int64_t height = std::min(rows, std::max<int64_t>(1, kNumbers / width));
+  const auto space = at::empty({height * width}, out.options().dtype(at::kFloat));
+  for (int64_t column = 0; column < columns; column += width) {
+    const auto factors = b.narrow(1, column, std::min(width, columns - column));
+    for (int64_t row = 0; row < rows; row += height) {
+      const auto given = a.narrow(0, row, std::min(height, rows - row));
+      const int64_t count = given.size(0) * factors.size(1);
+      const auto sum = space.narrow(0, 0, count).view({given.size(0), factors.size(1)});
+      multiply_bf16_into_float(sum, given, factors, /*accumulate=*/false, factor);
+      auto target = out.narrow(0, row, given.size(0)).narrow(1, column, factors.size(1));
+      accumulate ? target.add_(sum) : target.copy_(sum);
+    }
+  }
 }
 
 bool goes_into_float(const at::Tensor& a) {
@@ -144,11 +177,11 @@ bool goes_into_float(const at::Tensor& a) {
 
 #if defined(__x86_64__)
 /// Does the processor multiply these by tiles, and are there enough of them?
-bool is_tiled(const at::Tensor& a, const at::Tensor& b) {
+bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 64, kFewest = 32;
   return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
-         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && a.size(0) >= kFewestRows &&
-         b.size(0) >= kFewest && b.size(1) >= kFewest;
+         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && out.is_contiguous() &&
+         a.size(0) >= kFewestRows && b.size(0) >= kFewest && b.size(1) >= kFewest;
 }
 
 /// Rows and columns of a part, so that there is one for each thread and little is packed twice. A number of b is taken for two of a: it
@@ -204,13 +237,14 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
   });
 }
 #else
-bool is_tiled(const at::Tensor&, const at::Tensor&) { return false; }
+bool is_tiled(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
 void multiply_tiled(const at::Tensor&, const Factors&, const Factors&, bool, float) {}
 #endif
 
 /// Measured beside oneDNN: that one is as fast into bfloat16 where the matrix is transposed, as of a layer's forward.
 bool is_fastest_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  return is_tiled(a, b) && (b.is_contiguous() || out.scalar_type() == at::kFloat);
+  return is_tiled(out, a, b) &&
+         (b.is_contiguous() || out.scalar_type() == at::kFloat || hardly_comes_again(a));
 }
 
 }  // namespace
@@ -230,7 +264,9 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
   }
   if (is_fastest_tiled(out, a, b)) return multiply_tiled(out, {a, b}, {}, accumulate, factor);
   if (out.scalar_type() == a.scalar_type()) {
-    if (accumulate || factor != 1) {
+    if (goes_into_float(a) && hardly_comes_again(a) && a.numel() > 0 && out.numel() > 0) {
+      multiply_through_float(out, a, b, accumulate, factor);
+    } else if (accumulate || factor != 1) {
       target.addmm_(a, b, /*beta=*/accumulate ? 1 : 0, factor);
     } else {
       at::mm_out(target, a, b);
@@ -254,7 +290,7 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
 at::Tensor sum_of_products(const Factors& factors, const Factors& more) {
   const auto& [a, b] = factors;
   auto sum = at::empty({a.size(0), b.size(1)}, a.options());
-  if (!more.a.defined() || !is_tiled(a, b)) {
+  if (!more.a.defined() || !is_tiled(sum, a, b)) {
     multiply(sum, a, b, /*accumulate=*/false);
     return added(sum, more);
   }

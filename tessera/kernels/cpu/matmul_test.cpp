@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/kernels/testing.h"
+#include "tessera/report/clock.h"
 
 namespace tessera::kernels {
 namespace {
@@ -27,6 +28,7 @@ const std::vector<Size> kSizes = {{1, 1, 1},
                                   {kWidenedBlock + 1, kWidenedBlock + 2, kWidenedBlock + 3},
                                   {1, 515, 2051},
                                   {2, 16, 66},
+                                  {37, 20, 5003},
                                   {4, 130, 1031},
                                   {5, 130, 31}};
 
@@ -72,6 +74,36 @@ TEST_P(MultiplyTest, EqualsTheProductInFloat64) {
       }
     }
   }
+}
+
+// Columns of a larger matrix.
+TEST_P(MultiplyTest, WritesRowsThatLieApart) {
+  const IsaScope scope(GetParam());
+  at::manual_seed(2);
+  for (const int64_t rows : {3, 64, 97}) {
+    const auto a = at::randn({rows, 40}).to(at::kBFloat16),
+               b = at::randn({40, 33}).to(at::kBFloat16);
+    const auto around = at::full({rows, 99}, 7, a.options());
+    multiply(around.narrow(1, 33, 33), a, b, /*accumulate=*/false);
+    const auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+    expect_near(around.narrow(1, 33, 33), exact, exact, 1.0 / 256, 40);
+    EXPECT_TRUE(around.narrow(1, 0, 33).eq(7).all().item<bool>());
+    EXPECT_TRUE(around.narrow(1, 66, 33).eq(7).all().item<bool>());
+  }
+}
+
+// LibTorch keeps what it compiled for each: two thirds of a MiB.
+TEST(Multiply, RowsThatAreOthersEachTimeLeaveNothingBehind) {
+  if (!multiplies_bf16_into_float()) GTEST_SKIP() << "multiplied in float32 here";
+  constexpr int64_t kFirst = 64, kLast = 320, kMostBytes = int64_t{32} << 20;
+  const auto b = at::randn({64, 96}).to(at::kBFloat16),
+             all = at::randn({kLast, 64}).to(at::kBFloat16);
+  const auto out = at::empty({kLast, 96}, all.options());
+  multiply(out, all, b, /*accumulate=*/false);
+  const auto before = report::process_memory().current_bytes;
+  for (int64_t rows = kFirst; rows < kLast; ++rows)
+    multiply(out.narrow(0, 0, rows), all.narrow(0, 0, rows), b, /*accumulate=*/false);
+  EXPECT_LT(report::process_memory().current_bytes - before, kMostBytes);
 }
 
 // Those of libraries do not promise it.
