@@ -9,9 +9,9 @@
 namespace tessera::cli {
 
 /// "80GB", "24 GiB": bytes. UserError with the option's name ("estimate-memory: --device-memory"), also for less than a
-/// MiB: somebody left out the unit.
+/// MB: somebody left out the unit.
 inline double bytes_of(const std::string& text, const char* option) {
-  constexpr double kLeast = 1 << 20;
+  constexpr double kLeast = 1e6;
   const CLI::AsSizeValue in_bytes(/*kb_is_1000=*/true);
   auto value = text;
   try {

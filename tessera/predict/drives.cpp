@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "tessera/base/units.h"
 #include "tessera/config/needs.h"
@@ -31,9 +30,9 @@ void add_activations(const config::RunConfig& config, const plan::RankPart& part
   const auto tokens = static_cast<double>(part.micro_batch * config.data.seq_len);
   std::vector<Waiting> waiting;  // the newest is last
   const auto keep_newest = [&](double rest) {
-    for (auto& each : std::views::reverse(waiting)) {
-      each.in_buffers = std::min(each.in_buffers, rest);
-      rest -= each.in_buffers;
+    for (auto each = waiting.rbegin(); each != waiting.rend(); ++each) {
+      each->in_buffers = std::min(each->in_buffers, rest);
+      rest -= each->in_buffers;
     }
   };
   for (const auto& action : part.actions) {

@@ -86,7 +86,8 @@ void add_stored_slice(const plan::BufferPlan& plan, double share, UnitBytes& uni
 /// Bytes of buffers for pieces that come as a whole.
 double buffers_for(const Pieces& pieces, int64_t memory) {
   if (pieces.count == 0) return 0;
-  const auto largest = static_cast<int64_t>(pieces.largest);
+  const auto largest =
+      static_cast<int64_t>(std::ceil(pieces.largest));  // a share may be less than one
   return static_cast<double>(offload::regions_in_memory(pieces.count, largest, memory)) *
          pieces.largest;
 }

@@ -49,7 +49,7 @@ std::string memory_line(const std::vector<int64_t>& peaks) {
 }
 
 std::string bytes_line(const PredictedBytes& part) {
-  const auto measured = format_bytes(part.measured);
+  auto measured = format_bytes(part.measured);
   if (part.predicted < 0) return measured;
   return fmt::format("{} (predicted {})", measured, format_bytes(part.predicted));
 }

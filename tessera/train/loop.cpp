@@ -70,7 +70,7 @@ std::string trained_text(const Run& run) {
 /// Collective.
 std::vector<std::string> before_first_step(const Run& run) {
   auto lines = preflight(run);
-  for (auto& line : lines) line = "offload: " + line;
+  for (auto& line : lines) line.insert(0, "offload: ");
   if (run.adapter.type != models::AdapterType::none) lines.push_back(trained_text(run));
   return lines;
 }
