@@ -144,8 +144,8 @@ void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const 
 
 /// LibTorch's product of bfloat16 compiles itself for each new shape, which takes about as long as a small product, and
 /// keeps the code of the last 1,024: half a gigabyte. Where shapes come again and again it is the fastest, by some
-/// 7 %. Numbers of an expert's rows hardly do; a multiple is taken for a sign of one that does. Rows are the sum's in
-/// a weight's gradient.
+/// 7 %. Numbers of an expert's rows hardly do: those that are no multiple of 32 are taken for such. In a weight's
+/// gradient rows are what is summed over. By the shape alone, so that results do not depend on what came before.
 bool hardly_comes_again(const at::Tensor& a) {
   constexpr int64_t kUsual = 32;
   return a.size(is_plain(a) ? 0 : 1) % kUsual != 0;

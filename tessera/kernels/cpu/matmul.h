@@ -9,7 +9,7 @@ namespace tessera::kernels {
 inline constexpr int64_t kWidenedBlock = 1024;
 
 /// out = factor a b, or out += factor a b if `accumulate`. a [M, K], b [K, N] of one dtype, each contiguous or
-/// the transpose of a contiguous matrix; out [M, N] contiguous, or of their dtype with whole rows apart; or float32.
+/// the transpose of a contiguous matrix; out [M, N] of their dtype, each row contiguous, or float32 and contiguous.
 ///
 /// On the host float16, and bfloat16 where the processor has no instructions for it, are multiplied in float32: each
 /// result is rounded once, and a block of a, of b and (if out has 16 bits) of out is in memory as
