@@ -1,7 +1,10 @@
 #include "tessera/autograd/recompute.h"
 
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
 #include <utility>
 
 namespace tessera::autograd {
@@ -9,7 +12,15 @@ namespace {
 
 thread_local TapeGuard* innermost_tape = nullptr;
 
+at::Tensor nothing_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
+}
+
 }  // namespace
+
+at::Tensor without_values(const at::Tensor& tensor) {
+  return nothing_of(tensor.sizes(), tensor.options());
+}
 
 void Tape::put(const std::vector<at::Tensor>& results) {
   for (const auto& result : results) {
@@ -35,21 +46,77 @@ void Tape::check_unchanged() const {
   }
 }
 
+void LastResults::put(const std::vector<at::Tensor>& results) {
+  ++num_operators_;
+  last_.clear();
+  for (const auto& result : results) last_.push_back({result.sizes().vec(), result.options()});
+}
+
+std::optional<std::vector<at::Tensor>> LastResults::take_if_last() {
+  if (++next_ != num_operators_) return {};
+  std::vector<at::Tensor> results;
+  for (const auto& [sizes, options] : last_) results.push_back(nothing_of(sizes, options));
+  return results;
+}
+
 TapeGuard::TapeGuard(Tape& tape, Use use)
-    : tape_(tape), use_(use), outer_(std::exchange(innermost_tape, this)) {}
+    : on_(&tape), use_(use), outer_(std::exchange(innermost_tape, this)) {}
+
+TapeGuard::TapeGuard(LastResults& last, Use use)
+    : on_(&last), use_(use), outer_(std::exchange(innermost_tape, this)) {
+  if (use == Use::replay) last.begin();
+}
 
 TapeGuard::~TapeGuard() { innermost_tape = outer_; }
 
+bool TapeGuard::replays() {
+  for (const auto* guard = innermost_tape; guard != nullptr; guard = guard->outer_) {
+    if (guard->use_ == Use::replay) return true;
+  }
+  return false;
+}
+
+std::optional<std::vector<at::Tensor>> TapeGuard::known(size_t count) {
+  if (use_ == Use::record) return {};
+  if (auto* const* tape = std::get_if<Tape*>(&on_)) return (*tape)->take(count);
+  return std::get<LastResults*>(on_)->take_if_last();
+}
+
+void TapeGuard::put(const std::vector<at::Tensor>& results) {
+  if (use_ == Use::record) std::visit([&](auto* on) { on->put(results); }, on_);
+}
+
+namespace {
+
+bool has_values(const at::Tensor& tensor) {
+  return !TapeGuard::replays() || tensor.numel() <= 1 ||
+         tensor.storage().nbytes() > static_cast<size_t>(tensor.element_size());
+}
+
+struct SumWithoutValues : torch::autograd::Function<SumWithoutValues> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x,
+                            const at::Tensor&) {
+    return nothing_of(x.sizes(), x.options());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0], gradients[0]};
+  }
+};
+
+}  // namespace
+
+at::Tensor residual_sum(const at::Tensor& x, const at::Tensor& y) {
+  return has_values(y) ? x + y : SumWithoutValues::apply(x, y);
+}
+
 std::vector<at::Tensor> compute_once(size_t count,
                                      c10::function_ref<std::vector<at::Tensor>()> compute) {
-  auto* replayed = innermost_tape;
-  while (replayed != nullptr && replayed->use_ == TapeGuard::Use::record) {
-    replayed = replayed->outer_;
-  }
-  auto results = replayed != nullptr ? replayed->tape_.take(count) : compute();
-  for (auto* guard = innermost_tape; guard != replayed; guard = guard->outer_) {
-    guard->tape_.put(results);
-  }
+  std::optional<std::vector<at::Tensor>> found;
+  auto* beyond = innermost_tape;
+  for (; beyond != nullptr && !found; beyond = beyond->outer_) found = beyond->known(count);
+  auto results = found ? *std::move(found) : compute();
+  for (auto* guard = innermost_tape; guard != beyond; guard = guard->outer_) guard->put(results);
   return results;
 }
 

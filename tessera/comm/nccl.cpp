@@ -23,6 +23,12 @@ GpuModel gpu_model(int index) {
   return model;
 }
 
+std::string gpu_name(int index) {
+  cudaDeviceProp properties;
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return properties.name;
+}
+
 c10::intrusive_ptr<c10d::Backend> make_nccl(const std::string& name,
                                             const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                             int size, std::chrono::milliseconds timeout) {

@@ -18,6 +18,9 @@ void select_gpu(int index);
 
 GpuModel gpu_model(int index);
 
+/// As the driver names it, such as "NVIDIA H200".
+std::string gpu_name(int index);
+
 /// A group on the current GPUs of its ranks. Every rank uses a store with the same prefix; they
 /// connect at the first collective. Once a peer is lost or an operation has run for `timeout`, a
 /// thread of the backend ends what runs, and its getError() says so; tensors are undefined then.

@@ -791,6 +791,11 @@ Section logging_section() {
            "line: one line that is overwritten; plain: a line each; auto: line on a terminal, else "
            "plain",
            kAlways)
+      .add("profile_step", &S::profile_step,
+           "of this step, counted from 1, each rank writes profile_RANK.json into train.run_dir, "
+           "for "
+           "chrome://tracing or Perfetto: operators and, on a GPU, kernels; 0: of none",
+           kAlways, {.range = at_least(0)})
       .build();
 }
 

@@ -272,6 +272,7 @@ struct LoggingSection {
   std::vector<std::string> report_to;  ///< further places: csv, mlflow
   bool svg = true;
   report::ProgressMode progress = report::ProgressMode::automatic;
+  int64_t profile_step = 0;  ///< of which a trace is written; 0: of none
 
   bool operator==(const LoggingSection&) const = default;
 };

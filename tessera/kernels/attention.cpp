@@ -16,6 +16,7 @@
 #include "tessera/kernels/cpu/attention_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/device_attention.h"
 #include "tessera/kernels/documents.h"
 #include "tessera/kernels/optional_tensor.h"
 
@@ -328,6 +329,12 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
                                                 .softcap = options.softcap.value_or(0),
                                                 .sinks = {},
                                                 .documents = documents});
+  }
+  if (takes_device_attention(q, options.softcap || sinks.defined())) {
+    const auto out = device_attention(
+        with_contiguous_rows(q), with_contiguous_rows(k), with_contiguous_rows(v),
+        {.scale = scale, .causal = options.causal, .window = window, .documents = documents});
+    return within_documents(out, documents);
   }
   if (options.softcap || sinks.defined()) {
     return attention_reference(q, k, v, options, documents, sinks);

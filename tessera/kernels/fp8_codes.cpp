@@ -61,6 +61,9 @@ Fp8Codes cast(const FusedKernels& kernels, const at::Tensor& x, const Fp8Scaling
                     .transposed = data(codes.transposed),
                     .scales = codes.scales.data_ptr<float>(),
                     .factors = codes.factors.data_ptr<float>(),
+                    .lost = options.lost.defined() ? reinterpret_cast<unsigned long long*>(
+                                                         options.lost.data_ptr<int64_t>())
+                                                   : nullptr,
                     .e5m2 = scaling.type == Fp8Type::e5m2,
                     .type = element_of(x.scalar_type())});
   return codes;
@@ -113,6 +116,13 @@ Fp8Codes fp8_codes_reference(const at::Tensor& matrix, const Fp8Scaling& scaling
       (x.to(at::kFloat) * scale_of_each).clamp(-largest, largest).to(dtype_of(scaling.type));
   if (options.plain) codes.plain = made;
   if (options.transposed) codes.transposed = made.t().contiguous();
+  if (options.lost.defined()) {
+    const auto sizes = made.view(at::kByte).bitwise_and(0x7f);  // without signs
+    options.lost[0].add_(at::count_nonzero(x) - at::count_nonzero(sizes));
+    if (options.scale) {
+      options.lost[1].add_(x.to(at::kFloat).abs().gt(largest / *options.scale).sum());
+    }
+  }
   return codes;
 }
 

@@ -23,6 +23,9 @@ struct Fp8CodesOptions {
   bool plain = true, transposed = false;  ///< which orders are made
   int64_t multiple = 16;  ///< of both sizes, so that a scaling's rectangles divide them
   std::optional<float> scale = std::nullopt;  ///< in the place of its own, for a scaling of all
+  /// int64 [2] beside the matrix, or undefined: the numbers other than zero whose code is zero, and those beyond the range
+  /// of a given scale, are added.
+  at::Tensor lost = {};
 };
 
 /// `matrix` [R, C] of any floating dtype, contiguous or the transpose of such, not empty. On a device by two

@@ -15,7 +15,8 @@
 namespace tessera::kernels {
 namespace {
 
-enum Column { kAmax, kLeastScale, kUnderflows, kOverflows, kNumColumns };
+enum Column { kAmax, kLeastScale, kNumColumns };
+enum Lost { kUnderflows, kOverflows, kNumLost };
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -27,29 +28,29 @@ class Seen {
       watch.on_device =
           at::zeros({kFp8Operands, kNumColumns}, at::device(device).dtype(at::kFloat));
       watch.on_device.select(1, kLeastScale).fill_(kInfinity);
+      watch.lost_on_device =
+          at::zeros({kFp8Operands, kNumLost}, at::device(device).dtype(at::kLong));
     }
     row_ = watch.on_device[static_cast<int64_t>(operand)];
+    lost_ = watch.lost_on_device[static_cast<int64_t>(operand)];
   }
+
+  /// Where codes count what they lose.
+  const at::Tensor& lost() const { return lost_; }
 
   void add_largest(const at::Tensor& amax) {
     auto largest = row_[kAmax];
     at::maximum_out(largest, largest, amax.numel() == 1 ? amax.squeeze() : amax.max());
   }
 
-  void add_losses(const at::Tensor& matrix, const Fp8Codes& codes, Fp8Type type,
-                  std::optional<float> given) {
+  void add_scales(const Fp8Codes& codes, bool given) {
     auto least = row_[kLeastScale];
     const auto scales = given ? codes.scales : codes.scales.masked_fill(codes.amax == 0, kInfinity);
     at::minimum_out(least, least, scales.min());  // zeros have one, too, which is not told
-    const auto sizes = codes.plain.view(at::kByte).bitwise_and(0x7f);  // without signs
-    row_[kUnderflows].add_(at::count_nonzero(matrix) - at::count_nonzero(sizes));
-    if (given) {
-      row_[kOverflows].add_(matrix.to(at::kFloat).abs().gt(largest_of(type) / *given).sum());
-    }
   }
 
  private:
-  at::Tensor row_;
+  at::Tensor row_, lost_;
 };
 
 /// The other order of the gradient that this thread's last product rounded: the product for the weight
@@ -114,6 +115,11 @@ class DeviceProducts : public LinearProducts {
   }
 
   Fp8Codes codes(const at::Tensor& matrix, Fp8Operand operand, Sum sum, bool both) const {
+    // What the backward reads again has been seen.
+    const bool is_seen_before = sum != Sum::along_rows && operand != Fp8Operand::gradient;
+    std::optional<Seen> seen;
+    if (!is_seen_before) seen.emplace(*watch_, operand, matrix.device());
+    const bool counts = watch_->counts && sum == Sum::along_rows;  // each operand once
     const auto scaling = scaling_of(recipe_, operand, sum);
     const auto scale = given_scale(recipe_, history_, operand);
     const bool along_rows = sum == Sum::along_rows;
@@ -121,13 +127,11 @@ class DeviceProducts : public LinearProducts {
                           {.plain = along_rows || both,
                            .transposed = !along_rows || both,
                            .multiple = fp8_code_multiple(recipe_.matmul),
-                           .scale = scale});
-    // What the backward reads again has been seen.
-    if (!along_rows && operand != Fp8Operand::gradient) return made;
-    Seen seen(*watch_, operand, matrix.device());
-    seen.add_largest(made.amax);
-    if (watch_->counts && along_rows) {  // each operand once
-      seen.add_losses(matrix, made, scaling.type, scale);
+                           .scale = scale,
+                           .lost = counts ? seen->lost() : at::Tensor()});
+    if (seen) seen->add_largest(made.amax);
+    if (counts) {
+      seen->add_scales(made, scale.has_value());
       watch_->losses[static_cast<size_t>(operand)].numbers += matrix.numel();
     }
     return made;
@@ -175,12 +179,15 @@ LinearProductsPtr fp8_products_of_device(const Fp8Recipe& recipe, Fp8WatchPtr wa
 }
 
 void collect(const std::vector<Fp8WatchPtr>& watches) {
-  std::vector<at::Tensor> rows;
+  std::vector<at::Tensor> rows, of_losses;
   for (const auto& watch : watches) {
-    if (watch->on_device.defined()) rows.push_back(watch->on_device);
+    if (!watch->on_device.defined()) continue;
+    rows.push_back(watch->on_device);
+    of_losses.push_back(watch->lost_on_device);
   }
   if (rows.empty()) return;
-  const auto all = at::stack(rows).cpu();
+  const auto all = at::stack(rows).cpu(), all_lost = at::stack(of_losses).cpu();
+  const auto lost = all_lost.accessor<int64_t, 3>();
   const auto seen = all.accessor<float, 3>();
   int64_t next = 0;
   for (const auto& watch : watches) {
@@ -192,11 +199,11 @@ void collect(const std::vector<Fp8WatchPtr>& watches) {
       const float largest = own[kAmax];
       amax = largest > amax || std::isnan(largest) ? largest : amax;
       watch->losses[operand] += {.numbers = 0,
-                                 .underflows = static_cast<int64_t>(own[kUnderflows]),
-                                 .overflows = static_cast<int64_t>(own[kOverflows]),
+                                 .underflows = lost[next][i][kUnderflows],
+                                 .overflows = lost[next][i][kOverflows],
                                  .least_scale = own[kLeastScale]};
     }
-    watch->on_device.reset();
+    watch->on_device.reset(), watch->lost_on_device.reset();
     ++next;
   }
 }

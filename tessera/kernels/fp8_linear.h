@@ -19,12 +19,12 @@ using Fp8Amax = std::array<float, kFp8Operands>;  ///< the largest magnitudes of
 
 /// What the products of one layer see of its operands in a step; whoever takes steps begins each.
 struct Fp8Watch {
-  bool counts = false;  ///< losses, too: a pass over each operand
+  bool counts = false;  ///< losses, too: on the host a pass over each operand
   Fp8Amax amax{};
   std::array<Fp8Losses, kFp8Operands> losses{};  ///< by the first product that reads an operand
-  /// float32 [kFp8Operands, 4]: largest, least scale, underflows and overflows of numbers that a device rounded and
-  /// that `collect` has not brought here; or undefined.
-  at::Tensor on_device = {};
+  /// Of numbers that a device rounded and that `collect` has not brought here, or undefined: float32 [kFp8Operands, 2],
+  /// largest and least scale; int64 [kFp8Operands, 2], underflows and overflows.
+  at::Tensor on_device = {}, lost_on_device = {};
 };
 using Fp8WatchPtr = std::shared_ptr<Fp8Watch>;
 

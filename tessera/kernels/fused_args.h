@@ -174,6 +174,9 @@ struct Fp8CastArgs {
   uint8_t* plain;           ///< [rows, columns], or null
   uint8_t* transposed;      ///< [columns, rows], or null
   float *scales, *factors;  ///< as amax; factors: 1 / scale, NaN where amax is not finite
+  /// [2], or null: how many numbers other than zero have a code of zero, and how many are beyond the range of a scale from
+  /// the host, are added.
+  unsigned long long* lost;
   bool e5m2;
   Element type;
 };

@@ -77,14 +77,19 @@ at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Ten
   return result;
 }
 
+/// int64 [rows]: the group of each. Nothing is read on the host.
+at::Tensor groups_of_rows(const at::Tensor& counts, int64_t rows) {
+  // As an optional: a plain integer would be how often each count is repeated.
+  return at::repeat_interleave(counts, std::optional<int64_t>(rows));
+}
+
 /// Adds each group's share of its bias to its rows. A GPU takes all at once, without reading the
 /// counts.
 void add_biases(const at::Tensor& result, at::TensorList biases, const at::Tensor& counts,
                 double share) {
   const auto own = [&](const at::Tensor& bias) { return bias.mul(share).to(result.scalar_type()); };
   if (result.is_cuda()) {
-    result.add_(
-        own(at::stack(biases)).index_select(0, at::repeat_interleave(counts, result.size(0))));
+    result.add_(own(at::stack(biases)).index_select(0, groups_of_rows(counts, result.size(0))));
     return;
   }
   for_each_group(counts, [&](int64_t e, int64_t row, int64_t count) {
@@ -95,7 +100,7 @@ void add_biases(const at::Tensor& result, at::TensorList biases, const at::Tenso
 /// The sum of each group's rows, in float32 [E, O].
 at::Tensor sums_of_groups(const at::Tensor& grad, const at::Tensor& counts) {
   if (grad.is_cuda()) {  // a product, which has one order of additions
-    const auto group_of = at::repeat_interleave(counts, grad.size(0));
+    const auto group_of = groups_of_rows(counts, grad.size(0));
     const auto is_of = at::arange(counts.numel(), counts.options()).unsqueeze(1).eq(group_of);
     return is_of.to(at::kFloat).matmul(grad.to(at::kFloat));
   }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "tessera/base/loss_chunk.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/fused.h"
@@ -17,10 +18,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr int64_t kChunkBytes = int64_t{32} << 20;
-/// A product packs all of the head's weight for each chunk: with 64 rows and a vocabulary of 128k that took as long as multiplying.
-constexpr int64_t kFewestRows = 256;
 
 struct Problem {
   at::Tensor hidden, weight, targets;
@@ -36,7 +33,7 @@ struct Result {
 int64_t rows_per_chunk(const Problem& problem) {
   const int64_t rows = problem.hidden.size(0);
   if (problem.options.chunk_rows > 0) return std::min(rows, problem.options.chunk_rows);
-  return std::min(rows, std::max(kFewestRows, kChunkBytes / 4 / problem.weight.size(0)));
+  return loss_chunk_rows(rows, problem.weight.size(0), problem.hidden.is_cuda());
 }
 
 void check_targets(const at::Tensor& targets, int64_t vocab, int64_t ignore_index) {
@@ -99,11 +96,14 @@ void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options)
   const auto counted = targets != options.ignore_index;
   const auto own = targets.ge(vocabulary.first)
                        .logical_and_(targets < vocabulary.first + logits.size(1))
-                       .logical_and_(counted);
-  const auto rows = own.nonzero().squeeze(1);
-  const auto index = targets.index_select(0, rows).sub_(vocabulary.first);
+                       .logical_and_(counted)
+                       .unsqueeze(1);
+  // Of a target that another rank has: the class next to it here, times zero.
+  const auto index = (targets - vocabulary.first).clamp_(0, logits.size(1) - 1).unsqueeze_(1);
   const auto sums = at::zeros({2, logits.size(0)}, logits.options());  // target's logit, of exp
-  sums[0].index_copy_(0, rows, shifted.index({rows, index}));
+  if (logits.size(1) > 0) {
+    sums[0].copy_(shifted.gather(1, index).masked_fill_(own.logical_not(), 0).squeeze(1));
+  }
   at::exp_(shifted);
   sums[1].copy_(shifted.sum(1));
   vocabulary.sum(sums);
@@ -111,7 +111,7 @@ void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options)
     shifted.mul_((counted / sums[1] * slopes).unsqueeze(1));
     // Before rounding to 16 bits: of a probability close to 1 little but the rounding would be
     // left.
-    shifted.index_put_({rows, index}, -slopes.index_select(0, rows), /*accumulate=*/true);
+    if (logits.size(1) > 0) shifted.scatter_add_(1, index, -slopes.unsqueeze(1) * own);
     if (gradient.const_data_ptr() != shifted.const_data_ptr()) gradient.copy_(shifted);
   }
   losses.copy_((sums[1].log() - sums[0]).mul_(counted));

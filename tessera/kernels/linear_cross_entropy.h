@@ -45,9 +45,8 @@ struct LinearCrossEntropyOptions {
   /// If defined, [V, D]: the weight's gradient is added to it during *forward* and autograd gets
   /// none for the weight.
   at::Tensor weight_gradient;
-  double softcap = 0;  ///< logits l are softcap * tanh(l / softcap); 0: as they are
-  int64_t chunk_rows =
-      0;  ///< rows of logits held at a time; 0: as many as make 32 MiB, at least 256
+  double softcap = 0;      ///< logits l are softcap * tanh(l / softcap); 0: as they are
+  int64_t chunk_rows = 0;  ///< rows of logits held at a time; 0: as base/loss_chunk.h says
   /// Where it is divided, the gradient of hidden is this rank's summand; two small collectives for
   /// each chunk, in place of gathering V logits for each row (Shoeybi et al., Megatron-LM, 2019,
   /// section 3).

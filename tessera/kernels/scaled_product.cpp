@@ -47,13 +47,13 @@ at::Tensor tiled(const at::Tensor& factors) {
       .flatten();
 }
 
-struct Factors {
+struct ScaleFactors {
   at::Tensor values;
   ScalingType type;
   SwizzleType order = SwizzleType::NO_SWIZZLE;
 };
 
-Factors factors_of_blocks(const ScaledOperand& operand) {
+ScaleFactors factors_of_blocks(const ScaledOperand& operand) {
   const int64_t rows = operand.scaling.rows, columns = operand.scaling.columns;
   if (columns == 32) {
     return {tiled(operand.factors), ScalingType::BlockWise1x32, SwizzleType::SWIZZLE_32_4_4};

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -41,6 +40,7 @@ struct Record {
   autograd::DeferredGradientsPtr deferred = autograd::DeferScope::current();
   std::vector<bool> goes_elsewhere;             ///< of the tensors kept; empty: none does
   std::weak_ptr<StoredTensors> elsewhere;       ///< those
+  autograd::LastResults last;                   ///< where the last product is not made again
   int64_t num_calls = 0;                        ///< of modules with hooks in the first forward
   const torch::autograd::Node* node = nullptr;  ///< of the call in the graph
 };
@@ -51,16 +51,10 @@ Tensor holder_of(const std::shared_ptr<StoredTensors>& stored) {
       stored.get(), {0}, [stored](void*) {}, at::kByte);
 }
 
-/// The sizes of `tensor` without its memory. NaN, so that a gradient that does read it shows.
-Tensor without_values(const Tensor& tensor) {
-  return at::full({}, std::numeric_limits<double>::quiet_NaN(), tensor.options())
-      .expand(tensor.sizes());
-}
-
 /// What autograd is to save: the inputs, then what is on the tape.
 variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> products) {
   const bool drops_last = record.options.drop_last_product && !products.empty();
-  if (drops_last) products.back() = without_values(products.back());
+  if (drops_last) products.back() = autograd::without_values(products.back());
   variable_list tensors(inputs.begin(), inputs.end());
   tensors.insert(tensors.end(), products.begin(), products.end());
   if (!record.options.offload) return tensors;
@@ -102,6 +96,15 @@ variable_list results(const nn::Call& call) {
   return tensors;
 }
 
+/// What the operators of a forward put their results on, or take them from; mostly nothing.
+void use_tape(Record& record, Tape& tape, TapeGuard::Use use, std::optional<TapeGuard>& guard) {
+  if (record.options.mode == CheckpointMode::selective) {
+    guard.emplace(tape, use);
+  } else if (record.options.drop_last_product) {
+    guard.emplace(record.last, use);
+  }
+}
+
 /// The forward without a graph.
 variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
   std::vector<int64_t> versions;
@@ -109,7 +112,7 @@ variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
   auto random = RandomState::of(inputs.vec());
   const AutocastGuard autocast(record.autocast);
   std::optional<TapeGuard> guard;
-  if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::record);
+  use_tape(record, tape, TapeGuard::Use::record, guard);
   const nn::Recomputation recomputation(nn::Recomputation::Forward::first);
   record.call->forward();
   record.num_calls = recomputation.num_calls();
@@ -135,7 +138,7 @@ variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
 }
 
 /// The forward with a graph that begins at `leaves`, under the conditions of the first.
-variable_list second_forward(const Record& record, at::TensorList leaves, Tape& tape) {
+variable_list second_forward(Record& record, at::TensorList leaves, Tape& tape) {
   const at::AutoGradMode with_graph(true);
   const AutocastGuard autocast(record.autocast);
   std::optional<RandomGuard> random;
@@ -143,7 +146,7 @@ variable_list second_forward(const Record& record, at::TensorList leaves, Tape& 
   const nn::RandomScope context(record.context);
   const autograd::DeferScope deferred(record.deferred);
   std::optional<TapeGuard> guard;
-  if (record.options.mode == CheckpointMode::selective) guard.emplace(tape, TapeGuard::Use::replay);
+  use_tape(record, tape, TapeGuard::Use::replay, guard);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];
   const nn::Recomputation recomputation(nn::Recomputation::Forward::second);
   record.call->forward();
@@ -197,7 +200,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     TORCH_CHECK_VALUE(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
                       "checkpoint: expected a backward to all leaves, got autograd::grad or one "
                       "with chosen inputs; call backward() or set mode = none");
-    const Record& record = **autograd::held<std::shared_ptr<Record>>(context, "record");
+    Record& record = **autograd::held<std::shared_ptr<Record>>(context, "record");
     const auto num_inputs = record.inputs.size();
     variable_list out(num_inputs + 2);  // of `record`, the inputs, perhaps the tensor added
     const auto defined = [](const Tensor& gradient) { return gradient.defined(); };
@@ -274,12 +277,11 @@ void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& opti
 }  // namespace
 
 void checkpoint(nn::Hookable& module, const CheckpointOptions& options) {
-  const bool selective = options.mode == CheckpointMode::selective;
   TORCH_CHECK_VALUE(options.every_k == 1, "every_k: expected 1 for one module, got ",
                     options.every_k, "; set it in checkpoint_blocks");
-  TORCH_CHECK_VALUE(!options.drop_last_product || selective,
-                    "drop_last_product: expected mode = selective; set it or drop_last_product = "
-                    "false");
+  TORCH_CHECK_VALUE(!options.drop_last_product || options.mode != CheckpointMode::none,
+                    "drop_last_product: expected a mode that computes again, got none; set mode = "
+                    "full");
   TORCH_CHECK_VALUE(!options.offload || options.mode != CheckpointMode::none,
                     "offload: expected a mode that keeps something, got none; set mode = full");
   if (options.mode == CheckpointMode::none) return;

@@ -18,9 +18,9 @@ struct CheckpointOptions {
 
   int64_t every_k = 1;  ///< of `checkpoint_blocks`: blocks 0, k, 2k, .. are checkpointed
 
-  /// Selective only: the last matrix product of the module is not kept. For modules that end by
-  /// adding it, perhaps after dropout, to something (residual blocks): no gradient depends on its
-  /// value. Anything else gets wrong gradients: NaN, unless they only compare values (relu).
+  /// The last matrix product of the module is not kept (selective) or not computed again (full). For modules
+  /// that end by adding it, perhaps after dropout, to something (residual blocks): no gradient depends
+  /// on its value. Anything else gets wrong gradients: NaN, unless they only compare values (relu).
   bool drop_last_product = false;
 
   /// Where what is kept waits for its backward; null: where it is.

@@ -231,6 +231,8 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, CheckpointTest,
     ::testing::Values(
         CheckpointOptions{}, CheckpointOptions{.mode = CheckpointMode::full, .every_k = 2},
+        CheckpointOptions{.drop_last_product = true},
+        CheckpointOptions{.drop_last_product = true, .offload = drives()},
         CheckpointOptions{.mode = CheckpointMode::selective},
         CheckpointOptions{.mode = CheckpointMode::selective, .drop_last_product = true},
         CheckpointOptions{.offload = drives()},
@@ -317,7 +319,8 @@ TEST(CheckpointRefuses, OptionsThatCannotTakeEffect) {
   auto blocks = make_blocks(1, {});
   EXPECT_THROW(checkpoint(*blocks[0], {.every_k = 2}), c10::ValueError);
   EXPECT_THROW(checkpoint_blocks(hookables(blocks), {.every_k = 0}), c10::ValueError);
-  EXPECT_THROW(checkpoint(*blocks[0], {.drop_last_product = true}), c10::ValueError);
+  EXPECT_THROW(checkpoint(*blocks[0], {.mode = CheckpointMode::none, .drop_last_product = true}),
+               c10::ValueError);
   EXPECT_THROW(checkpoint(*blocks[0], {.mode = CheckpointMode::none, .offload = pinned_store()}),
                c10::ValueError);
   nn::LanguageModelHead head(4, 8);
@@ -341,11 +344,31 @@ TEST(CheckpointSelective, ProductsAreNotComputedAgain) {
 }
 
 TEST(CheckpointSelective, AMissingProductThatIsNeededShowsAsNaN) {
-  Changing module([](const Tensor& x, const Tensor& w) { return kernels::linear(x, w).exp(); });
-  checkpoint(*module, {.mode = CheckpointMode::selective, .drop_last_product = true});
-  const auto x = torch::ones({2, 3}, torch::requires_grad());
-  module(x).sum().backward();
-  EXPECT_TRUE(x.grad().isnan().all().item<bool>());
+  for (const auto mode : {CheckpointMode::selective, CheckpointMode::full}) {
+    Changing module([](const Tensor& x, const Tensor& w) { return kernels::linear(x, w).exp(); });
+    checkpoint(*module, {.mode = mode, .drop_last_product = true});
+    const auto x = torch::ones({2, 3}, torch::requires_grad());
+    module(x).sum().backward();
+    EXPECT_TRUE(x.grad().isnan().all().item<bool>());
+  }
+}
+
+// A checkpointed module that ends another one.
+TEST(CheckpointFull, NestedWithoutTheLastProductOfEither) {
+  Changing inner([](const Tensor& x, const Tensor& w) {
+    return x + kernels::linear(kernels::linear(x, w).exp(), w);
+  });
+  Changing outer(
+      [&](const Tensor& x, const Tensor& w) { return inner(kernels::linear(x, w).exp()); });
+  const auto gradient = [&] {
+    const auto x = torch::ones({2, 3}, torch::requires_grad());
+    outer(x).sum().backward();
+    return x.grad();
+  };
+  const auto plain = gradient();
+  checkpoint(*inner, {.drop_last_product = true});
+  checkpoint(*outer, {.drop_last_product = true});
+  EXPECT_TRUE(torch::equal(gradient(), plain));
 }
 
 /// Takes and gives tensors in many forms, and leaves a part of the loss in a member.

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tessera/autograd/recompute.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
 #include "tessera/nn/linears.h"
@@ -103,7 +104,7 @@ class PreNormBlock : public DecoderBlockImpl {
 
   Tensor forward(const Tensor& x, const nn::Positions& positions) override {
     const auto attended = x + self_attn_(input_layernorm_(x), positions);
-    return attended + feed_forward_(post_attention_layernorm_(attended));
+    return autograd::residual_sum(attended, feed_forward_(post_attention_layernorm_(attended)));
   }
 
  private:

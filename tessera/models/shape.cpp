@@ -239,4 +239,9 @@ double training_flops_per_token(const ModelShape& s, int64_t seq_len) {
   return 6 * static_cast<double>(matrix_weights(s)) + 12 * attention;
 }
 
+double masked_flops_per_token(const ModelShape& s, int64_t seq_len) {
+  const double all = static_cast<double>(s.num_layers) * static_cast<double>(seq_len);
+  return 12 * static_cast<double>(s.num_heads * s.head_dim) * (all - keys_seen(s, seq_len));
+}
+
 }  // namespace tessera::models

@@ -183,5 +183,7 @@ int64_t matrix_weights(const ModelShape& shape);
 /// layers heads head_dim for each key that a query sees: seq_len / 2 of them (causal), fewer with a
 /// window.
 double training_flops_per_token(const ModelShape& shape, int64_t seq_len);
+/// What is added to that where keys that a query does not see count as well, as torchtitan counts.
+double masked_flops_per_token(const ModelShape& shape, int64_t seq_len);
 
 }  // namespace tessera::models

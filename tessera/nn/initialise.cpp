@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "tessera/base/portable_numbers.h"
+#include "tessera/kernels/cpu/parallel.h"
 
 namespace tessera::nn {
 namespace {
@@ -13,8 +14,10 @@ void fill_each(const torch::Tensor& out, int64_t begin, const auto& number) {
   TORCH_INTERNAL_ASSERT(out.is_contiguous() && out.scalar_type() == torch::kFloat32 &&
                         out.is_cpu());
   float* const values = out.mutable_data_ptr<float>();
-  const int64_t count = out.numel();
-  for (int64_t i = 0; i < count; ++i) values[i] = number(begin + i);
+  constexpr int64_t kGrain = 1 << 16;
+  kernels::parallel_for(0, out.numel(), kGrain, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) values[i] = number(begin + i);
+  });
 }
 
 }  // namespace

@@ -14,6 +14,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// table[ids[i]] += rows[i], in one order: on a GPU ids are sorted first, where index_add_ would let threads race.
+torch::Tensor add_rows(torch::Tensor table, const torch::Tensor& ids, const torch::Tensor& rows) {
+  if (!table.is_cuda()) return table.index_add_(0, ids, rows);
+  return table.index_put_({ids}, rows, /*accumulate=*/true);
+}
+
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   /// `first_row`: index of the first row that `weight` has, or -1 if it is whole.
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& weight,
@@ -25,12 +31,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
       context->save_for_backward({weight, rows});
       return weight.index_select(0, rows).reshape(sizes);
     }
-    const auto here =
-        rows.ge(first_row).logical_and_(rows < first_row + weight.size(0)).nonzero().squeeze(1);
-    const auto local = rows.index_select(0, here).sub_(first_row);
-    context->save_for_backward({weight, local, here});
-    auto result = torch::zeros({rows.numel(), weight.size(1)}, weight.options());
-    return result.index_copy_(0, here, weight.index_select(0, local)).reshape(sizes);
+    // Which rows are elsewhere is not asked for on the host: they are zeros, whatever row stands for them.
+    const auto elsewhere =
+        rows.lt(first_row).logical_or_(rows >= first_row + weight.size(0)).unsqueeze_(1);
+    const auto local = (rows - first_row).clamp_(0, weight.size(0) - 1);
+    context->save_for_backward({weight, local, elsewhere});
+    return weight.index_select(0, local).masked_fill_(elsewhere, 0).reshape(sizes);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -38,12 +44,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const auto& weight = saved[0];
     const auto& ids = saved[1];
     auto rows = gradients[0].reshape({-1, weight.size(1)});
-    if (saved.size() == 3) rows = rows.index_select(0, saved[2]);
+    if (saved.size() == 3) rows = rows.masked_fill(saved[2], 0);
     if (auto sink = autograd::gradient_sink(weight); sink.defined()) {
-      sink.index_add_(0, ids, rows.to(sink.scalar_type()));
+      add_rows(sink, ids, rows.to(sink.scalar_type()));
       return variable_list(3);
     }
-    return {torch::zeros_like(weight).index_add_(0, ids, rows), torch::Tensor(), torch::Tensor()};
+    return {add_rows(torch::zeros_like(weight), ids, rows), torch::Tensor(), torch::Tensor()};
   }
 };
 

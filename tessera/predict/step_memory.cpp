@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tessera/base/loss_chunk.h"
 #include "tessera/base/machine.h"
 #include "tessera/base/widths.h"
 #include "tessera/models/spec.h"
@@ -52,7 +53,11 @@ class Gathered {
 class Step {
  public:
   Step(const RunConfig& config, const plan::RankPlan& rank, const Device& device)
-      : config_(config), part_(rank.part), units_(rank.units), gathered_(bytes_, config.parallel) {
+      : config_(config),
+        device_(device),
+        part_(rank.part),
+        units_(rank.units),
+        gathered_(bytes_, config.parallel) {
     const auto& [part, units] = rank;
     const auto& shape = part.shape;
     const auto seq_len = static_cast<double>(config.data.seq_len);
@@ -228,8 +233,8 @@ class Step {
   void loss() {
     const auto vocab = static_cast<double>(part_.shape.vocab_size);
     const auto dim = static_cast<double>(part_.shape.dim);
-    constexpr double kChunkBytes = 32 << 20;  // kernels/linear_cross_entropy.h
-    const double rows = std::min(tokens_, std::max(256.0, kChunkBytes / kFloat / vocab));
+    const auto rows = static_cast<double>(
+        loss_chunk_rows(static_cast<int64_t>(tokens_), part_.shape.vocab_size, !device_.is_host));
     const auto numbers =
         models::spec_of(part_.shape.family).activations(part_.shape, part_.position_ranks);
     double logits =
@@ -296,6 +301,7 @@ class Step {
   }
 
   const RunConfig& config_;
+  Device device_;
   const plan::RankPart& part_;
   const std::vector<plan::UnitPlan>& units_;
   std::vector<UnitBytes> bytes_;

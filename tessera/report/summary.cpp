@@ -173,9 +173,16 @@ nlohmann::ordered_json fp8_layers_json(const std::vector<Fp8Rounding>& layers) {
 std::string mfu_line(const RunSummary& summary) {
   if (summary.mfu < 0 || summary.matmul_peak_flops <= 0) return "unknown";
   const bool tera = summary.matmul_peak_flops >= 1e12;
-  return fmt::format("{:.1f} % of {:.3g} {}FLOP/s{}", 100 * summary.mfu,
-                     summary.matmul_peak_flops / (tera ? 1e12 : 1e9), tera ? "T" : "G",
-                     summary.matmul_peak_note.empty() ? "" : " (" + summary.matmul_peak_note + ")");
+  auto line =
+      fmt::format("{:.1f} % of {:.3g} {}FLOP/s{}", 100 * summary.mfu,
+                  summary.matmul_peak_flops / (tera ? 1e12 : 1e9), tera ? "T" : "G",
+                  summary.matmul_peak_note.empty() ? "" : " (" + summary.matmul_peak_note + ")");
+  // Some, as torchtitan, count a query's products with keys that it does not see.
+  if (summary.masked_share >= 0.005) {
+    line += fmt::format("; {:.1f} % with what the mask hides",
+                        100 * summary.mfu * (1 + summary.masked_share));
+  }
+  return line;
 }
 
 std::string waiting_line(const RunSummary& summary) {
@@ -294,6 +301,7 @@ std::string to_json(const RunSummary& summary) {
       {"mfu", known(summary.mfu, summary.mfu >= 0)},
       {"matmul_peak_flops", known(summary.matmul_peak_flops, summary.matmul_peak_flops > 0)},
       {"matmul_peak_note", summary.matmul_peak_note},
+      {"mfu_with_masked", known(summary.mfu * (1 + summary.masked_share), summary.mfu >= 0)},
       {"communication_wait_share", summary.communication_wait_share},
       {"drive_wait_share", summary.drive_wait_share ? Json(*summary.drive_wait_share) : Json()},
       {"unit_waits", unit_waits},

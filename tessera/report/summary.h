@@ -43,7 +43,9 @@ struct RunSummary {
   double mfu = -1;               ///< 0..1, below 0: unknown
   double matmul_peak_flops =
       0;  ///< floating-point operations per second of all ranks, to which mfu relates; 0: unknown
-  std::string matmul_peak_note;            ///< where the peak is from, such as "measured, fp32"
+  std::string matmul_peak_note;  ///< where the peak is from, such as "measured, fp32"
+  double masked_share =
+      0;  ///< of the operations counted, those on top where a query's hidden keys count, too
   double communication_wait_share = 0;     ///< of the step time
   std::optional<double> drive_wait_share;  ///< likewise, where something is on drives
   std::vector<UnitWait> unit_waits;        ///< of rank 0

@@ -43,12 +43,11 @@ void checkpoint_activations(const std::vector<nn::Hookable*>& blocks, BlockEnd e
                             const config::MemorySection& section,
                             std::shared_ptr<memory::ActivationStore> offload) {
   const auto mode = section.checkpointing;
-  memory::checkpoint_blocks(
-      blocks, {.mode = mode,
-               .every_k = section.checkpoint_every,
-               .drop_last_product =
-                   mode == memory::CheckpointMode::selective && end == BlockEnd::residual_sum,
-               .offload = std::move(offload)});
+  memory::checkpoint_blocks(blocks, {.mode = mode,
+                                     .every_k = section.checkpoint_every,
+                                     .drop_last_product = mode != memory::CheckpointMode::none &&
+                                                          end == BlockEnd::residual_sum,
+                                     .offload = std::move(offload)});
 }
 
 std::shared_ptr<offload::StoredStack> checkpoint_activations(

@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "tessera/kernels/cpu/memory.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/precision/autocast.h"
 #include "tessera/train/engine_options.h"
@@ -39,7 +39,7 @@ torch::Tensor forward_stage(Run& run, int stage, torch::Tensor hidden, const dat
 /// Bytes in tensors of this process, but for what the engine accounts for itself.
 int64_t held_bytes(const Run& run) {
   const auto memory = run.parallel.memory();
-  return kernels::allocator_stats().allocated_bytes - memory.gathered - memory.gradients;
+  return memory::device_memory(run.device).tensors - memory.gathered - memory.gradients;
 }
 
 double sum_of(const std::vector<torch::Tensor>& losses) {

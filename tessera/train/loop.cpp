@@ -20,6 +20,7 @@
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/launch/progress.h"
 #include "tessera/launch/stop_signal.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/report/clock.h"
 #include "tessera/report/metrics.h"
 #include "tessera/report/progress.h"
@@ -30,7 +31,9 @@
 #include "tessera/train/held_out.h"
 #include "tessera/train/matmul_peak.h"
 #include "tessera/train/memory_and_traffic.h"
+#include "tessera/train/out_of_memory.h"
 #include "tessera/train/preflight.h"
+#include "tessera/train/profile.h"
 #include "tessera/train/reference.h"
 #include "tessera/train/step.h"
 #include "tessera/train/watch.h"
@@ -49,10 +52,16 @@ bool validates_after(const Run& run, int64_t step) {
   return step == run.num_steps || (every > 0 && step % every == 0);
 }
 
-std::vector<int64_t> peak_memory_by_rank(const mesh::Axis& axis) {
+/// Of the process, or on a GPU of its part of that: now, and at the most so far.
+report::ProcessMemory memory_of(const Run& run) {
+  if (run.device.is_cpu()) return report::process_memory();
+  const auto memory = memory::device_memory(run.device);
+  return {.current_bytes = memory.reserved, .peak_bytes = memory.peak_reserved};
+}
+
+std::vector<int64_t> peak_memory_by_rank(const Run& run) {
   std::vector<int64_t> peaks;
-  for (const auto& text :
-       axis.all_gather_bytes(std::to_string(report::process_memory().peak_bytes))) {
+  for (const auto& text : run.world.all_gather_bytes(std::to_string(memory_of(run).peak_bytes))) {
     peaks.push_back(std::stoll(text));
   }
   return peaks;
@@ -225,25 +234,50 @@ report::StepRecord count_step(const Run& run, const StepResult& result, int64_t 
           .drive_wait_seconds =
               run.drives ? std::optional(run.drives->last.wait_seconds) : std::nullopt,
           .tokens_seen = counts.tokens_seen,
-          .memory_bytes = report::process_memory().current_bytes,
+          .memory_bytes = memory_of(run).current_bytes,
           .figures = result.figures,
           .experts = result.experts,
           .fp8 = result.fp8};
 }
 
+/// The step; the one of logging.profile_step with a trace of what it does.
+StepResult profiled_step(Run& run, int64_t step) {
+  std::optional<Profile> profile;
+  if (step == run.config.logging.profile_step) {
+    profile.emplace(ProfileOptions{.output_trace_dir = run.config.train.run_dir}, run.world.rank());
+  }
+  try {
+    auto result = train_step(run, step - 1);
+    if (profile) profile->stop();
+    return result;
+  } catch (const c10::OutOfMemoryError&) {
+    user_error("{}", out_of_memory_text(run, step));
+  }
+}
+
 /// What is known at the end of a run. Collective.
 report::RunSummary new_summary(const Run& run, int world_size) {
-  return {.run_dir = run.config.train.run_dir,
-          .world_size = world_size,
-          .parameters = models::num_parameters(run.model->shape()),
-          .matmul_peak_note = fmt::format("measured, {}", text_of(run.config.precision.compute)),
-          .loss_is_by_token = run.config.preference.loss == PreferenceLoss::none};
+  return {
+      .run_dir = run.config.train.run_dir,
+      .world_size = world_size,
+      .parameters = models::num_parameters(run.model->shape()),
+      .masked_share =
+          models::masked_flops_per_token(run.model->shape(), run.config.data.seq_len) /
+          models::adapter_flops_per_token(run.adapter, run.model->shape(), run.config.data.seq_len),
+      .loss_is_by_token = run.config.preference.loss == PreferenceLoss::none};
+}
+
+/// Where all ranks have just done a step.
+void add_peak(report::RunSummary& summary, const Run& run) {
+  auto peak = matmul_peak(run);
+  summary.matmul_peak_flops = peak.flops * static_cast<double>(summary.world_size);
+  summary.matmul_peak_note = std::move(peak.note);
 }
 
 void add_totals(report::RunSummary& summary, const Run& run, const Counts& counts) {
   if (counts.best.loss) summary.best_validation = {counts.best.step, *counts.best.loss};
   summary.ended_early = early_end(run, counts);
-  summary.peak_memory_bytes = peak_memory_by_rank(run.world);
+  summary.peak_memory_bytes = peak_memory_by_rank(run);
   summary.memory = memory_account(run);
   summary.traffic = traffic_account(run);
   summary.unit_waits = unit_waits(run);
@@ -277,13 +311,13 @@ int train_loop(Run& run, const launch::RankEnvironment& environment) {
     beacon.set(step);
     const auto start = Clock::now();
     const double waited_before = wait_seconds(run);
-    const auto result = train_step(run, step - 1);
+    const auto result = profiled_step(run, step);
     const double seconds = seconds_since(start);
     beacon.doing({});
     if (result.requests.lost_data) end_without_data(run, checkpointing, counts, say);
     if (step == first_step) {
       summary.seconds_to_first_step = report::seconds_since_launch();
-      summary.matmul_peak_flops = matmul_peak(run) * environment.world_size;
+      add_peak(summary, run);
     }
     tell_of(run, result, step, say);
     summary.skipped_steps += result.skipped ? 1 : 0;

@@ -65,7 +65,8 @@ std::vector<report::PredictedBytes> memory_account(const Run& run) {
                          run.activations->most_bytes()));
   }
   if (run.peak_tensors > 0) {
-    const auto at_once = step_memory(run.config, own, predict::this_cpu()).peak().total();
+    const auto device = run.device.is_cpu() ? predict::this_cpu() : predict::Device{};
+    const auto at_once = step_memory(run.config, own, device).peak().total();
     parts.push_back(part("at once", at_once, run.peak_tensors + buffers_at_once));
   }
   return parts;

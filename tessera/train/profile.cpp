@@ -1,5 +1,6 @@
 #include "tessera/train/profile.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
@@ -25,7 +26,8 @@ Profile::Profile(const ProfileOptions& options, int rank) : options_(options), r
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO,
                                                      options.record_shapes, options.profile_memory,
                                                      /*with_stack=*/false, options.with_flops);
-  const std::set activities{torch::profiler::impl::ActivityType::CPU};
+  std::set activities{torch::profiler::impl::ActivityType::CPU};
+  if (at::hasCUDA()) activities.insert(torch::profiler::impl::ActivityType::CUDA);
   kineto::prepareProfiler(config, activities);
   kineto::enableProfiler(config, activities);
 }

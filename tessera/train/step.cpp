@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/cpu/memory.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/optim/norm.h"
 #include "tessera/report/fp8_rounding.h"
 #include "tessera/train/forward_backward.h"
@@ -95,6 +95,12 @@ void update_in_backward(Run& run, int64_t step) {
   run.parallel.on_reduced([&run, rate](size_t slice) { run.optimizer.update(slice, rate); });
 }
 
+/// The host does not wait for the copy to a GPU: LibTorch keeps the pinned memory until it is made.
+torch::Tensor on_device(const torch::Tensor& on_host, const torch::Device& device) {
+  if (!device.is_cuda()) return on_host.to(device);
+  return on_host.pin_memory().to(device, /*non_blocking=*/true);
+}
+
 }  // namespace
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
@@ -104,7 +110,8 @@ std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loade
   for (int64_t i = 0; i < count; ++i) {
     auto batch = loader.batch(step, rows.begin + rows.size() * i / count,
                               rows.begin + rows.size() * (i + 1) / count);
-    batch.inputs = batch.inputs.to(run.device), batch.targets = batch.targets.to(run.device);
+    batch.inputs = on_device(batch.inputs, run.device);
+    batch.targets = on_device(batch.targets, run.device);
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -118,7 +125,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   const auto amounts = amounts_of(run, batches);
   if (amounts.tokens == 0)
     user_error("step {}: expected targets to predict, found none in the whole batch", step + 1);
-  kernels::reset_peak();
+  memory::reset_peak(run.device);
   const auto before = traffic_so_far(run);
   const auto drives_before = drives_so_far(run);
   begin_fp8_step(run, step);
@@ -166,7 +173,7 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   }
   add_fp8(finish_fp8_step(run, step, result.skipped), result);
   run.parallel.finish_step();
-  run.peak_tensors = std::max(run.peak_tensors, kernels::allocator_stats().peak_bytes);
+  run.peak_tensors = std::max(run.peak_tensors, memory::device_memory(run.device).peak_tensors);
   if (!result.skipped) run.traffic = traffic_so_far(run) - before;
   if (drives_before) count_drives(run, *drives_so_far(run) - *drives_before);
   return result;

@@ -220,6 +220,7 @@ const std::map<std::string, Tried>& tried() {
       {"logging.report_to", layout({"csv", "mlflow", "[csv, mlflow]"})},
       {"logging.svg", layout()},
       {"logging.progress", fixed(kQuiet)},
+      {"logging.profile_step", layout({"0", "2"})},
   };
   return entries;
 }

@@ -10,6 +10,7 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(threads)
 #define __shared__ static
 
 namespace tessera::simt {
@@ -49,7 +50,12 @@ T exchange_value(T value, int mask) {
   return value;
 }
 
+/// One fiber runs at a time.
+inline void atomicAdd(unsigned long long* sum, unsigned long long value) { *sum += value; }
+
 }  // namespace tessera::simt
+
+using tessera::simt::atomicAdd;
 
 #define threadIdx (::tessera::simt::place().thread)
 #define blockIdx (::tessera::simt::place().block)

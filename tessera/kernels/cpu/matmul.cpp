@@ -275,8 +275,12 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
   }
   TORCH_INTERNAL_ASSERT(out.scalar_type() == at::kFloat && out.is_contiguous());
   if (a.is_cuda()) {
-    accumulate ? at::addmm_out(target, target, a, b, at::kFloat, /*beta=*/1, /*alpha=*/factor)
-               : at::mm_out(target, a, b, at::kFloat).mul_(factor);
+    if (accumulate) {
+      at::addmm_out(target, target, a, b, at::kFloat, /*beta=*/1, /*alpha=*/factor);
+    } else {
+      at::mm_out(target, a, b, at::kFloat);
+      if (factor != 1) target.mul_(factor);
+    }
     return;
   }
   if (goes_into_float(a)) {

@@ -4,9 +4,9 @@
 namespace tessera::kernels::TESSERA_GPU_NAMESPACE {
 namespace {
 
-constexpr int kTileRows = 64, kTileColumns = 128, kEach = kVector;
-constexpr int kTileThreads = 256;
-constexpr int kPadding = 1;  // so that columns of the tile begin in different banks
+constexpr int kEach = kVector;  // rows and columns of a thread
+constexpr int kDown = 8, kAcross = 16, kTileRows = kDown * kEach, kTileColumns = kAcross * kEach;
+constexpr int kTileThreads = kDown * kAcross;
 
 struct alignas(8) EightCodes {
   uint8_t v[8];
@@ -73,47 +73,104 @@ __device__ inline float scale_at(const Fp8CastArgs& args, bool given, float own,
   return scale;
 }
 
-/// A block has a tile of the matrix, `own`: the scale, if it was `given`.
-template <typename T, bool kE5M2, int N>
-__global__ void fp8_cast_kernel(Fp8CastArgs args, bool given, float own) {
-  __shared__ EightCodes tile[kTileColumns][kTileRows / kEach + kPadding];
+/// Codes of eight numbers, saturated.
+template <bool kE5M2>
+__device__ EightCodes codes_of(const Floats<kEach>& numbers) {
+  EightCodes codes;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#pragma unroll
+  for (int k = 0; k < kEach; k += 2) {
+    uint16_t two;
+    if constexpr (kE5M2) {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(numbers[k + 1]), "f"(numbers[k]));
+    } else {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(numbers[k + 1]), "f"(numbers[k]));
+    }
+    codes.v[k] = static_cast<uint8_t>(two), codes.v[k + 1] = static_cast<uint8_t>(two >> 8);
+  }
+#else
   constexpr float kLargest = kE5M2 ? 57344.0f : 448.0f;
-  constexpr int kAcross = kTileColumns / kEach, kDown = kTileRows / kEach;
+  for (int k = 0; k < kEach; ++k) {
+    const float x = numbers[k];
+    codes.v[k] = code_of<kE5M2>(x > kLargest ? kLargest : x < -kLargest ? -kLargest : x);
+  }
+#endif
+  return codes;
+}
+
+/// A block has a tile of the matrix, a thread 8 x 8 numbers of it. `own`: the scale, if it was `given`. The transpose goes
+/// through shared memory by eight codes of a column, in an order that meets different banks.
+template <typename T, bool kE5M2, int N>
+__global__ void __launch_bounds__(kTileThreads)
+    fp8_cast_kernel(Fp8CastArgs args, bool given, float own) {
+  __shared__ EightCodes tile[kTileColumns][kDown];
+  constexpr float kLargest = kE5M2 ? 57344.0f : 448.0f;
   const int64_t tiles = (args.columns + kTileColumns - 1) / kTileColumns;
   const int64_t first_row = blockIdx.x / tiles * kTileRows;
   const int64_t first_column = blockIdx.x % tiles * kTileColumns;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int r = thread / kAcross; r < kTileRows; r += kTileThreads / kAcross) {
-    const int c = thread % kAcross * kEach;
-    const int64_t row = first_row + r, column = first_column + c;
-    if (row >= args.rows || column >= args.columns) continue;
+  const int down = thread / kAcross, across = thread % kAcross;
+  const int64_t row = first_row + down * kEach, column = first_column + across * kEach;
+  // Sizes are multiples of 16: a thread has all of its numbers or none.
+  const bool inside = row < args.rows && column < args.columns;
+  unsigned underflows = 0, overflows = 0;
+  EightCodes codes[kEach] = {};
+  if (inside) {
+    Packed<kEach, T> numbers[kEach];
     const T* from = static_cast<const T*>(args.x) + row * args.columns + column;
-    float scale = scale_at(args, given, own, kLargest, row, column);
-    EightCodes codes;
-    for (int part = 0; part < kEach; part += N) {
-      const Floats<N> numbers = load<N>(from + part);
-      for (int k = 0; k < N; ++k) {
-        const int at = part + k;
-        if (at > 0 && args.wide == 1) {
-          scale = scale_at(args, given, own, kLargest, row, column + at);
-        }
-        const float x = numbers[k] * scale;
-        const float bound = x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
-        codes.v[at] = code_of<kE5M2>(bound);
-        tile[c + at][r / kEach].v[r % kEach] = codes.v[at];
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) {
+      if constexpr (N == 1) {
+        for (int k = 0; k < kEach; ++k) numbers[r].set(k, from[r * args.columns + k]);
+      } else {
+        numbers[r].fetch(from + r * args.columns);
       }
     }
-    if (args.plain != nullptr) {
-      *reinterpret_cast<EightCodes*>(args.plain + row * args.columns + column) = codes;
+    Floats<kEach> scales;
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) {
+      if (r == 0 || (row + r) % args.high == 0) {  // other rows have those of the one above
+        for (int k = 0; k < kEach; ++k) {
+          const bool has_own = k == 0 || args.wide == 1;
+          scales[k] =
+              has_own ? scale_at(args, given, own, kLargest, row + r, column + k) : scales[0];
+        }
+      }
+      Floats<kEach> scaled;
+      for (int k = 0; k < kEach; ++k) scaled[k] = numbers[r][k] * scales[k];
+      codes[r] = codes_of<kE5M2>(scaled);
+      if (args.lost != nullptr) {
+        for (int k = 0; k < kEach; ++k) {
+          const float x = numbers[r][k];
+          underflows += x != 0 && (codes[r].v[k] & 0x7fu) == 0 ? 1 : 0;
+          overflows += given && fabsf(x) > kLargest / own ? 1 : 0;
+        }
+      }
+      if (args.plain != nullptr) {
+        *reinterpret_cast<EightCodes*>(args.plain + (row + r) * args.columns + column) = codes[r];
+      }
     }
   }
+  if (args.lost != nullptr) {  // of integers, whose order does not matter
+    underflows = sum_over_block(underflows), overflows = sum_over_block(overflows);
+    if (thread == 0 && underflows > 0) atomicAdd(args.lost, underflows);
+    if (thread == 0 && overflows > 0) atomicAdd(args.lost + 1, overflows);
+  }
   if (args.transposed == nullptr) return;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    EightCodes of_column;
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) of_column.v[r] = codes[r].v[k];
+    tile[across * kEach + k][(down + across) % kDown] = of_column;
+  }
   __syncthreads();
   for (int i = thread; i < kTileColumns * kDown; i += kTileThreads) {
-    const int c = i / kDown, r = i % kDown * kEach;
-    const int64_t row = first_row + r, column = first_column + c;
-    if (row >= args.rows || column >= args.columns) continue;
-    *reinterpret_cast<EightCodes*>(args.transposed + column * args.rows + row) = tile[c][r / kEach];
+    const int c = i / kDown, d = i % kDown;
+    const int64_t to_row = first_row + d * kEach, to_column = first_column + c;
+    if (to_row >= args.rows || to_column >= args.columns) continue;
+    *reinterpret_cast<EightCodes*>(args.transposed + to_column * args.rows + to_row) =
+        tile[c][(d + c / kEach) % kDown];
   }
 }
 

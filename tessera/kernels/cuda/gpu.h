@@ -171,6 +171,34 @@ struct alignas(16) Sixteen {
   T v[16 / sizeof(T)];
 };
 
+/// N elements as they lie in memory, in fewer registers than as floats.
+template <int N, typename T>
+struct Packed {
+  static constexpr int kEach = N == 1 ? 1 : 16 / sizeof(T);
+  Sixteen<T> parts[N / kEach];
+  T one;
+
+  __device__ void fetch(const T* p) {
+    if constexpr (N == 1) {
+      one = *p;
+    } else {
+#pragma unroll
+      for (int part = 0; part < N / kEach; ++part) {
+        parts[part] = reinterpret_cast<const Sixteen<T>*>(p)[part];
+      }
+    }
+  }
+  /// One by one, where the address is no multiple of 16 bytes.
+  __device__ void set(int k, T value) { parts[k / kEach].v[k % kEach] = value; }
+  __device__ float operator[](int k) const {
+    if constexpr (N == 1) {
+      return to_float(one);
+    } else {
+      return to_float(parts[k / kEach].v[k % kEach]);
+    }
+  }
+};
+
 template <int N, typename T>
 __device__ Floats<N> load(const T* p) {
   Floats<N> to;

@@ -17,14 +17,14 @@ at::Tensor floats(at::IntArrayRef sizes, at::Device device) {
 
 at::Tensor rms_norm_grad_on_gpu(const RmsNormGradArgs& args, at::Device device) {
   auto sums = floats({args.dim}, device);
-  const auto partial = floats({groups_of(args.rows).groups, args.dim}, device);
+  const auto partial = floats({groups_of(args.rows, args.dim).groups, args.dim}, device);
   rms_norm_grad(args, partial.data_ptr<float>(), sums.data_ptr<float>(), current_stream());
   return sums;
 }
 
 at::Tensor layer_norm_grad_on_gpu(const LayerNormGradArgs& args, at::Device device) {
   auto sums = floats({2, args.dim}, device);
-  const auto partial = floats({groups_of(args.rows).groups, 2, args.dim}, device);
+  const auto partial = floats({groups_of(args.rows, args.dim).groups, 2, args.dim}, device);
   layer_norm_grad(args, partial.data_ptr<float>(), sums.data_ptr<float>(), current_stream());
   return sums;
 }
@@ -32,7 +32,7 @@ at::Tensor layer_norm_grad_on_gpu(const LayerNormGradArgs& args, at::Device devi
 at::Tensor sum_of_rows_on_gpu(const at::Tensor& x) {
   const int64_t rows = x.size(0), dim = x.size(1);
   auto sums = floats({dim}, x.device());
-  const auto partial = floats({groups_of(rows).groups, dim}, x.device());
+  const auto partial = floats({groups_of(rows, dim).groups, dim}, x.device());
   sum_of_rows(x.const_data_ptr(), element_of(x.scalar_type()), rows, dim, partial.data_ptr<float>(),
               sums.data_ptr<float>(), current_stream());
   return sums;

@@ -6,8 +6,9 @@
 namespace tessera::kernels::TESSERA_GPU_NAMESPACE {
 namespace {
 
-constexpr int64_t kGroups = 396;  // three blocks for each of the 132 processors of an H100
-constexpr int kHeld = 8;          // columns whose sums a thread keeps
+constexpr int64_t kProcessors = 132;           // of an H100
+constexpr int64_t kThreadsOfProcessor = 1024;  // which the registers of a thread leave room for
+constexpr int kHeld = 8;                       // columns whose sums a thread keeps
 
 /// The rows and columns of a block of a grid of groups x tiles.
 struct Part {
@@ -38,32 +39,64 @@ __device__ void add_to(Floats<N>& sums, const Floats<N>& values) {
   for (int k = 0; k < N; ++k) sums[k] += values[k];
 }
 
-/// X: type of x, the weight and grad_x; G: of grad.
+/// A row of an RMSNorm's backward as a thread has it: its columns of this tile.
 template <typename X, typename G, int N>
-__global__ void rms_norm_grad_kernel(RmsNormGradArgs args, RowGroups groups, float* partial) {
+struct NormRow {
+  Packed<N, G> grad;
+  Packed<N, X> x, grad_sum;
+};
+
+/// X: type of x, the weight and grad_x; G: of grad.
+template <typename X, typename G, int N, bool kAdds>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_grad_kernel(RmsNormGradArgs args, RowGroups groups, float* partial) {
+  constexpr int kOwn = kHeld / N;
   const int64_t dim = args.dim;
   const Part part = part_of_block(args.rows, groups.rows_each, groups.groups);
+  const bool whole = dim <= static_cast<int64_t>(blockDim.x) * kHeld;  // one tile has all of a row
+  const G* grad = static_cast<const G*>(args.grad);
+  const X* x = static_cast<const X*>(args.x);
   const X* weight = static_cast<const X*>(args.weight);
-  Floats<N> sums[kHeld / N] = {};
+  Floats<N> sums[kOwn] = {};
+  NormRow<X, G, N> next[kOwn];
+  const auto fetch = [&](int64_t row) {
+    for_held<N>(part, dim, [&](int h, int64_t i) {
+      next[h].grad.fetch(grad + row * dim + i);
+      next[h].x.fetch(x + row * dim + i);
+      if constexpr (kAdds) {
+        next[h].grad_sum.fetch(static_cast<const X*>(args.grad_sum) + row * dim + i);
+      }
+    });
+  };
+  if (part.first_row < part.last_row) fetch(part.first_row);
   for (int64_t row = part.first_row; row < part.last_row; ++row) {
-    const G* grad = static_cast<const G*>(args.grad) + row * dim;
-    const X* x = static_cast<const X*>(args.x) + row * dim;
+    NormRow<X, G, N> own[kOwn];
+#pragma unroll
+    for (int h = 0; h < kOwn; ++h) own[h] = next[h];
+    if (row + 1 < part.last_row) fetch(row + 1);  // on its way while this one is summed
     const float scale = args.reciprocal_rms[row];
     float dots = 0;
-    for (int64_t i = threadIdx.x * N; i < dim; i += blockDim.x * N) {
-      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
-      for (int k = 0; k < N; ++k) dots += g[k] * w[k] * v[k];
+    if (whole) {
+      for_held<N>(part, dim, [&](int h, int64_t i) {
+        const Floats<N> w = load<N>(weight + i);
+        for (int k = 0; k < N; ++k) dots += own[h].grad[k] * w[k] * own[h].x[k];
+      });
+    } else {
+      for (int64_t i = threadIdx.x * N; i < dim; i += blockDim.x * N) {
+        const Floats<N> g = load<N>(grad + row * dim + i), w = load<N>(weight + i),
+                        v = load<N>(x + row * dim + i);
+        for (int k = 0; k < N; ++k) dots += g[k] * w[k] * v[k];
+      }
     }
     const float along = sum_over_block(dots) * scale * scale * scale / static_cast<float>(dim);
     for_held<N>(part, dim, [&](int h, int64_t i) {
-      const Floats<N> g = load<N>(grad + i), w = load<N>(weight + i), v = load<N>(x + i);
-      Floats<N> result = {}, of_weight = {};
-      if (args.grad_sum != nullptr) {
-        result = load<N>(static_cast<const X*>(args.grad_sum) + row * dim + i);
-      }
+      const Floats<N> w = load<N>(weight + i);
+      Floats<N> result, of_weight;
       for (int k = 0; k < N; ++k) {
-        result[k] += g[k] * w[k] * scale - v[k] * along;
-        of_weight[k] = g[k] * rounded_to<X>(v[k] * scale);
+        const float g = own[h].grad[k], v = own[h].x[k];
+        result[k] = kAdds ? own[h].grad_sum[k] : 0;
+        result[k] += g * w[k] * scale - v * along;
+        of_weight[k] = g * rounded_to<X>(v * scale);
       }
       store(static_cast<X*>(args.grad_x) + row * dim + i, result);
       add_to(sums[h], of_weight);
@@ -123,9 +156,9 @@ __global__ void sum_of_rows_kernel(const X* x, int64_t rows, int64_t dim, RowGro
   for_held<N>(part, dim, [&](int h, int64_t i) { store(partial + part.group * dim + i, sums[h]); });
 }
 
-/// partial [groups, dim] -> sums [dim]: a block for 32 columns, whose eighth of the threads takes
-/// every eighth group.
-constexpr int kColumns = 32, kShares = 8;
+/// partial [groups, dim] -> sums [dim]: a block for 32 columns; a share of its threads takes
+/// every 32nd group.
+constexpr int kColumns = 32, kShares = 32;
 __global__ void add_groups_kernel(const float* partial, int64_t groups, int64_t dim, float* sums) {
   __shared__ float of_shares[kShares][kColumns];
   const int lane = threadIdx.x % kColumns, share = threadIdx.x / kColumns;
@@ -159,25 +192,32 @@ void over_groups(const RowGroups& groups, int64_t dim, bool aligned, Launch laun
 
 }  // namespace
 
-RowGroups groups_of(int64_t rows) {
-  const int64_t each = ceil_div(rows, kGroups) < 1 ? 1 : ceil_div(rows, kGroups);
+RowGroups groups_of(int64_t rows, int64_t dim) {
+  // As many blocks as the processors hold at once.
+  const int64_t threads = threads_for(ceil_div(dim, kHeld), kMaxThreads);
+  const int64_t most = kProcessors * (kThreadsOfProcessor / threads);
+  const int64_t each = ceil_div(rows, most) < 1 ? 1 : ceil_div(rows, most);
   return {each, ceil_div(rows, each)};
 }
 
 void rms_norm_grad(const RmsNormGradArgs& args, float* partial, float* sums, Stream stream) {
-  const auto groups = groups_of(args.rows);
+  const auto groups = groups_of(args.rows, args.dim);
   const bool wide = aligned(args.grad, args.grad_sum, args.x, args.weight, args.grad_x, partial);
   with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
     over_groups(groups, args.dim, wide, [&](auto width, int64_t blocks, int threads) {
-      launch(rms_norm_grad_kernel<decltype(x), decltype(grad), decltype(width)::value>, blocks,
-             threads, stream, args, groups, partial);
+      using X = decltype(x);
+      using G = decltype(grad);
+      constexpr int kWidth = decltype(width)::value;
+      launch(args.grad_sum != nullptr ? rms_norm_grad_kernel<X, G, kWidth, true>
+                                      : rms_norm_grad_kernel<X, G, kWidth, false>,
+             blocks, threads, stream, args, groups, partial);
     });
   });
   add_groups(partial, groups.groups, args.dim, sums, stream);
 }
 
 void layer_norm_grad(const LayerNormGradArgs& args, float* partial, float* sums, Stream stream) {
-  const auto groups = groups_of(args.rows);
+  const auto groups = groups_of(args.rows, args.dim);
   const bool wide = aligned(args.grad, args.x, args.weight, args.grad_x, partial);
   with_norm_types(args.type, args.grad_type, [&](auto x, auto grad) {
     over_groups(groups, args.dim, wide, [&](auto width, int64_t blocks, int threads) {
@@ -190,7 +230,7 @@ void layer_norm_grad(const LayerNormGradArgs& args, float* partial, float* sums,
 
 void sum_of_rows(const void* x, Element type, int64_t rows, int64_t dim, float* partial,
                  float* sums, Stream stream) {
-  const auto groups = groups_of(rows);
+  const auto groups = groups_of(rows, dim);
   with_type(type, [&](auto element) {
     using X = decltype(element);
     over_groups(groups, dim, aligned(x, partial), [&](auto width, int64_t blocks, int threads) {

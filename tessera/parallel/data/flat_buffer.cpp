@@ -227,7 +227,8 @@ void FlatBuffer::fill(const Fill& set) {
     } else if (part.is_cpu()) {
       set(extent.name, extent.begin, part);
     } else {
-      const auto host = torch::empty(part.sizes(), part.options().device(torch::kCPU));
+      const auto host = torch::empty(
+          part.sizes(), part.options().device(torch::kCPU).pinned_memory(part.is_cuda()));
       set(extent.name, extent.begin, host);
       part.copy_(host);
     }

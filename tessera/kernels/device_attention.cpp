@@ -1,0 +1,184 @@
+#include "tessera/kernels/device_attention.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/autograd/apply.h"
+#include "tessera/autograd/recompute.h"
+#include "tessera/kernels/documents.h"
+
+namespace tessera::kernels {
+namespace {
+
+/// Where sequences of varied lengths begin in the flat [B T], as the kernels take it.
+struct Sequences {
+  at::Tensor begins;  ///< int32 [N + 1] on the device; undefined: each row is one
+  int64_t longest = 0;
+};
+
+/// Documents, and what is between them.
+Sequences sequences_of(const at::Tensor& documents, const at::Tensor& q) {
+  const int64_t batch = q.size(0), seq_len = q.size(1);
+  if (!documents.defined()) return {.begins = {}, .longest = seq_len};
+  std::vector<int> begins{0};
+  const auto go_to = [&](int64_t token) {
+    if (token > begins.back()) begins.push_back(static_cast<int>(token));
+  };
+  const auto* bounds = documents.const_data_ptr<int64_t>();
+  int64_t next_row = seq_len;
+  const auto rows_up_to = [&](int64_t token) {
+    for (; next_row <= token; next_row += seq_len) go_to(next_row);
+  };
+  for (int64_t i = 0; i < documents.numel(); ++i) {
+    rows_up_to(bounds[i]);
+    go_to(bounds[i]);
+  }
+  rows_up_to(batch * seq_len);
+  int longest = 0;
+  for (size_t i = 1; i < begins.size(); ++i) {
+    longest = std::max(longest, begins[i] - begins[i - 1]);
+  }
+  const auto on_host = at::tensor(begins, at::kInt);
+  return {.begins = on_host.to(q.device()), .longest = longest};
+}
+
+/// The same, made once for all layers of a micro-batch.
+Sequences known_sequences(const at::Tensor& documents, const at::Tensor& q) {
+  if (!documents.defined()) return sequences_of(documents, q);
+  static thread_local struct {
+    at::Tensor documents;
+    at::Device device = at::kCPU;
+    int64_t seq_len = 0;
+    Sequences sequences;
+  } last;
+  if (!last.documents.is_same(documents) || last.device != q.device() ||
+      last.seq_len != q.size(1)) {
+    last = {documents, q.device(), q.size(1), sequences_of(documents, q)};
+  }
+  return last.sequences;
+}
+
+struct Call {
+  DeviceAttentionRule rule;
+  bool by_cudnn;
+};
+
+/// Hopper's and Blackwell's matrix units are cuDNN's alone; it takes no windows here.
+bool is_for_cudnn(const at::Tensor& q, const at::Tensor& k, const DeviceAttentionRule& rule) {
+  return !rule.window && !rule.documents.defined() && q.size(1) == k.size(1) && q.size(3) <= 128;
+}
+
+/// Keys that a query sees before and after it; -1: all that its rule leaves.
+struct Window {
+  int64_t left, right;
+};
+Window seen_around(const DeviceAttentionRule& rule) {
+  return {.left = rule.window.value_or(0) - 1, .right = rule.window ? 0 : -1};
+}
+
+at::Tensor flat(const at::Tensor& x) { return x.flatten(0, 1); }
+
+/// Result and log-sum-exp, and two that the backward takes.
+std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const Call& call) {
+  const auto& rule = call.rule;
+  if (call.by_cudnn) {
+    auto [out, log_sum_exp, cum_q, cum_k, max_q, max_k, seed, offset, mask] =
+        at::_scaled_dot_product_cudnn_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_bias=*/{},
+            /*compute_log_sumexp=*/true, /*dropout_p=*/0, rule.causal,
+            /*return_debug_mask=*/false, rule.scale);
+    return {out.transpose(1, 2), log_sum_exp, seed, offset};
+  }
+  const auto [left, right] = seen_around(rule);
+  if (!rule.documents.defined()) {
+    auto [out, log_sum_exp, state, unused, mask] = at::_flash_attention_forward(
+        q, k, v, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(1), k.size(1), /*dropout_p=*/0,
+        rule.causal, /*return_debug_mask=*/false, rule.scale, left, right);
+    return {out, log_sum_exp, state, unused};
+  }
+  const auto sequences = known_sequences(rule.documents, q);
+  auto [out, log_sum_exp, state, unused, mask] = at::_flash_attention_forward(
+      flat(q), flat(k), flat(v), sequences.begins, sequences.begins, sequences.longest,
+      sequences.longest, /*dropout_p=*/0, rule.causal, /*return_debug_mask=*/false, rule.scale,
+      left, right);
+  return {out.view(q.sizes()), log_sum_exp, state, unused};
+}
+
+torch::autograd::variable_list backward(const at::Tensor& given_grad,
+                                        const torch::autograd::variable_list& saved,
+                                        const Call& call) {
+  const auto& rule = call.rule;
+  const auto &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &log_sum_exp = saved[4];
+  const auto grad = given_grad.contiguous();
+  if (call.by_cudnn) {
+    auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_cudnn_attention_backward(
+        grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+        out.transpose(1, 2), log_sum_exp, saved[5], saved[6], /*attn_bias=*/{}, /*cum_seq_q=*/{},
+        /*cum_seq_k=*/{}, q.size(1), k.size(1), /*dropout_p=*/0, rule.causal, rule.scale);
+    return {grad_q.transpose(1, 2), grad_k.transpose(1, 2), grad_v.transpose(1, 2)};
+  }
+  const auto [left, right] = seen_around(rule);
+  if (!rule.documents.defined()) {
+    auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
+        grad, q, k, v, out, log_sum_exp, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(1), k.size(1),
+        /*dropout_p=*/0, rule.causal, saved[5], saved[6], rule.scale, left, right);
+    return {grad_q, grad_k, grad_v};
+  }
+  const auto sequences = known_sequences(rule.documents, q);
+  auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
+      flat(grad), flat(q), flat(k), flat(v), flat(out), log_sum_exp, sequences.begins,
+      sequences.begins, sequences.longest, sequences.longest, /*dropout_p=*/0, rule.causal,
+      saved[5], saved[6], rule.scale, left, right);
+  return {grad_q.view(q.sizes()), grad_k.view(k.sizes()), grad_v.view(v.sizes())};
+}
+
+class DeviceAttention : public torch::autograd::Function<DeviceAttention> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v, const Call& call) {
+    const auto results = autograd::compute_once(4, [&] { return kernels::forward(q, k, v, call); });
+    context->save_for_backward(
+        {q, k, v, results[0], results[1], results[2], results[3], call.rule.documents});
+    context->saved_data["scale"] = call.rule.scale;
+    context->saved_data["causal"] = call.rule.causal;
+    context->saved_data["window"] = call.rule.window;
+    context->saved_data["by_cudnn"] = call.by_cudnn;
+    return results[0];
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "attention: the fused kernel is not twice differentiable; use float64 or "
+                "attention_reference");
+    const auto saved = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const Call call{.rule = {.scale = data["scale"].toDouble(),
+                             .causal = data["causal"].toBool(),
+                             .window = data["window"].toOptional<int64_t>(),
+                             .documents = saved[7]},
+                    .by_cudnn = data["by_cudnn"].toBool()};
+    auto gradients = kernels::backward(grads[0], saved, call);
+    gradients.emplace_back();
+    return gradients;
+  }
+};
+
+}  // namespace
+
+bool takes_device_attention(const at::Tensor& q, bool has_softcap_or_sinks) {
+  return q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && q.numel() > 0 &&
+         q.size(3) % 8 == 0 && q.size(3) <= 256 && !has_softcap_or_sinks;
+}
+
+at::Tensor device_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const DeviceAttentionRule& rule) {
+  return autograd::apply<DeviceAttention>(q, k, v,
+                                          Call{.rule = rule, .by_cudnn = is_for_cudnn(q, k, rule)});
+}
+
+}  // namespace tessera::kernels
