@@ -63,5 +63,28 @@ TEST(Device, ARankBoundToOneGpuTakesIt) {
             c10::Device(c10::kCUDA, 0));
 }
 
+TEST(Device, ARankThatSlurmBindsTakesTheGpuThatItSees) {
+  const auto binds = [](const std::string& name, const char* value) {
+    return bound_by_slurm([&](const std::string& asked) {
+      return asked == "SLURM_STEP_TASKS_PER_NODE" ? "4(x2)" : name == asked ? value : nullptr;
+    });
+  };
+  EXPECT_TRUE(binds("SLURM_GPUS_PER_TASK", "1"));
+  EXPECT_TRUE(binds("SLURM_GPUS_PER_TASK", "h100:1"));
+  EXPECT_TRUE(binds("SLURM_NTASKS_PER_GPU", "1"));
+  EXPECT_TRUE(binds("SLURM_GPU_BIND", "verbose,single:1"));
+  EXPECT_FALSE(binds("SLURM_GPUS_PER_TASK", "2"));
+  EXPECT_FALSE(binds("SLURM_GPU_BIND", "none"));
+  EXPECT_FALSE(binds("SLURM_PROCID", "1"));
+  EXPECT_FALSE(bound_by_slurm([](const std::string& asked) {  // our own ranks, below one task
+    return asked == "SLURM_STEP_TASKS_PER_NODE" ? "1(x2)" : "1";
+  }));
+  DeviceQuestion question{
+      .local_rank = 3, .local_world_size = 4, .built_with_cuda = true, .num_gpus = 1};
+  EXPECT_EQ(choose_device(question).device, c10::kCPU);
+  question.is_bound = true;
+  EXPECT_EQ(choose_device(question).device, c10::Device(c10::kCUDA, 0));
+}
+
 }  // namespace
 }  // namespace tessera::comm

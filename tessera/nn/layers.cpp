@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/layer_norm.h"
 #include "tessera/kernels/linear.h"
@@ -16,6 +18,7 @@ using torch::autograd::variable_list;
 
 /// table[ids[i]] += rows[i], in one order: on a GPU ids are sorted first, where index_add_ would let threads race.
 torch::Tensor add_rows(torch::Tensor table, const torch::Tensor& ids, const torch::Tensor& rows) {
+  if (table.size(0) == 0) return table;
   if (!table.is_cuda()) return table.index_add_(0, ids, rows);
   return table.index_put_({ids}, rows, /*accumulate=*/true);
 }
@@ -34,8 +37,9 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     // Which rows are elsewhere is not asked for on the host: they are zeros, whatever row stands for them.
     const auto elsewhere =
         rows.lt(first_row).logical_or_(rows >= first_row + weight.size(0)).unsqueeze_(1);
-    const auto local = (rows - first_row).clamp_(0, weight.size(0) - 1);
+    const auto local = (rows - first_row).clamp_(0, std::max<int64_t>(0, weight.size(0) - 1));
     context->save_for_backward({weight, local, elsewhere});
+    if (weight.size(0) == 0) return torch::zeros(sizes, weight.options());
     return weight.index_select(0, local).masked_fill_(elsewhere, 0).reshape(sizes);
   }
 

@@ -143,5 +143,27 @@ TEST(LanguageModelHead, LossEqualsCrossEntropyOfTheLogits) {
   EXPECT_NEAR(head(hidden, targets, 0.25).item<double>(), 0.25 * expected.item<double>(), 1e-4);
 }
 
+// More ranks than rows of the table: some have none.
+TEST(Embedding, PartsGiveTheirRowsAndZeros) {
+  const auto whole = torch::randn({3, 4});
+  const auto ids = torch::tensor({2, 0, 1, 2, 2}, torch::kLong);
+  auto sum = torch::zeros({5, 4}), gradient = torch::zeros({0, 4});
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 2}, {2, 1}, {3, 0}}) {
+    Embedding part(count, 4);
+    part->first_row = first;
+    {
+      const torch::NoGradGuard no_grad;
+      part->weight.copy_(whole.narrow(0, std::min<int64_t>(first, 3), count));
+    }
+    const auto rows = part(ids);
+    rows.sum().backward();
+    sum += rows.detach();
+    const auto own = part->weight.grad();
+    gradient = torch::cat({gradient, own.defined() ? own : torch::zeros({count, 4})});
+  }
+  EXPECT_TRUE(torch::equal(sum, whole.index_select(0, ids)));
+  EXPECT_TRUE(torch::equal(gradient.select(1, 0), torch::tensor({1.0F, 1.0F, 3.0F})));
+}
+
 }  // namespace
 }  // namespace tessera::nn
