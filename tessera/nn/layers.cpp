@@ -76,7 +76,7 @@ RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& op
 }
 
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
-  const auto normed = kernels::rms_norm(x, offset == 0 ? weight : weight + offset, eps);
+  auto normed = kernels::rms_norm(x, offset == 0 ? weight : weight + offset, eps);
   if (!divided) return normed;
   // Normed by this rank's features, and then by what the root mean square of all differs.
   const auto wide = x.to(torch::kFloat32);
