@@ -25,7 +25,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
      {"chat/template.cpp", "comm/exchange.cpp", "comm/gloo.cpp", "comm/secret.cpp",
       "comm/group.cpp", "comm/group_state.cpp", "comm/roll_call.cpp", "comm/store.cpp",
       "documents/choices.cpp", "plan/pipeline.cpp", "parallel/data/unit.cpp",
-      "parallel/pipeline/pipeline.cpp"}},
+      "parallel/pipeline/pipeline.cpp", "train/out_of_memory.cpp"}},
     {"an error is carried to another thread, through C, or to the other ranks",
      {"checkpoint/run_on_all.cpp", "comm/queue.cpp", "documents/documents.cpp", "hub/http.cpp",
       "hub/in_threads.h", "offload/space.cpp"}},

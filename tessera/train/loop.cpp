@@ -246,13 +246,10 @@ StepResult profiled_step(Run& run, int64_t step) {
   if (step == run.config.logging.profile_step) {
     profile.emplace(ProfileOptions{.output_trace_dir = run.config.train.run_dir}, run.world.rank());
   }
-  try {
-    auto result = train_step(run, step - 1);
-    if (profile) profile->stop();
-    return result;
-  } catch (const c10::OutOfMemoryError&) {
-    user_error("{}", out_of_memory_text(run, step));
-  }
+  StepResult result;
+  within_memory(run, step, [&] { result = train_step(run, step - 1); });
+  if (profile) profile->stop();
+  return result;
 }
 
 /// What is known at the end of a run. Collective.

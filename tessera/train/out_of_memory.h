@@ -1,6 +1,9 @@
 // What one is told where a GPU's memory ran out.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
 #include <string>
 
 #include "tessera/config/run_config.h"
@@ -12,7 +15,7 @@ namespace tessera::train {
 /// sequences at a time.
 std::string saving_advice(const config::RunConfig& config, int64_t micro_batch);
 
-/// One line: what holds how much of the device's memory, and saving_advice().
-std::string out_of_memory_text(const Run& run, int64_t step);
+/// Runs a step. Where the memory of a GPU ends in it, throws UserError: what holds how much of it, and saving_advice().
+void within_memory(const Run& run, int64_t step, c10::function_ref<void()> body);
 
 }  // namespace tessera::train
