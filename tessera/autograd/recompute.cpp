@@ -97,7 +97,7 @@ bool has_values(const at::Tensor& tensor) {
 struct SumWithoutValues : torch::autograd::Function<SumWithoutValues> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x,
                             const at::Tensor&) {
-    return nothing_of(x.sizes(), x.options());
+    return at::full(x.sizes(), std::numeric_limits<double>::quiet_NaN(), x.options());
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list& gradients) {

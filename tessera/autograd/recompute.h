@@ -17,7 +17,7 @@ namespace tessera::autograd {
 /// The sizes of `tensor` without its memory. NaN, so that a gradient that does read it shows.
 at::Tensor without_values(const at::Tensor& tensor);
 
-/// x + y, of the same sizes and type. Where y comes from without_values() nothing is added: the sum has none either.
+/// x + y, of the same sizes and type. Where y comes from without_values() nothing is added: the sum is NaN, too.
 at::Tensor residual_sum(const at::Tensor& x, const at::Tensor& y);
 
 /// The results of matrix products and attention in the order in which they were computed.

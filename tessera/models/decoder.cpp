@@ -259,7 +259,7 @@ Decoder::Decoder(const ModelShape& shape, DecoderParts parts, const TensorOption
 }
 
 Tensor Decoder::embed(const Tensor& ids, const RowLayout& /*rows*/) {
-  const auto embedded = embed_tokens_(ids);
+  auto embedded = embed_tokens_(ids);
   if (embedding_scale_ == 1) return embedded;
   return embedded * torch::scalar_tensor(embedding_scale_, embedded.options());
 }

@@ -234,6 +234,10 @@ int64_t matrix_weights(const ModelShape& s) {
   return of_blocks + s.vocab_size * s.dim;
 }
 
+bool ends_with_product(const ModelShape& s) {
+  return !spec_of(s.family).norms_results && s.experts.num == 0;
+}
+
 double training_flops_per_token(const ModelShape& s, int64_t seq_len) {
   const double attention = static_cast<double>(s.num_heads * s.head_dim) * keys_seen(s, seq_len);
   return 6 * static_cast<double>(matrix_weights(s)) + 12 * attention;

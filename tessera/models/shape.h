@@ -178,6 +178,10 @@ int64_t num_active_parameters(const ModelShape& shape);
 /// only those that it takes.
 int64_t matrix_weights(const ModelShape& shape);
 
+/// Do blocks end by adding the result of a product to the residual? Then no gradient depends on that result's value. Results of
+/// experts are weighted before they are added.
+bool ends_with_product(const ModelShape& shape);
+
 /// Floating-point operations of forward and backward per token at sequence length `seq_len`: 6 per
 /// parameter of every matrix product (head included, embedding look-up not, nor biases), and 12
 /// layers heads head_dim for each key that a query sees: seq_len / 2 of them (causal), fewer with a

@@ -71,6 +71,10 @@ bool is_checkpointed(const config::MemorySection& section, int64_t index) {
          index % section.checkpoint_every == 0;
 }
 
+bool repeats_last_product(const config::RunConfig& config, const models::ModelShape& shape) {
+  return !models::ends_with_product(shape) || config.adapter.type == models::AdapterType::dora;
+}
+
 /// Under autocast some numbers are in 16 bits and some in float32: counted as if all were in
 /// float32.
 int64_t compute_bytes(const config::PrecisionSection& precision) {

@@ -22,6 +22,9 @@ struct BlockActivations {
 BlockActivations block_activations(const config::RunConfig& config, const plan::RankPart& part,
                                    int64_t index);
 
+/// Is the last product of a block that is computed again made again, too (train/engine_options.h)? DoRA reads it.
+bool repeats_last_product(const config::RunConfig& config, const models::ModelShape& shape);
+
 /// Is block `index` checkpointed?
 bool is_checkpointed(const config::MemorySection& section, int64_t index);
 

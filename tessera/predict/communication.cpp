@@ -111,7 +111,8 @@ struct Rounds {
 };
 
 /// Each layer has two sums and two gathers in each direction. What is computed again is sent again,
-/// but for sums that selective checkpointing keeps; what is not gathers again what entered.
+/// but for sums that selective checkpointing keeps, and the last one where no gradient reads it; what
+/// is not gathers again what entered.
 Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   Rounds rounds;
   const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
@@ -123,7 +124,8 @@ Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
       const bool checkpointed = is_checkpointed(config.memory, i);
-      rounds.sums += full && checkpointed ? 6 : 4;
+      const double again = repeats_last_product(config, part.shape) ? 2 : 1;
+      rounds.sums += full && checkpointed ? 4 + again : 4;
       rounds.gathers += keeps_whole && !checkpointed && i >= experts.num_dense_layers ? 5 : 6;
       rounds.statistics += (checkpointed ? 3 : 2) * summed;
     }

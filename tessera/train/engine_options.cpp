@@ -30,9 +30,7 @@ torch::Dtype state_dtype(optim::StateType type) {
 }
 
 BlockEnd block_end(const models::ModelShape& shape) {
-  // Results of experts are weighted before they are added.
-  const bool any = models::spec_of(shape.family).norms_results || shape.experts.num > 0;
-  return any ? BlockEnd::any : BlockEnd::residual_sum;
+  return models::ends_with_product(shape) ? BlockEnd::residual_sum : BlockEnd::any;
 }
 
 BlockEnd end_of_blocks(const models::ModelShape& shape, const models::AdapterSpec& adapter) {

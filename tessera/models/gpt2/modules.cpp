@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "tessera/autograd/recompute.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
 #include "tessera/models/language_model.h"
@@ -87,7 +88,8 @@ Tensor Gpt2BlockImpl::attend(const Tensor& x, const nn::Positions& positions) {
 
 Tensor Gpt2BlockImpl::forward(const Tensor& x, const nn::Positions& positions) {
   const auto attended = x + attn_dropout_(attend(ln_1_(x), positions));
-  return attended + mlp_dropout_(mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended)))));
+  return autograd::residual_sum(
+      attended, mlp_dropout_(mlp_c_proj_(kernels::gelu_tanh(c_fc_(ln_2_(attended))))));
 }
 
 Gpt2::Gpt2(const ModelShape& shape, const TensorOptions& options)
