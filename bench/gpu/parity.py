@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 
+from train import BF16 as BF16_WHOLE
 from train import COMMON
 
 TINY = {"model.preset": "tiny", "data.seq_len": 128, "train.global_batch": 4, "train.micro_batch": 2}
@@ -21,8 +22,6 @@ def family(name):
     return {"path": name, "data.seq_len": 32, "train.global_batch": 4, "train.micro_batch": 2}
 
 
-BF16_WHOLE = {"precision.compute": "bf16", "precision.parameters": "bf16", "precision.optimizer_states": "bf16",
-              "precision.reduce": "bf16"}
 JOBS = {
     "llama": (FP32, TINY),
     "full": (FP32, TINY | {"memory.checkpointing": "full"}),

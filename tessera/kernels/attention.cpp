@@ -266,9 +266,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "attention: the fused kernel is not twice differentiable; use float64 or "
-                "attention_reference");
+    check_first_derivative();
     const auto saved = context->get_saved_variables();
     const auto dtype = saved[0].scalar_type();
     const auto q = as_computed(saved[0]), k = as_computed(saved[1]), v = as_computed(saved[2]),

@@ -13,16 +13,14 @@
 namespace tessera::kernels {
 namespace {
 
-/// Where sequences of varied lengths begin in the flat [B T], as the kernels take it.
+/// Where documents, and what is between them, begin in the flat [B T], as the kernels take it.
 struct Sequences {
-  at::Tensor begins;  ///< int32 [N + 1] on the device; undefined: each row is one
+  at::Tensor begins;  ///< int32 [N + 1] on the device
   int64_t longest = 0;
 };
 
-/// Documents, and what is between them.
 Sequences sequences_of(const at::Tensor& documents, const at::Tensor& q) {
   const int64_t batch = q.size(0), seq_len = q.size(1);
-  if (!documents.defined()) return {.begins = {}, .longest = seq_len};
   std::vector<int> begins{0};
   const auto go_to = [&](int64_t token) {
     if (token > begins.back()) begins.push_back(static_cast<int>(token));
@@ -47,7 +45,6 @@ Sequences sequences_of(const at::Tensor& documents, const at::Tensor& q) {
 
 /// The same, made once for all layers of a micro-batch.
 Sequences known_sequences(const at::Tensor& documents, const at::Tensor& q) {
-  if (!documents.defined()) return sequences_of(documents, q);
   static thread_local struct {
     at::Tensor documents;
     at::Device device = at::kCPU;
@@ -71,15 +68,26 @@ bool is_for_cudnn(const at::Tensor& q, const at::Tensor& k, const DeviceAttentio
   return !rule.window && !rule.documents.defined() && q.size(1) == k.size(1) && q.size(3) <= 128;
 }
 
-/// Keys that a query sees before and after it; -1: all that its rule leaves.
-struct Window {
-  int64_t left, right;
-};
-Window seen_around(const DeviceAttentionRule& rule) {
-  return {.left = rule.window.value_or(0) - 1, .right = rule.window ? 0 : -1};
-}
+/// What FlashAttention is told beside the tensors.
+struct Flash {
+  at::Tensor begins;  ///< of documents; undefined: each row is one
+  int64_t longest_q, longest_k;
+  int64_t left,
+      right;  ///< keys that a query sees before and after it; -1: all that its rule leaves
 
-at::Tensor flat(const at::Tensor& x) { return x.flatten(0, 1); }
+  Flash(const DeviceAttentionRule& rule, const at::Tensor& q, const at::Tensor& k)
+      : longest_q(q.size(1)),
+        longest_k(k.size(1)),
+        left(rule.window.value_or(0) - 1),
+        right(rule.window ? 0 : -1) {
+    if (!rule.documents.defined()) return;
+    const auto sequences = known_sequences(rule.documents, q);
+    begins = sequences.begins, longest_q = longest_k = sequences.longest;
+  }
+
+  /// [B, T, ..], flat where there are documents.
+  at::Tensor rows(const at::Tensor& x) const { return begins.defined() ? x.flatten(0, 1) : x; }
+};
 
 /// Result and log-sum-exp, and two that the backward takes.
 std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -93,18 +101,12 @@ std::vector<at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const 
             /*return_debug_mask=*/false, rule.scale);
     return {out.transpose(1, 2), log_sum_exp, seed, offset};
   }
-  const auto [left, right] = seen_around(rule);
-  if (!rule.documents.defined()) {
-    auto [out, log_sum_exp, state, unused, mask] = at::_flash_attention_forward(
-        q, k, v, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(1), k.size(1), /*dropout_p=*/0,
-        rule.causal, /*return_debug_mask=*/false, rule.scale, left, right);
-    return {out, log_sum_exp, state, unused};
-  }
-  const auto sequences = known_sequences(rule.documents, q);
+  const Flash flash(rule, q, k);
+  const auto begins = flash.begins.defined() ? std::optional(flash.begins) : std::nullopt;
   auto [out, log_sum_exp, state, unused, mask] = at::_flash_attention_forward(
-      flat(q), flat(k), flat(v), sequences.begins, sequences.begins, sequences.longest,
-      sequences.longest, /*dropout_p=*/0, rule.causal, /*return_debug_mask=*/false, rule.scale,
-      left, right);
+      flash.rows(q), flash.rows(k), flash.rows(v), begins, begins, flash.longest_q, flash.longest_k,
+      /*dropout_p=*/0, rule.causal, /*return_debug_mask=*/false, rule.scale, flash.left,
+      flash.right);
   return {out.view(q.sizes()), log_sum_exp, state, unused};
 }
 
@@ -121,18 +123,11 @@ torch::autograd::variable_list backward(const at::Tensor& given_grad,
         /*cum_seq_k=*/{}, q.size(1), k.size(1), /*dropout_p=*/0, rule.causal, rule.scale);
     return {grad_q.transpose(1, 2), grad_k.transpose(1, 2), grad_v.transpose(1, 2)};
   }
-  const auto [left, right] = seen_around(rule);
-  if (!rule.documents.defined()) {
-    auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
-        grad, q, k, v, out, log_sum_exp, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(1), k.size(1),
-        /*dropout_p=*/0, rule.causal, saved[5], saved[6], rule.scale, left, right);
-    return {grad_q, grad_k, grad_v};
-  }
-  const auto sequences = known_sequences(rule.documents, q);
+  const Flash flash(rule, q, k);
   auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
-      flat(grad), flat(q), flat(k), flat(v), flat(out), log_sum_exp, sequences.begins,
-      sequences.begins, sequences.longest, sequences.longest, /*dropout_p=*/0, rule.causal,
-      saved[5], saved[6], rule.scale, left, right);
+      flash.rows(grad), flash.rows(q), flash.rows(k), flash.rows(v), flash.rows(out), log_sum_exp,
+      flash.begins, flash.begins, flash.longest_q, flash.longest_k, /*dropout_p=*/0, rule.causal,
+      saved[5], saved[6], rule.scale, flash.left, flash.right);
   return {grad_q.view(q.sizes()), grad_k.view(k.sizes()), grad_v.view(v.sizes())};
 }
 
@@ -152,9 +147,7 @@ class DeviceAttention : public torch::autograd::Function<DeviceAttention> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "attention: the fused kernel is not twice differentiable; use float64 or "
-                "attention_reference");
+    check_first_derivative();
     const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
     const Call call{.rule = {.scale = data["scale"].toDouble(),
@@ -169,6 +162,12 @@ class DeviceAttention : public torch::autograd::Function<DeviceAttention> {
 };
 
 }  // namespace
+
+void check_first_derivative() {
+  TORCH_CHECK(!at::GradMode::is_enabled(),
+              "attention: the fused kernel is not twice differentiable; use float64 or "
+              "attention_reference");
+}
 
 bool takes_device_attention(const at::Tensor& q, bool has_softcap_or_sinks) {
   return q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && q.numel() > 0 &&

@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-/// Of one call; as AttentionOptions has them.
+/// The rule of one call; as AttentionOptions has it.
 struct DeviceAttentionRule {
   double scale = 1;
   bool causal = true;
@@ -20,6 +20,9 @@ struct DeviceAttentionRule {
 /// Are q [B, T, H, E] and what is to be done with it for these kernels? bfloat16 and float16, E a multiple of 8 up to
 /// 256.
 bool takes_device_attention(const at::Tensor& q, bool has_softcap_or_sinks);
+
+/// For a backward of attention by a kernel: an error beside create_graph = true.
+void check_first_derivative();
 
 /// As attention() of kernels/attention.h: [B, T, H, E], contiguous. Heads of keys are not repeated. What is in no document
 /// is computed among itself; its gradients must be zero. Once differentiable. Nothing stops the host but the first use of

@@ -115,14 +115,13 @@ class DeviceProducts : public LinearProducts {
   }
 
   Fp8Codes codes(const at::Tensor& matrix, Fp8Operand operand, Sum sum, bool both) const {
-    // What the backward reads again has been seen.
-    const bool is_seen_before = sum != Sum::along_rows && operand != Fp8Operand::gradient;
-    std::optional<Seen> seen;
-    if (!is_seen_before) seen.emplace(*watch_, operand, matrix.device());
-    const bool counts = watch_->counts && sum == Sum::along_rows;  // each operand once
+    const bool along_rows = sum == Sum::along_rows;
+    std::optional<Seen> seen;  // what the backward reads again has been seen
+    if (along_rows || operand == Fp8Operand::gradient)
+      seen.emplace(*watch_, operand, matrix.device());
+    const bool counts = watch_->counts && along_rows;  // each operand once
     const auto scaling = scaling_of(recipe_, operand, sum);
     const auto scale = given_scale(recipe_, history_, operand);
-    const bool along_rows = sum == Sum::along_rows;
     auto made = fp8_codes(matrix, scaling,
                           {.plain = along_rows || both,
                            .transposed = !along_rows || both,

@@ -98,7 +98,7 @@ void divided_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options)
                        .logical_and_(targets < vocabulary.first + logits.size(1))
                        .logical_and_(counted)
                        .unsqueeze(1);
-  // Of a target that another rank has: the class next to it here, times zero.
+  // A target that another rank has counts as the class next to it here, times zero.
   const auto index = (targets - vocabulary.first).clamp_(0, logits.size(1) - 1).unsqueeze_(1);
   const auto sums = at::zeros({2, logits.size(0)}, logits.options());  // target's logit, of exp
   if (logits.size(1) > 0) {

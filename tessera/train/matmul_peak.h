@@ -21,7 +21,8 @@ struct MatmulPeak {
 /// runs, some 0.1 s. Ranks that share a machine should measure at the same time.
 double matmul_peak(const torch::TensorOptions& options = {});
 
-/// Of a GPU by its driver's name, in bfloat16 and float16 without sparsity, as its maker publishes it; unset: not known.
+/// The peak of a GPU, by its driver's name, in bfloat16 and float16 without sparsity, as its maker publishes it; unset: not
+/// known.
 std::optional<double> published_peak(std::string_view gpu);
 
 /// Of a rank of the run, as it computes: published of a GPU in 16 bits, else measured.
