@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/device.h"
+#include "tessera/config/job_keys.h"
 
 namespace tessera::train {
 
@@ -27,7 +28,9 @@ mesh::DeviceMesh make_mesh(const config::ParallelSection& parallel,
                            const launch::RankEnvironment& environment) {
   const auto choice =
       comm::choose_device(parallel.backend, environment.local_rank, environment.local_world_size);
-  if (environment.rank == 0 && !choice.note.empty()) fmt::print("{}\n", choice.note);
+  if (environment.rank == 0 && !choice.note.empty()) {
+    fmt::print("{}\n", config::with_job_keys(choice.note));
+  }
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.timeout_seconds * 1000));
   return mesh::DeviceMesh(config::fitting_mesh(parallel, environment.world_size),
