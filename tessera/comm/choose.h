@@ -2,11 +2,16 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <optional>
 
 #include "tessera/comm/counters.h"
 #include "tessera/comm/reduce.h"
+
+namespace c10d {
+class Backend;
+}
 
 namespace tessera::comm {
 
@@ -30,8 +35,12 @@ Algorithm choose(const Choice& choice);
 
 /// Settings for tests and measurements.
 struct Transport {
-  bool shared_memory = true;            ///< false: ranks of one machine, too, talk through sockets
-  std::optional<Algorithm> all_reduce;  ///< instead of what choose() says (must be possible)
+  bool shared_memory = true;  ///< false: ranks of one machine, too, talk through sockets
+  std::optional<Algorithm> all_reduce = {};  ///< instead of what choose() says (must be possible)
+  /// Takes the place of NCCL for tensors of the group's device, the CPU too: made of a Gloo backend of
+  /// its own over the same ranks.
+  c10::intrusive_ptr<c10d::Backend> (*device_backend)(
+      const c10::intrusive_ptr<c10d::Backend>& gloo) = nullptr;
 };
 
 }  // namespace tessera::comm

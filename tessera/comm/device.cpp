@@ -58,8 +58,8 @@ DeviceChoice choose_device(const DeviceQuestion& question) {
       return {
           .device = c10::kCPU,
           .note = fmt::format("{} ranks for {} visible GPUs: all compute on the CPU; start {} "
-                              "for GPUs, or set backend to nccl where each rank sees a GPU of its "
-                              "own",
+                              "for GPUs, or set backend to nccl where every process sees a GPU of "
+                              "its own",
                               question.local_world_size, question.num_gpus, question.num_gpus)};
   }
   return {};

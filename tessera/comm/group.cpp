@@ -42,14 +42,14 @@ struct Work::Started {
   std::shared_ptr<Group::State> group;
   Call call;
   Clock::time_point begin;
-  std::future<void> done;            // of an operation on CPU tensors
-  std::optional<NativeWork> on_gpu;  // of one on a GPU's
+  std::future<void> done;               // of an operation on CPU tensors
+  std::optional<NativeWork> on_device;  // of one on a GPU's
 
   /// A GPU's failure shows as soon as the host knows of it, be it another operation's.
   void wait() {
-    if (on_gpu) {
-      group->check_gpu();
-      return on_gpu->wait();
+    if (on_device) {
+      group->check_device();
+      return on_device->wait();
     }
     // The operation watches its own deadline; the second one is for a backend that does not.
     const auto limit = group->options.timeout + std::chrono::seconds(5);
@@ -83,7 +83,7 @@ Work::~Work() {
 
 bool Work::done() const {
   if (started_ == nullptr) return true;
-  if (started_->on_gpu) return started_->on_gpu->done();
+  if (started_->on_device) return started_->on_device->done();
   return started_->done.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
@@ -116,20 +116,20 @@ Work Group::start(const Call& call, Job job) const {
                                                     .call = call,
                                                     .begin = Clock::now(),
                                                     .done = state_->queue->push(std::move(run)),
-                                                    .on_gpu = std::nullopt}));
+                                                    .on_device = std::nullopt}));
 }
 
-Work Group::start_on_gpu(const Call& call, const NativeStart& native) const {
+Work Group::start_on_device(const Call& call, const NativeStart& native) const {
   state_->count(call);
   const auto begin = Clock::now();
   try {
-    state_->check_gpu();
+    state_->check_device();
     return Work(std::make_unique<Work::Started>(
         Work::Started{.group = state_,
                       .call = call,
                       .begin = begin,
                       .done = {},
-                      .on_gpu = native(NativeCollectives(state_->nccl))}));
+                      .on_device = native(NativeCollectives(state_->on_device))}));
   } catch (const std::exception& error) {
     throw state_->error(call, seconds_since(begin), reason_of(error));
   }
@@ -168,10 +168,21 @@ Counters Group::counters() const {
   return state_->counters;
 }
 
+void Group::check() const {
+  if (size() == 1 || state_->on_device == nullptr) return;
+  try {
+    state_->check_device();
+  } catch (const std::exception& error) {
+    throw c10::DistError(fmt::format("rank {}, axis {}: an operation of this step failed: {}",
+                                     state_->run_rank(), name(), reason_of(error)),
+                         nullptr);
+  }
+}
+
 void Group::abort() const {
   if (size() == 1) return;
   if (state_->memory != nullptr) state_->memory->give_up();
-  if (state_->nccl) state_->nccl->abort();
+  if (state_->on_device) state_->on_device->abort();
   state_->gloo->abort();
 }
 
@@ -180,8 +191,9 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_reducible(op, tensor.scalar_type());
   if (size() == 1) return {};
   const auto call = call_of(Operation::all_reduce, tensor, {.op = op});
-  if (!tensor.is_cpu()) {
-    return start_on_gpu(call, [&](const auto& gpu) { return gpu.all_reduce(flat(tensor), op); });
+  if (state_->by_device(tensor)) {
+    return start_on_device(call,
+                           [&](const auto& device) { return device.all_reduce(flat(tensor), op); });
   }
   const auto job = [tensor = flat(tensor), op](State& state, const Deadline& deadline) {
     switch (state.algorithm(Operation::all_reduce, tensor, op)) {
@@ -203,8 +215,9 @@ Work Group::broadcast(const at::Tensor& tensor, int root) const {
   TORCH_INTERNAL_ASSERT(root >= 0 && root < size());
   if (size() == 1) return {};
   const auto call = call_of(Operation::broadcast, tensor, {.root = root});
-  if (!tensor.is_cpu()) {
-    return start_on_gpu(call, [&](const auto& gpu) { return gpu.broadcast(flat(tensor), root); });
+  if (state_->by_device(tensor)) {
+    return start_on_device(
+        call, [&](const auto& device) { return device.broadcast(flat(tensor), root); });
   }
   const auto job = [tensor = flat(tensor), root](State& state, const Deadline& deadline) {
     if (state.algorithm(Operation::broadcast, tensor) == Algorithm::shared_memory) {
@@ -220,10 +233,12 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const 
   check_tensor(output, Operation::all_gather);
   TORCH_INTERNAL_ASSERT(output.numel() == input.numel() * size());
   const auto whole = flat(output);
-  if (size() == 1 || output.is_cpu()) return all_gather_uneven(slices_of(whole, size()), input);
+  if (size() == 1 || !state_->by_device(output)) {
+    return all_gather_uneven(slices_of(whole, size()), input);
+  }
   check_tensor(input, Operation::all_gather);
-  return start_on_gpu(call_of(Operation::all_gather, output),
-                      [&](const auto& gpu) { return gpu.all_gather(whole, flat(input)); });
+  return start_on_device(call_of(Operation::all_gather, output),
+                         [&](const auto& device) { return device.all_gather(whole, flat(input)); });
 }
 
 Work Group::all_gather_uneven(std::span<const at::Tensor> outputs, const at::Tensor& input) const {
@@ -242,9 +257,9 @@ Work Group::all_gather_uneven(std::span<const at::Tensor> outputs, const at::Ten
   }
   auto call = call_of(Operation::all_gather, input);
   call.bytes = bytes_of(parts);
-  if (!input.is_cpu()) {
-    return start_on_gpu(call,
-                        [&](const auto& gpu) { return gpu.all_gather_uneven(parts, flat(input)); });
+  if (state_->by_device(input)) {
+    return start_on_device(
+        call, [&](const auto& device) { return device.all_gather_uneven(parts, flat(input)); });
   }
   const auto job = [parts, input = flat(input)](State& state, const Deadline& deadline) {
     state.all_gather(parts, input, deadline);
@@ -263,9 +278,10 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Re
     return {};
   }
   const auto call = call_of(Operation::reduce_scatter, input, {.op = op});
-  if (!input.is_cpu()) {
-    return start_on_gpu(
-        call, [&](const auto& gpu) { return gpu.reduce_scatter(flat(output), flat(input), op); });
+  if (state_->by_device(input)) {
+    return start_on_device(call, [&](const auto& device) {
+      return device.reduce_scatter(flat(output), flat(input), op);
+    });
   }
   const auto job = [output = flat(output), input = flat(input), op](State& state,
                                                                     const Deadline& deadline) {
@@ -294,9 +310,9 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root)
   call.bytes *= size();
   std::vector<at::Tensor> parts;  // of the root alone
   if (rank() == root) parts = slices_of(flat(input), size());
-  if (!output.is_cpu()) {
-    return start_on_gpu(call,
-                        [&](const auto& gpu) { return gpu.scatter(flat(output), parts, root); });
+  if (state_->by_device(output)) {
+    return start_on_device(
+        call, [&](const auto& device) { return device.scatter(flat(output), parts, root); });
   }
   const auto job = [output = flat(output), parts, root](State& state, const Deadline& deadline) {
     if (state.algorithm(Operation::scatter, output) == Algorithm::shared_memory) {
@@ -318,9 +334,9 @@ Work Group::all_to_all_single(const at::Tensor& output, const at::Tensor& input)
     return {};
   }
   const auto call = call_of(Operation::all_to_all, input);
-  if (!input.is_cpu()) {
-    return start_on_gpu(call,
-                        [&](const auto& gpu) { return gpu.all_to_all(flat(output), flat(input)); });
+  if (state_->by_device(input)) {
+    return start_on_device(
+        call, [&](const auto& device) { return device.all_to_all(flat(output), flat(input)); });
   }
   const auto job = [output = flat(output), input = flat(input)](State& state,
                                                                 const Deadline& deadline) {
@@ -353,9 +369,9 @@ Work Group::all_to_all_uneven(const at::Tensor& output, const at::Tensor& input,
       c10::multiply_integers(input.sizes().slice(1)) * static_cast<int64_t>(input.element_size());
   auto call = call_of(Operation::all_to_all, input);
   call.bytes = std::reduce(rows.begin(), rows.end()) * row_bytes / n;
-  if (!input.is_cpu()) {
-    return start_on_gpu(call, [&](const auto& gpu) {
-      return gpu.all_to_all(output.detach(), input.detach(), received, sent);
+  if (state_->by_device(input)) {
+    return start_on_device(call, [&](const auto& device) {
+      return device.all_to_all(output.detach(), input.detach(), received, sent);
     });
   }
   const auto job = [outputs, inputs, longest = *std::ranges::max_element(rows) * row_bytes](

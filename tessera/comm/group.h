@@ -80,8 +80,8 @@ struct GroupOptions {
 ///
 /// Tensors on the group's GPU: NCCL, on a stream of the group's own, after what the caller's
 /// current stream was given before; Work::wait() does not stop the host, only that stream. Sums are
-/// taken in the tensor's type. A lost peer or a passed deadline shows at the next operation or
-/// wait().
+/// taken in the tensor's type. A lost peer or a passed deadline shows at the next operation, wait()
+/// or check().
 class Group {
  public:
   /// A group of one rank.
@@ -141,6 +141,10 @@ class Group {
   /// Every rank's `bytes` in order, of any lengths; for small things.
   std::vector<std::string> all_gather_bytes(const std::string& bytes) const;
 
+  /// Throws c10::DistError if an operation on a GPU has failed, which can be after its wait(): what
+  /// such operations left is not to be used. Certain once the host has waited for the GPU.
+  void check() const;
+
   /// Ends the group: what is under way and whatever comes later fails, here and, as when this rank
   /// is lost, on its peers. For a rank that must leave while others wait for it.
   void abort() const;
@@ -158,7 +162,7 @@ class Group {
   using Job = std::function<void(State&, const Deadline&)>;
   using NativeStart = std::function<NativeWork(const NativeCollectives&)>;
   Work start(const Call& call, Job job) const;
-  Work start_on_gpu(const Call& call, const NativeStart& native) const;
+  Work start_on_device(const Call& call, const NativeStart& native) const;
   void check_tensor(const at::Tensor& tensor, Operation operation) const;
 
   std::shared_ptr<State> state_;

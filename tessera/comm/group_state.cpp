@@ -27,10 +27,14 @@ std::string reason_of(const std::exception& error) {
   return text;
 }
 
-void Group::State::check_gpu() const {
+bool Group::State::by_device(const at::Tensor& tensor) const {
+  return on_device != nullptr && tensor.device() == options.device;
+}
+
+void Group::State::check_device() const {
   constexpr const char* kReasons[] = {"", "deadline passed", "a connection failed",
                                       "another rank failed"};  // of c10d::ErrorType
-  const auto error = nccl->getError();
+  const auto error = on_device->getError();
   if (error == c10d::ErrorType::SUCCESS) return;
   throw std::runtime_error(fmt::format("NCCL: {}", kReasons[static_cast<size_t>(error)]));
 }
@@ -64,9 +68,13 @@ void Group::State::connect(const GlooDevice& device, const c10::intrusive_ptr<c1
     gloo = *made;
   });
   exchange.emplace(gloo, options.ranks);
-  if (options.device.is_cuda()) {
-    nccl = make_nccl(options.name, c10::make_intrusive<c10d::PrefixStore>("nccl", store),
-                     options.rank, size(), options.timeout);
+  if (options.transport.device_backend) {
+    const auto apart = c10::make_intrusive<c10d::PrefixStore>("device", store);
+    on_device = options.transport.device_backend(
+        make_gloo(device, apart, options.rank, size(), options.timeout));
+  } else if (options.device.is_cuda()) {
+    on_device = make_nccl(options.name, c10::make_intrusive<c10d::PrefixStore>("nccl", store),
+                          options.rank, size(), options.timeout);
   }
   if (options.transport.shared_memory) {
     memory = SharedMemory::make(options.rank, options.ranks, [&](const std::string& bytes) {
@@ -146,11 +154,11 @@ void Group::State::count(const Call& call) {
 }
 
 Group::State::~State() {
-  if (nccl == nullptr) return;
+  if (on_device == nullptr) return;
   // NCCL's destructor warns unless told how the run ended; a failed group cannot be finished.
-  const bool failed = nccl->getError() != c10d::ErrorType::SUCCESS;
+  const bool failed = on_device->getError() != c10d::ErrorType::SUCCESS;
   try {
-    failed ? nccl->abort() : nccl->shutdown();
+    failed ? on_device->abort() : on_device->shutdown();
   } catch (const c10::Error&) {
     // The GPU or its driver is gone; nothing is left to end.
   }

@@ -50,12 +50,13 @@ struct Group::State {
                   int64_t longest, const Deadline& deadline);
   std::vector<std::string> gather_bytes(const std::string& bytes, const Deadline& deadline);
 
-  /// Throws if the GPU's operations have failed.
-  void check_gpu() const;
+  bool by_device(const at::Tensor& tensor) const;  ///< on_device takes it
+  /// Throws if an operation of on_device has failed.
+  void check_device() const;
 
   GroupOptions options;
   c10::intrusive_ptr<c10d::Backend> gloo;
-  c10::intrusive_ptr<c10d::Backend> nccl;  // null without a GPU
+  c10::intrusive_ptr<c10d::Backend> on_device;  // NCCL; null without a GPU
   std::optional<Exchange> exchange;
   std::unique_ptr<SharedMemory> memory;
   std::mutex counters_mutex;

@@ -20,8 +20,8 @@ TEST(JobKeysTest, OptionsGetTheirSection) {
             "a.bin: truncated; make it again, or set data.token_dtype or data.format");
   EXPECT_EQ(with_job_keys("train: fewer samples than global_batch; set shuffle to false"),
             "data.train: fewer samples than train.global_batch; set data.shuffle to false");
-  EXPECT_EQ(with_job_keys("start 1 for GPUs, or set backend to nccl where each rank sees a GPU"),
-            "start 1 for GPUs, or set parallel.backend to nccl where each rank sees a GPU");
+  EXPECT_EQ(with_job_keys("start 1 for GPUs, or set backend to nccl where every process sees one"),
+            "start 1 for GPUs, or set parallel.backend to nccl where every process sees one");
   EXPECT_EQ(with_job_keys("expected a tensor 'x', found none; set strict to false."),
             "expected a tensor 'x', found none; set checkpoint.strict to false.");
 }

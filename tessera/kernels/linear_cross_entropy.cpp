@@ -256,7 +256,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto saved = ctx->get_saved_variables();
     variable_list out(6);
-    const bool is_one = grads[0].device().is_cpu() && grads[0].item<double>() == 1;
+    const bool is_one =
+        grads[0].is_cpu() && grads[0].to(at::kDouble).const_data_ptr<double>()[0] == 1;
     TORCH_CHECK_VALUE(
         is_one || !grads[0].device().is_cpu() || !ctx->saved_data["already_added"].toBool(),
         "linear_cross_entropy: expected an incoming gradient of 1, got ", grads[0].item<double>(),

@@ -2,9 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 namespace tessera::memory {
@@ -25,8 +25,10 @@ RandomState RandomState::of(const std::vector<at::Tensor>& tensors) {
 }
 
 bool RandomState::operator==(const RandomState& other) const {
-  return std::ranges::equal(states_, other.states_,
-                            [](const auto& a, const auto& b) { return at::equal(a, b); });
+  return std::ranges::equal(states_, other.states_, [](const auto& a, const auto& b) {
+    return a.nbytes() == b.nbytes() &&
+           std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  });
 }
 
 RandomState RandomState::exchange() const {

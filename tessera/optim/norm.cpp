@@ -1,16 +1,6 @@
 #include "tessera/optim/norm.h"
 
-#include "tessera/kernels/flat.h"
-
 namespace tessera::optim {
-
-double squared_norm(std::span<const torch::Tensor> tensors) {
-  double sum = 0;
-  for (const auto& tensor : tensors) {
-    sum += kernels::sum_of_squares(tensor.contiguous()).item<double>();
-  }
-  return sum;
-}
 
 double clip_factor(double norm, double max_norm) {
   if (max_norm == 0) return 1;

@@ -375,24 +375,6 @@ TEST(Fp8Gradient, IsReadTimesItsFactor) {
   }
 }
 
-TEST(SquaredNorm, KeepsSmallTermsThatAnFp32SumLoses) {
-  const std::vector<torch::Tensor> tensors{torch::full({3'000'001}, 1e-3f),
-                                           torch::tensor({1000.f})};
-  const double small = static_cast<double>(1e-3f);
-  const double exact = 1e6 + 3'000'001 * small * small;
-  EXPECT_NEAR(squared_norm(tensors) / exact, 1, 1e-12);
-}
-
-TEST(SquaredNorm, IsTheSameForAnyNumberOfThreads) {
-  torch::manual_seed(1);
-  const std::vector<torch::Tensor> tensors{torch::randn({1'000'003}), torch::randn({5})};
-  at::set_num_threads(1);
-  const double one = squared_norm(tensors);
-  at::set_num_threads(2);
-  EXPECT_EQ(squared_norm(tensors), one);
-  at::set_num_threads(1);
-}
-
 TEST(Schedule, WarmsUpAndEndsAtTheMinimum) {
   LearningRateOptions options{
       .learning_rate = 1, .min_ratio = 0.1, .warmup_steps = 10, .total_steps = 110};

@@ -222,6 +222,7 @@ void AcceleratorCore::step(OptimizerRecord& optimizer,
     scaler_->update(optimizer.skipped);
     optimizer.unscaled = false;
   }
+  for (const auto& axis : mesh_->used_axes()) axis.check();
   if (searches) {
     TORCH_CHECK_VALUE(closure != nullptr, "step: LBFGS expects step(closure), got step()");
     // All ranks see one loss, so all search alike.

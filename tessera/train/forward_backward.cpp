@@ -42,10 +42,9 @@ int64_t held_bytes(const Run& run) {
   return memory::device_memory(run.device).tensors - memory.gathered - memory.gradients;
 }
 
-double sum_of(const std::vector<torch::Tensor>& losses) {
-  double sum = 0;
-  for (const auto& loss : losses) sum += loss.item<double>();
-  return sum;
+torch::Tensor sum_of(const std::vector<torch::Tensor>& losses) {
+  return losses.empty() ? torch::zeros({}, torch::kFloat64)
+                        : torch::stack(losses).detach().sum(torch::kFloat64);
 }
 
 /// In force while it lives; nullptr: the run has none.
@@ -73,7 +72,7 @@ std::vector<nn::RandomContext> random_contexts(const Run& run, int64_t step,
 double loss_sum_in(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss,
                    const std::vector<nn::RandomContext>& contexts) {
   const auto autocast = autocast_of(run);
-  return sum_of(run.pipeline.evaluate(
+  const auto losses = run.pipeline.evaluate(
       [&](int stage, int micro_batch, torch::Tensor hidden) {
         const auto index = static_cast<size_t>(micro_batch);
         std::optional<nn::RandomContext> context;
@@ -82,7 +81,8 @@ double loss_sum_in(Run& run, const std::vector<data::Batch>& batches, const Batc
         run.parallel.begin_pass(stage, micro_batch);
         return forward_stage(run, stage, std::move(hidden), batches[index], loss);
       },
-      static_cast<int>(batches.size())));
+      static_cast<int>(batches.size()));
+  return sum_of(losses).item<double>();
 }
 
 /// A forward without gradients that tells what a loss of the whole batch's counts needs, where its
@@ -113,8 +113,8 @@ void prepare(Run& run, const Action& action) {
 
 }  // namespace
 
-double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
-                            const BatchLoss& loss) {
+torch::Tensor accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
+                                   const BatchLoss& loss) {
   const auto contexts = random_contexts(run, step, batches);
   count_first(run, batches, contexts);
   const auto autocast = autocast_of(run);

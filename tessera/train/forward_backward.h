@@ -14,9 +14,10 @@ namespace tessera::train {
 using BatchLoss = std::function<kernels::TokenLoss(const data::Batch& batch)>;
 
 /// Adds to the gradients what a step's micro-batches give and reduces them. Returns the sum of their
-/// losses on ranks that have the model's head, 0 elsewhere. Collective.
-double accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
-                            const BatchLoss& loss);
+/// losses on ranks that have the model's head, 0 elsewhere: float64, 0-d, on the run's device, so
+/// that the host need not wait for the backward. Collective.
+torch::Tensor accumulate_gradients(Run& run, int64_t step, const std::vector<data::Batch>& batches,
+                                   const BatchLoss& loss);
 
 /// The same sum without gradients. Collective.
 double loss_sum(Run& run, const std::vector<data::Batch>& batches, const BatchLoss& loss);

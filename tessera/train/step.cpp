@@ -134,12 +134,11 @@ StepResult train_step(Run& run, int64_t step, const std::vector<data::Batch>& ba
   if (run.config.optimizer.in_backward) update_in_backward(run, step);
   if (run.balance) run.balance->begin_step({amounts.positions, amounts.rows, loss_scale});
   PreferenceSums of_pairs;
-  const double local_loss =
-      accumulate_gradients(run, step, batches,
-                           loss_by(run, amounts, loss_scale, run.reference.train, of_pairs)) /
-      loss_scale;
-
+  const auto losses = accumulate_gradients(
+      run, step, batches, loss_by(run, amounts, loss_scale, run.reference.train, of_pairs));
   const auto norm = run.parallel.gradient_norm();
+  const double local_loss = losses.item<double>() / loss_scale;
+  for (const auto& axis : run.axes) axis.check();  // the host has waited for all of them
   const auto requests = run.requests();
   const bool counts = run.tensor_axis.rank() == 0;  // others have the same loss
   const auto sums = summed(

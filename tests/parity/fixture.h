@@ -55,8 +55,8 @@ inline config::RunConfig over(config::RunConfig job, const mesh::MeshShape& shap
 }
 
 /// Trains on `axis`'s ranks and compares every step: losses within 2e-5 relative, gradient norms
-/// within 2e-4 (the recorded norms are themselves off by up to 1e-4, see the issue of fp32 sums in
-/// optim/norm.h).
+/// within 2e-4 (the recorded norms are themselves off by up to 1e-4: fp32 sums, see
+/// kernels/flat.h).
 inline void expect_recorded(train::Run& run, const Recorded& recorded) {
   for (size_t step = 0; step < recorded.losses.size(); ++step) {
     const auto result = train::train_step(run, static_cast<int64_t>(step));

@@ -11,6 +11,24 @@
 #include "tessera/parallel/data/parameter_check.h"
 
 namespace tessera::parallel {
+namespace {
+
+/// The values of 0-d float64 tensors. The host waits for a GPU once, however many are there.
+std::vector<double> values_of(const std::vector<torch::Tensor>& numbers) {
+  std::vector<torch::Tensor> on_device;
+  for (const auto& number : numbers) {
+    if (!number.is_cpu()) on_device.push_back(number);
+  }
+  const auto copied = on_device.empty() ? torch::Tensor() : torch::stack(on_device).cpu();
+  const double* next = on_device.empty() ? nullptr : copied.const_data_ptr<double>();
+  std::vector<double> values;
+  for (const auto& number : numbers) {
+    values.push_back(number.is_cpu() ? *number.const_data_ptr<double>() : *next++);
+  }
+  return values;
+}
+
+}  // namespace
 
 DataParallel::Engine& DataParallel::engine() const {
   TORCH_CHECK_VALUE(!engine_->absorbed,
@@ -76,7 +94,7 @@ GradientNorm DataParallel::gradient_norm() const {
   for (size_t i = 0; !engine.options.update_in_backward && i < squares.size(); ++i) {
     squares[i] = engine.sum_of_squares(i);
   }
-  const auto sums = torch::tensor(squares, torch::kFloat64);
+  const auto sums = torch::tensor(values_of(squares), torch::kFloat64);
   engine.axes.model.all_reduce(sums).wait();
   GradientNorm result;
   double sum = 0;
@@ -87,7 +105,7 @@ GradientNorm DataParallel::gradient_norm() const {
   }
   const auto total = torch::tensor(sum, torch::kFloat64);
   engine.axes.stages.all_reduce(total).wait();
-  result.norm = std::sqrt(total.item<double>());
+  result.norm = std::sqrt(*total.const_data_ptr<double>());
   if (!std::isfinite(result.norm)) {
     for (const auto& unit : engine.axes.stages.all_gather_bytes(result.nonfinite_unit)) {
       if (!unit.empty()) result.nonfinite_unit = unit;

@@ -45,7 +45,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<Slice> slices;
   std::vector<std::pair<size_t, size_t>> slices_of_unit;  // first and end of each unit's
   std::function<void(size_t slice)> on_reduced;           // of DataParallel
-  std::vector<double> squares;  // of each unit's gradient, where it was updated in this step
+  std::vector<torch::Tensor> squares;  // sum_of_squares(), where the unit was updated in this step
   bool slices_taken = false, leaves_taken = false;  // by an optimizer of the user's
   struct Leaf {
     std::string name;
@@ -141,7 +141,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void settle(size_t at_most);
   void update(size_t unit);
   void check_not_updated(size_t unit) const;
-  double sum_of_squares(size_t unit) const;  // of this rank's part of its gradient
+  /// Of this rank's part of its gradient: float64, 0-d, where the gradient is; the host does not wait.
+  torch::Tensor sum_of_squares(size_t unit) const;
   void finish_backward();
   void check_frozen() const;
   void agree_on_arrivals();

@@ -1,14 +1,14 @@
 // Units that are updated as soon as their gradients are reduced.
 #include <vector>
 
-#include "tessera/optim/norm.h"
+#include "tessera/kernels/flat.h"
 #include "tessera/parallel/data/engine.h"
 
 namespace tessera::parallel {
 
-double DataParallel::Engine::sum_of_squares(size_t index) const {
+torch::Tensor DataParallel::Engine::sum_of_squares(size_t index) const {
   const auto& unit = units[index];
-  double sum = 0;
+  torch::Tensor sum;
   for (const auto& buffer : unit.buffers()) {
     // Of those that hold it whole in `axes.model`, the first rank counts it.
     const bool first =
@@ -16,10 +16,12 @@ double DataParallel::Engine::sum_of_squares(size_t index) const {
     const bool sliced = buffer.plan().num_slices > 1;
     const bool first_of_like = buffer.options().replication.ranks.rank() == 0;
     if (!buffer.trained() || !first_of_like || !(sliced || first)) continue;
-    sum += buffer.gradient_is_away() ? buffer.squares_put_away()
-                                     : optim::squared_norm({{buffer.gradient_numbers()}});
+    const auto squares = buffer.gradient_is_away()
+                             ? torch::tensor(buffer.squares_put_away(), torch::kFloat64)
+                             : kernels::sum_of_squares(buffer.gradient_numbers().contiguous());
+    sum = sum.defined() ? sum + squares : squares;
   }
-  return sum;
+  return sum.defined() ? sum : torch::zeros({}, torch::kFloat64);
 }
 
 /// The unit's gradient is complete: its slices are updated, and it goes.

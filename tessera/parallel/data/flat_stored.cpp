@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/optim/norm.h"
+#include "tessera/kernels/flat.h"
 #include "tessera/parallel/data/flat_buffer.h"
 
 namespace tessera::parallel {
@@ -63,7 +63,7 @@ void FlatBuffer::store_gradient_in(std::shared_ptr<offload::StoredRegions> regio
 void FlatBuffer::put_gradient_away() {
   if (!gradient_regions_ || !gradient_slice.allocated()) return;
   const auto& numbers = gradient_slice.tensor();
-  squares_put_away_ = optim::squared_norm({{numbers}});
+  squares_put_away_ = kernels::sum_of_squares(numbers).item<double>();
   const auto from = bytes_of(numbers);
   std::ranges::copy(from, gradient_regions_->change(gradient_region_, /*all=*/true).begin());
   gradient_is_away_ = true;

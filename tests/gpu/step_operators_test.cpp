@@ -1,0 +1,232 @@
+// What a training step asks of its device: how often the host waits for it, and how many operators a layer starts. Counted on the CPU, whose
+// steps are the same but for the kernels inside an operator; one that LibTorch's dispatcher does not see counts by its node in the backward.
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "tessera/train/assemble.h"
+#include "tessera/train/step.h"
+#include "tests/support/ranks.h"
+
+namespace tessera {
+namespace {
+
+using Counts = std::map<std::string, int64_t>;
+
+/// Operators that start no kernel: they allocate, see memory otherwise, or call others that are counted.
+const std::set<std::string> kFree = {"aten::_reshape_alias",
+                                     "aten::_to_copy",
+                                     "aten::_unsafe_view",
+                                     "aten::alias",
+                                     "aten::as_strided",
+                                     "aten::chunk",
+                                     "aten::clone",
+                                     "aten::contiguous",
+                                     "aten::detach",
+                                     "aten::detach_",
+                                     "aten::empty",
+                                     "aten::empty_like",
+                                     "aten::empty_strided",
+                                     "aten::expand",
+                                     "aten::expand_as",
+                                     "aten::flatten",
+                                     "aten::item",
+                                     "aten::lift_fresh",
+                                     "aten::linear",
+                                     "aten::matmul",
+                                     "aten::narrow",
+                                     "aten::ones",
+                                     "aten::ones_like",
+                                     "aten::permute",
+                                     "aten::reshape",
+                                     "aten::reshape_as",
+                                     "aten::resize_",
+                                     "aten::result_type",
+                                     "aten::select",
+                                     "aten::set_",
+                                     "aten::slice",
+                                     "aten::split",
+                                     "aten::squeeze",
+                                     "aten::t",
+                                     "aten::split_with_sizes",
+                                     "aten::to",
+                                     "aten::transpose",
+                                     "aten::unbind",
+                                     "aten::unflatten",
+                                     "aten::unfold",
+                                     "aten::resolve_conj",
+                                     "aten::scalar_tensor",
+                                     "aten::unsqueeze",
+                                     "aten::view",
+                                     "aten::view_as",
+                                     "aten::zeros",
+                                     "aten::zeros_like"};
+
+/// Operators that need a result on the host.
+const std::set<std::string> kWaiting = {
+    "aten::_local_scalar_dense", "aten::_unique2", "aten::equal",
+    "aten::masked_select",       "aten::nonzero",  "aten::unique_dim"};
+
+/// Counts the operators of all threads while it lives.
+class OperatorCount {
+ public:
+  OperatorCount() {
+    current() = this;
+    handle_ = at::addGlobalCallback(
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+              current()->add(function);
+              return nullptr;
+            })
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  ~OperatorCount() { at::removeCallback(handle_); }
+  OperatorCount(const OperatorCount&) = delete;
+  OperatorCount& operator=(const OperatorCount&) = delete;
+
+  /// Those that start a kernel, or are kernels of ours.
+  const Counts& started() const { return started_; }
+  /// Those whose results the host needs, or that copy from one device to another.
+  const Counts& waits() const { return waits_; }
+
+ private:
+  static OperatorCount*& current() {
+    static OperatorCount* count = nullptr;
+    return count;
+  }
+
+  void add(const at::RecordFunction& function) {
+    const std::string name = function.name();
+    const std::lock_guard lock(mutex_);
+    if (kWaiting.contains(name)) ++waits_[name];
+    if (name == "aten::to" || name == "aten::_to_copy") {
+      for (const auto& input : function.inputs()) {
+        if (input.isDevice()) ++waits_[name + " of a device"];
+      }
+    }
+    if (name.starts_with("aten::")) {
+      if (!kFree.contains(name)) ++started_[name];
+    } else if (name.starts_with("torch::autograd::CppNode<tessera::kernels::") &&
+               !name.ends_with("Linears>")) {
+      started_[name] += 2;  // a kernel of ours, forward and backward; Linears calls products
+    }
+  }
+
+  at::CallbackHandle handle_;
+  std::mutex mutex_;
+  Counts started_, waits_;
+};
+
+using Change = std::function<void(config::RunConfig&)>;
+
+struct Case {
+  std::string name;
+  mesh::MeshShape shape;
+  Change change = [](config::RunConfig&) {};
+};
+
+config::RunConfig job_of(const Case& c) {
+  config::RunConfig job;
+  job.model.preset = "tiny";
+  job.data.train = {"tests/fixtures/tokens_head.bin"};
+  job.data.validation_fraction = 0;
+  job.data.seq_len = 64;
+  job.train.global_batch = 8;
+  job.precision.compute = FloatType::bf16;
+  job.parallel.num_ranks = c.shape.num_ranks();
+  job.parallel.dp_shard = c.shape.dp_shard, job.parallel.tp = c.shape.tp;
+  job.parallel.placement =
+      c.shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate;
+  c.change(job);
+  config::check(job, {});
+  return job;
+}
+
+/// The second step's, of the run of `job`: the first makes what stays.
+void count_step(const config::RunConfig& job, const mesh::DeviceMesh& mesh, Counts& started,
+                Counts& waits) {
+  auto run = train::assemble(job, mesh);
+  train::train_step(run, 0);
+  const auto batches = train::micro_batches(run, run.train_loader, 1);
+  const OperatorCount count;
+  train::train_step(run, 1, batches);
+  started = count.started(), waits = count.waits();
+}
+
+std::string told(const Counts& counts) {
+  std::string text;
+  for (const auto& [name, count] : counts) text += "\n  " + std::to_string(count) + " " + name;
+  return text;
+}
+
+int64_t sum_of(const Counts& counts) {
+  int64_t sum = 0;
+  for (const auto& [name, count] : counts) sum += count;
+  return sum;
+}
+
+class HostWaits : public ::testing::TestWithParam<Case> {};
+
+// The loss. The squares of the norm are the other copy from a GPU, and on the CPU no operator.
+TEST_P(HostWaits, OnceAStep) {
+  const auto& c = GetParam();
+  on_mesh({.shape = c.shape}, [&c](const mesh::DeviceMesh& mesh) {
+    Counts started, waits;
+    count_step(job_of(c), mesh, started, waits);
+    EXPECT_EQ(waits, (Counts{{"aten::_local_scalar_dense", 1}})) << told(waits);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, HostWaits,
+    ::testing::Values(
+        Case{"bf16", {}},
+        Case{"fp32", {}, [](auto& job) { job.precision.compute = FloatType::fp32; }},
+        Case{"fp16", {}, [](auto& job) { job.precision.compute = FloatType::fp16; }},
+        Case{"micro_batches", {}, [](auto& job) { job.train.micro_batch = 2; }},
+        Case{"full_checkpointing",
+             {},
+             [](auto& job) { job.memory.checkpointing = memory::CheckpointMode::full; }},
+        Case{"selective_checkpointing",
+             {},
+             [](auto& job) { job.memory.checkpointing = memory::CheckpointMode::selective; }},
+        Case{"update_in_backward",
+             {},
+             [](auto& job) {
+               job.optimizer.in_backward = true;
+               job.optimizer.max_grad_norm = 0;
+             }},
+        Case{"adapter",
+             {},
+             [](auto& job) {
+               job.adapter.type = models::AdapterType::lora;
+               job.adapter.rank = 4;
+             }},
+        Case{"full_shard", {.dp_shard = 2}}, Case{"tp", {.tp = 2}}),
+    [](const auto& info) { return info.param.name; });
+
+// A fused kernel counts as one. Where it was ATen alone, a layer had some 140.
+TEST(Operators, AreFewALayer) {
+  on_mesh({.shape = {}}, [](const mesh::DeviceMesh& mesh) {
+    auto job = job_of({.name = "", .shape = {}});
+    Counts few, more, waits;
+    job.model.num_layers = 2;
+    count_step(job, mesh, few, waits);
+    job.model.num_layers = 4;
+    count_step(job, mesh, more, waits);
+    Counts of_a_layer;
+    for (const auto& [name, count] : more) {
+      if (count > few[name]) of_a_layer[name] = (count - few[name]) / 2;
+    }
+    EXPECT_LE(sum_of(of_a_layer), 40) << told(of_a_layer);
+    EXPECT_GE(sum_of(of_a_layer), 20) << told(of_a_layer);  // 12 products, and what is ours
+  });
+}
+
+}  // namespace
+}  // namespace tessera
