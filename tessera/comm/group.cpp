@@ -169,14 +169,7 @@ Counters Group::counters() const {
 }
 
 void Group::check() const {
-  if (size() == 1 || state_->on_device == nullptr) return;
-  try {
-    state_->check_device();
-  } catch (const std::exception& error) {
-    throw c10::DistError(fmt::format("rank {}, axis {}: an operation of this step failed: {}",
-                                     state_->run_rank(), name(), reason_of(error)),
-                         nullptr);
-  }
+  if (state_->on_device != nullptr) state_->check();
 }
 
 void Group::abort() const {

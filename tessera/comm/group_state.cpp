@@ -31,12 +31,25 @@ bool Group::State::by_device(const at::Tensor& tensor) const {
   return on_device != nullptr && tensor.device() == options.device;
 }
 
-void Group::State::check_device() const {
+std::string Group::State::device_failure() const {
   constexpr const char* kReasons[] = {"", "deadline passed", "a connection failed",
                                       "another rank failed"};  // of c10d::ErrorType
   const auto error = on_device->getError();
-  if (error == c10d::ErrorType::SUCCESS) return;
-  throw std::runtime_error(fmt::format("NCCL: {}", kReasons[static_cast<size_t>(error)]));
+  if (error == c10d::ErrorType::SUCCESS) return {};
+  return fmt::format("NCCL: {}", kReasons[static_cast<size_t>(error)]);
+}
+
+void Group::State::check_device() const {
+  const auto failure = device_failure();
+  if (!failure.empty()) throw std::runtime_error(failure);
+}
+
+void Group::State::check() const {
+  const auto failure = device_failure();
+  if (failure.empty()) return;
+  throw c10::DistError(fmt::format("rank {}, axis {}: an operation of this step failed: {}",
+                                   run_rank(), options.name, failure),
+                       nullptr);
 }
 
 Group::State::State(GroupOptions group_options, const GlooDevice& device,

@@ -51,8 +51,9 @@ struct Group::State {
   std::vector<std::string> gather_bytes(const std::string& bytes, const Deadline& deadline);
 
   bool by_device(const at::Tensor& tensor) const;  ///< on_device takes it
-  /// Throws if an operation of on_device has failed.
-  void check_device() const;
+  std::string device_failure() const;              ///< of on_device's operations; empty: none
+  void check_device() const;                       ///< throws it, for a call's message
+  void check() const;                              ///< throws it with a message of its own
 
   GroupOptions options;
   c10::intrusive_ptr<c10d::Backend> gloo;

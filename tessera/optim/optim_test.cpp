@@ -212,7 +212,8 @@ TEST(Float16, GradientsAreThoseNumbersInFloat32) {
   const auto gradient = torch::randn({kSize}).to(torch::kHalf);
   for (const auto type : {OptimizerType::adamw, OptimizerType::sgd, OptimizerType::lion}) {
     const auto updated = [&](const torch::Tensor& by) {
-      const auto parameter = start.clone(), buffer = torch::empty_like(by);
+      auto parameter = start.clone();
+      const auto buffer = torch::empty_like(by);
       Optimizer optimizer({{.parameter = parameter, .gradient = buffer}}, {.type = type});
       for (int i = 0; i < 3; ++i) {
         buffer.copy_(by);  // an update may use it up

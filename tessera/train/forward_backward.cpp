@@ -149,12 +149,12 @@ torch::Tensor logits_at(Run& run, const torch::Tensor& ids, const TextPosition& 
         return forward_stage(run, stage, std::move(hidden), batch, {}, at);
       },
       1);
-  const auto result = outputs.empty() ? torch::empty({ids.size(0), run.model->shape().vocab_size})
-                                      : outputs[0]
-                                            .select(1, has_part_of_positions(run) ? at.position : 0)
-                                            .to(torch::kFloat32)
-                                            .cpu()
-                                            .contiguous();
+  auto result = outputs.empty() ? torch::empty({ids.size(0), run.model->shape().vocab_size})
+                                : outputs[0]
+                                      .select(1, has_part_of_positions(run) ? at.position : 0)
+                                      .to(torch::kFloat32)
+                                      .cpu()
+                                      .contiguous();
   run.pipeline_axis.broadcast(result, run.pipeline.schedule().rank_of_stage.back()).wait();
   return result;
 }

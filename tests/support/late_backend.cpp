@@ -87,6 +87,7 @@ class LateBackend : public c10d::Backend {
         gloo_(std::move(gloo)),
         fails_(std::move(fails)) {}
 
+  // NOLINTNEXTLINE(readability-const-return-type): as c10d declares it.
   const std::string getBackendName() const override { return "late"; }
 
   c10d::ErrorType getError() override {
