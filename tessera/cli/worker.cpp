@@ -16,6 +16,7 @@
 #include "tessera/launch/rank_environment.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/loop.h"
+#include "tessera/train/out_of_memory.h"
 #include "tessera/train/self_test.h"
 
 namespace tessera {
@@ -30,8 +31,12 @@ int run_rank(const std::vector<std::string>& arguments) {
     return inference::answer(inference::read_request(arguments.back()), environment);
   const auto config = config::load_run_config(arguments.back(), {}).config;
   if (arguments.front() == cli::kSelfTest) return train::self_test(config.parallel, environment);
-  auto run = train::assemble(config, environment);
-  return train::train_loop(run, environment);
+  int status = 0;
+  train::within_memory(config, environment, [&] {
+    auto run = train::assemble(config, environment);
+    status = train::train_loop(run, environment);
+  });
+  return status;
 }
 
 }  // namespace

@@ -48,12 +48,12 @@ Sequences known_sequences(const at::Tensor& documents, const at::Tensor& q) {
   static thread_local struct {
     at::Tensor documents;
     at::Device device = at::kCPU;
-    int64_t seq_len = 0;
+    int64_t batch = 0, seq_len = 0;
     Sequences sequences;
   } last;
-  if (!last.documents.is_same(documents) || last.device != q.device() ||
+  if (!last.documents.is_same(documents) || last.device != q.device() || last.batch != q.size(0) ||
       last.seq_len != q.size(1)) {
-    last = {documents, q.device(), q.size(1), sequences_of(documents, q)};
+    last = {documents, q.device(), q.size(0), q.size(1), sequences_of(documents, q)};
   }
   return last.sequences;
 }

@@ -1,4 +1,4 @@
-// What one is told where a GPU's memory ran out.
+// What one is told where memory ran out.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -11,11 +11,18 @@
 
 namespace tessera::train {
 
-/// The one change that saves most at the least cost, such as "set train.micro_batch to 2 (now 4)". `micro_batch`:
-/// sequences at a time.
-std::string saving_advice(const config::RunConfig& config, int64_t micro_batch);
+/// The one change that saves most of a step's memory at the least cost, such as "set train.micro_batch to 2 (now 4)".
+/// `micro_batch`: sequences at a time. `on_gpu`: the memory is a GPU's, which the host's can relieve.
+std::string saving_advice(const config::RunConfig& config, int64_t micro_batch, bool on_gpu);
 
-/// Runs a step. Where the memory of a GPU ends in it, throws UserError: what holds how much of it, and saving_advice().
+/// The same of what a model and its optimizer take outside of steps.
+std::string layout_advice(const config::RunConfig& config, bool on_gpu);
+
+/// Runs a rank of a job. Where memory ends in it, throws UserError: how much was held, and layout_advice().
+void within_memory(const config::RunConfig& config, const launch::RankEnvironment& environment,
+                   c10::function_ref<void()> body);
+
+/// Runs a step of it. Where memory ends in it, throws UserError: what holds how much of it, and saving_advice().
 void within_memory(const Run& run, int64_t step, c10::function_ref<void()> body);
 
 }  // namespace tessera::train

@@ -23,7 +23,14 @@ ulimit -d 900000   # kB of private memory, for each process from here on
 if "$build/bin/tessera" train "$folder/job.yaml" --parallel.num_ranks=1 >"$folder/one" 2>&1; then
   fail "one rank was expected to run out of memory, and trained"
 fi
-grep -q 'out of host memory' "$folder/one" || { cat "$folder/one" >&2; fail "one rank ended for another reason (above)"; }
+grep -q 'tessera: out of host memory: .*; set precision' "$folder/one" || { cat "$folder/one" >&2; fail "one rank ended for another reason (above)"; }
+(
+  ulimit -d 400000
+  "$build/bin/tessera" train "$folder/job.yaml" --model.preset=tiny --parallel.num_ranks=1 --data.seq_len=512 --train.global_batch=64 \
+    --train.micro_batch=64 --memory.checkpointing=none >"$folder/step" 2>&1 && exit 0 || [ $? = 2 ]
+) || { cat "$folder/step" >&2; fail "a step that runs out of memory was expected to end with 2 (above)"; }
+grep -q 'step 1: out of host memory: .*; set train.micro_batch to 32 (now 64)' "$folder/step" ||
+  { cat "$folder/step" >&2; fail "a step was expected to run out of memory (above)"; }
 "$build/bin/tessera" train "$folder/job.yaml" --parallel.num_ranks=4 >"$folder/four" 2>&1 ||
   { cat "$folder/four" >&2; fail "four ranks did not train under the limit (above)"; }
 grep -E 'loss|peak memory' "$folder/four" | tail -2
