@@ -62,7 +62,7 @@ std::string saving_advice(const config::RunConfig& config, int64_t micro_batch, 
     return "set memory.checkpointing to full";
   }
   if (config.precision.compute == FloatType::fp32) return "set precision.compute to bf16";
-  const auto of_layout = layout_advice(config, on_gpu);
+  auto of_layout = layout_advice(config, on_gpu);
   if (of_layout.starts_with("set")) return of_layout;
   if (on_gpu && config.memory.offload_activations == memory::OffloadActivations::none) {
     return "set memory.offload_activations to true";
