@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_files.h"
@@ -28,6 +29,14 @@ int tell(const std::string& message, int exit_code) {
   return exit_code;
 }
 
+/// CUDA tells late, and LibTorch with lines for who develops kernels.
+std::string text_of(const c10::AcceleratorError& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n')) +
+         "; the GPU computes nothing more in this process: go on from a checkpoint (its driver's "
+         "log may say more; with CUDA_LAUNCH_BLOCKING=1 and TESSERA_TRACE=1 this says where)";
+}
+
 }  // namespace
 
 int run_program(const std::function<int()>& program, const ProgramOptions& options) {
@@ -45,6 +54,8 @@ int run_program(const std::function<int()>& program, const ProgramOptions& optio
   } catch (const c10::ValueError& error) {
     return tell(trace ? error.what() : in_users_words(error.what_without_backtrace()),
                 kUserErrorExit);
+  } catch (const c10::AcceleratorError& error) {
+    return tell(trace ? error.what() : text_of(error), kFailureExit);
   } catch (const c10::Error& error) {
     return tell(trace ? error.what() : error.what_without_backtrace(), kFailureExit);
   } catch (const std::exception& error) {
