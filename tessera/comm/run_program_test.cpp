@@ -29,7 +29,7 @@ TEST(RunProgram, EndsWithOneLine) {
   EXPECT_EXIT(ended([] { TORCH_CHECK(false, "d"); }), with(kFailureExit), "^tessera: d\n$");
   // As LibTorch words them.
   const auto lost = [] {
-    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 700,
+    throw c10::AcceleratorError({"synchronise", __FILE__, __LINE__}, 700,
                                 "CUDA error: an illegal memory access was encountered\nSearch for "
                                 "`cudaErrorIllegalAddress' in\n"
                                 "CUDA kernel errors might be asynchronously reported\n");
