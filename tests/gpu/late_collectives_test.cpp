@@ -4,42 +4,23 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/train/assemble.h"
 #include "tessera/train/step.h"
+#include "tests/gpu/job_case.h"
 #include "tests/support/late_backend.h"
 #include "tests/support/ranks.h"
 
 namespace tessera {
 namespace {
 
-using Change = std::function<void(config::RunConfig&)>;
-
-struct Case {
-  std::string name;
-  mesh::MeshShape shape;
-  Change change = [](config::RunConfig&) {};
-};
-
 config::RunConfig job_of(const Case& c) {
-  config::RunConfig job;
-  job.model.preset = "tiny";
-  job.data.train = {"tests/fixtures/tokens_head.bin"};
-  job.data.validation_fraction = 0;
-  job.data.seq_len = 64;
-  job.train.global_batch = 8;
+  auto job = tiny_job();
   job.train.micro_batch = 1;
-  job.parallel.placement =
-      c.shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate;
-  job.parallel.num_ranks = c.shape.num_ranks();
-  job.parallel.dp_replicate = c.shape.dp_replicate, job.parallel.dp_shard = c.shape.dp_shard;
-  job.parallel.tp = c.shape.tp, job.parallel.pp = c.shape.pp, job.parallel.ep = c.shape.ep;
-  c.change(job);
-  config::check(job, {});
-  return job;
+  return job_of(std::move(job), c);
 }
 
 std::vector<double> losses_of(const config::RunConfig& job, const mesh::DeviceMesh& mesh) {

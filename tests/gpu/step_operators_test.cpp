@@ -3,13 +3,15 @@
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "tessera/train/assemble.h"
 #include "tessera/train/step.h"
+#include "tests/gpu/job_case.h"
 #include "tests/support/ranks.h"
 
 namespace tessera {
@@ -122,29 +124,10 @@ class OperatorCount {
   Counts started_, waits_;
 };
 
-using Change = std::function<void(config::RunConfig&)>;
-
-struct Case {
-  std::string name;
-  mesh::MeshShape shape;
-  Change change = [](config::RunConfig&) {};
-};
-
 config::RunConfig job_of(const Case& c) {
-  config::RunConfig job;
-  job.model.preset = "tiny";
-  job.data.train = {"tests/fixtures/tokens_head.bin"};
-  job.data.validation_fraction = 0;
-  job.data.seq_len = 64;
-  job.train.global_batch = 8;
+  auto job = tiny_job();
   job.precision.compute = FloatType::bf16;
-  job.parallel.num_ranks = c.shape.num_ranks();
-  job.parallel.dp_shard = c.shape.dp_shard, job.parallel.tp = c.shape.tp;
-  job.parallel.placement =
-      c.shape.dp_shard > 1 ? parallel::Placement::full_shard : parallel::Placement::replicate;
-  c.change(job);
-  config::check(job, {});
-  return job;
+  return job_of(std::move(job), c);
 }
 
 /// The second step's, of the run of `job`: the first makes what stays.

@@ -10,17 +10,13 @@
 #include "tessera/train/step.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shared_folder.h"
+#include "tests/support/tiny_job.h"
 
 namespace tessera {
 namespace {
 
 config::RunConfig job_of(const std::string& placement, const std::string& compute) {
-  config::RunConfig job;
-  job.model.preset = "tiny";
-  job.data.train = {"tests/fixtures/tokens_head.bin"};
-  job.data.validation_fraction = 0;
-  job.data.seq_len = 64;
-  job.train.global_batch = 8;
+  auto job = tiny_job();
   job.parallel.placement = *value_named<parallel::Placement>(placement);
   job.precision.compute = *value_named<FloatType>(compute);
   return job;
