@@ -48,8 +48,10 @@ class LateWork : public c10d::Work {
   }
 
   void start(comm::Queue& queue, const Collective& collective) {
-    done_ = queue.push([this, collective](const comm::Deadline&) {
-      collective(copied_outputs_, copied_inputs_)->wait();
+    // Its own tensors: a step that fails drops its works before they have run.
+    done_ = queue.push([outputs = copied_outputs_, inputs = copied_inputs_,
+                        collective](const comm::Deadline&) mutable {
+      collective(outputs, inputs)->wait();
     });
   }
 
