@@ -17,6 +17,8 @@ TINY = {"model.preset": "tiny", "data.seq_len": 128, "train.global_batch": 4, "t
 # Within rounding: of sums of float32 in another order, and of products in 16 bits after some steps.
 FP32, BF16 = 2e-5, 2e-2
 
+DRIVES = {"offload.paths": "[drives]", "offload.any_file_system": "true", "offload.host_memory": 64}  # within the job's folder
+
 
 def family(name):
     return {"path": name, "data.seq_len": 32, "train.global_batch": 4, "train.micro_batch": 2}
@@ -35,12 +37,18 @@ JOBS = {
     "muon": (2e-4, TINY | {"optimizer.type": "muon"}),
     "lion": (FP32, TINY | {"optimizer.type": "lion", "optimizer.learning_rate": 0.0001}),
     "adamw8bit": (2e-3, TINY | {"optimizer.type": "adamw8bit"}),
+    "adamw8bit_bf16": (BF16, TINY | BF16_WHOLE | {"optimizer.type": "adamw8bit", "precision.optimizer_states": "fp32", "precision.stochastic_rounding": "true"}),
     "lora": (FP32, TINY | {"adapter.type": "lora", "adapter.targets": "[all-linear]", "adapter.dropout": 0.1}),
     "dora": (FP32, TINY | {"adapter.type": "dora"}),
+    "nf4_double_lora": (FP32, TINY | {"adapter.type": "lora", "adapter.targets": "[all-linear]", "model.weights": "nf4_double"}),
     "nf4_lora": (FP32, TINY | {"adapter.type": "lora", "adapter.targets": "[all-linear]", "model.weights": "nf4"}),
     "in_backward": (FP32, TINY | {"optimizer.in_backward": "true", "optimizer.max_grad_norm": 0, "train.micro_batch": 0}),
     "offload_optimizer": (FP32, TINY | {"parallel.offload_optimizer": "true"}),
+    "offload_sharded": (FP32, TINY | {"parallel.placement": "full_shard", "parallel.offload_optimizer": "true"}),
     "offload_params": (FP32, TINY | {"parallel.offload_params": "true"}),
+    "drives": (FP32, TINY | DRIVES | {"parallel.offload_optimizer": "nvme"}),
+    "drives_all": (FP32, TINY | DRIVES | {"parallel.placement": "full_shard", "parallel.offload_optimizer": "nvme", "parallel.offload_params": "nvme",
+                                          "parallel.offload_gradients": "nvme"}),
     "offload_activations": (FP32, TINY | {"memory.checkpointing": "full", "memory.offload_activations": "true"}),
     "fp8_tensor": (0.1, TINY | {"precision.compute": "bf16", "precision.matmul": "fp8_tensor"}),
     "fp8_delayed": (0.1, TINY | {"precision.compute": "bf16", "precision.matmul": "fp8_delayed"}),
@@ -66,6 +74,9 @@ def losses(name, backend, settings, arguments):
     (folder / "job.yaml").write_text("{}\n")
     settings = COMMON | {"train.steps": 6, "data.token_dtype": "uint16", "optimizer.learning_rate": 0.001,
                          "data.train": f"[{arguments.tokens}]"} | settings
+    if "offload.paths" in settings:
+        (folder / "drives").mkdir(exist_ok=True)
+        settings["offload.paths"] = f"[{folder / 'drives'}]"
     settings |= {"parallel.backend": backend, "train.run_dir": folder / "run", "parallel.threads_per_rank": 1}
     if backend == "gloo":
         settings.pop("memory.offload_activations", None)  # there the host's memory is the device's

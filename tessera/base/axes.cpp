@@ -92,7 +92,7 @@ int rank_at(const MeshShape& shape, const std::array<int, kNumFactors>& at) {
   return rank;
 }
 
-/// Of the axes that add ranks, the first ones of AxisName.
+/// Sizes of the axes that add ranks, which are the first ones of AxisName.
 std::array<int, 5> own_sizes(const MeshShape& shape) {
   return {shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp};
 }

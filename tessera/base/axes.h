@@ -81,8 +81,8 @@ void check_shape(const MeshShape& shape, int world_size);
 
 Coordinates coordinates_of(const MeshShape& shape, int rank);
 
-/// Of `axes`, in order and each once, those of more than one rank that no other one contains: where
-/// ep borrows from dp_shard, dp_shard contains it.
+/// Those of `axes` that have more than one rank and are not part of another one, in order and each
+/// once: where ep borrows from dp_shard, dp_shard contains it.
 std::vector<AxisName> spanning(const MeshShape& shape, std::span<const AxisName> axes);
 
 /// The ranks of `rank`'s group along `axes` (flattened, outermost first), ascending; `rank` is one

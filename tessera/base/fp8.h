@@ -31,7 +31,7 @@ enum class Fp8Format { hybrid, e4m3 };
 template <>
 inline constexpr auto kTexts<Fp8Format> = std::to_array<std::string_view>({"hybrid", "e4m3"});
 
-/// Of fp8_delayed: which of the history's maxima a scale is made of.
+/// Which of the history's maxima fp8_delayed makes a scale of.
 enum class AmaxOf { most_recent, max };
 template <>
 inline constexpr auto kTexts<AmaxOf> = std::to_array<std::string_view>({"most_recent", "max"});
@@ -70,7 +70,7 @@ struct Fp8Recipe {
   Fp8Format format = Fp8Format::hybrid;
   bool weights_are_fp8 =
       false;  ///< already, with a power of two for each: they are not rounded again
-  // Of fp8_delayed:
+  // For fp8_delayed:
   int64_t history = 1024;  ///< steps whose maxima are kept
   AmaxOf amax = AmaxOf::max;
   int64_t margin = 0;    ///< scales are divided by 2^margin

@@ -29,7 +29,7 @@ class PortableNumbers {
     return z ^ (z >> 31);
   }
 
-  /// Of a uniform distribution around 0 with standard deviation `std`.
+  /// A number drawn uniformly around 0, with standard deviation `std`.
   float uniform(int64_t element, double std) const {
     constexpr int64_t kHalf = 1 << 23;
     const double step = std * std::sqrt(3.0) / static_cast<double>(kHalf);

@@ -40,7 +40,7 @@ class Interpreter {
 
   int line() const { return line_; }  ///< of what is being carried out
 
-  // For filters, tests, methods and functions.
+  // What filters, tests, methods and functions need.
   void spend(uint64_t steps);
   void spend_on(const Value& value) { spend(measure_of(value).nodes); }
   SourceId own() const { return own_; }  ///< source of what the template writes itself, now

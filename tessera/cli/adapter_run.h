@@ -23,7 +23,7 @@ AdapterRun open_adapter_run(const std::filesystem::path& source, int64_t step);
 
 /// What the run trained itself; the run outlives it.
 checkpoint::AdapterPart own_part(const AdapterRun& run);
-/// As checkpoint::parts_of_base; `own_only` (the user's --own-only): without those of adapter.base. UserError: it has none.
+/// Like checkpoint::parts_of_base, but with `own_only` (--own-only) without those of adapter.base. UserError if it has none.
 std::vector<checkpoint::AdapterPart> parts_below(const AdapterRun& run, bool own_only,
                                                  const models::ModelShape& shape);
 /// The job with the settings of the stored adapter that it trains on (adapter.path), if there is

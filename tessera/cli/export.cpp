@@ -147,7 +147,7 @@ void write_modelfile(const std::filesystem::path& gguf, const std::filesystem::p
   fmt::print("wrote {}\n", printable(path.string()));
 }
 
-/// As asked for, or as the run's job has it.
+/// The format asked for, or else that of the run's job.
 models::ExpertFormat expert_format_of(const ExportArguments& arguments, const AdapterRun& run,
                                       const models::ModelShape& shape) {
   auto text = arguments.expert_format;

@@ -103,7 +103,7 @@ Answer output_of(const std::string& command) {
   return answer;
 }
 
-/// As one word of a shell's.
+/// `text` quoted, so that a shell takes it as one word.
 std::string shell_word(const std::string& text) {
   return "'" + std::regex_replace(text, std::regex("'"), R"('\'')") + "'";
 }

@@ -32,7 +32,7 @@ bool bound_by_slurm(const std::function<const char*(const char*)>& variable) {
     const char* value = variable(name);
     return std::string(value == nullptr ? "" : value);
   };
-  // As in 4(x2): of a task alone on its machine the ranks are children.
+  // As in "4(x2)". Where a task is alone on its machine, the ranks are its children.
   const auto tasks = text("SLURM_STEP_TASKS_PER_NODE");
   if (tasks.empty() || tasks == "1" || tasks.starts_with("1(")) return false;
   // One, perhaps of a kind, as in h100:1.

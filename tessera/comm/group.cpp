@@ -149,6 +149,7 @@ int Group::rank() const { return state_->options.rank; }
 int Group::size() const { return state_->size(); }
 std::chrono::milliseconds Group::timeout() const { return state_->options.timeout; }
 bool Group::shares_memory() const { return state_->memory != nullptr; }
+bool Group::runs_on_device() const { return state_->on_device != nullptr; }
 
 void Group::check_tensor(const at::Tensor& tensor, Operation operation) const {
   TORCH_INTERNAL_ASSERT(tensor.defined() && tensor.is_contiguous(), name_of(operation),

@@ -100,6 +100,8 @@ class Group {
   int size() const;
   std::chrono::milliseconds timeout() const;
   bool shares_memory() const;  ///< all ranks are on one machine and use shared_memory.h
+  /// Do operations run on the group's device, in order with its kernels? One that waits for other ranks holds a part of it.
+  bool runs_on_device() const;
 
   /// tensor = op over ranks, in place, any shape.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;

@@ -18,7 +18,7 @@ void select_gpu(int index);
 
 GpuModel gpu_model(int index);
 
-/// As the driver names it, such as "NVIDIA H200".
+/// The driver's name for it, such as "NVIDIA H200".
 std::string gpu_name(int index);
 
 /// A group on the current GPUs of its ranks. Every rank uses a store with the same prefix; they

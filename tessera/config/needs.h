@@ -36,7 +36,7 @@ inline bool gradients_on_drives(const RunConfig& c) {
 inline bool activations_on_drives(const RunConfig& c) {
   return c.memory.offload_activations == memory::OffloadActivations::nvme;
 }
-/// Of all these, how many share offload.host_memory: each has a part of it, and states what the others leave.
+/// How many of these share offload.host_memory: each gets a part of it, and states what the others leave.
 inline int64_t kinds_on_drives(const RunConfig& c) {
   return (offloads_to_drives(c) ? 1 : 0) +
          (c.parallel.offload_params == parallel::OffloadParams::nvme ? 1 : 0) +

@@ -182,7 +182,7 @@ struct PrecisionSection {
   int64_t fp8_interval = 1;
   Fp8Emulate fp8_emulate = Fp8Emulate::automatic;
 
-  /// As it is emulated; whoever has a device says so (plan/fp8_units.h).
+  /// The recipe as it is emulated; on a device that has matrix units for it, the caller says so (plan/fp8_units.h).
   Fp8Recipe fp8_recipe() const {
     return {.matmul = matmul,
             .format = fp8_format,
@@ -207,7 +207,7 @@ struct MoeSection {
   double z_coefficient = 0;        ///< of the router's z-loss
   double selection_bias_rate = 0;  ///< per step; 0: biases stay as they are
   bool force_balance = false;      ///< for benchmarks: routers are not asked
-  /// Of each row, in means of an expert's share (nn::ExpertCapacity); none: nothing is dropped.
+  /// How many tokens of a row an expert takes, as a multiple of its mean share (nn::ExpertCapacity); none: all.
   std::optional<double> capacity_factor = {}, eval_capacity_factor = {};
   int64_t min_capacity = 4;
   nn::DropPolicy drop_policy = nn::DropPolicy::probs;

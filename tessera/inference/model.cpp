@@ -96,7 +96,7 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
       dtype ? train::torch_dtype(*dtype) : most_stored(opened->tensors(), mesh.device());
   const auto& adapter = opened->adapter;
   const auto options = torch::dtype(type).device(torch::kMeta);
-  // As it is stored, by which the tensors are checked.
+  // In the layout in which it is stored: tensors are checked against it.
   auto model = models::make_language_model(shape, options);
   if (adapter) models::adapt(*model, adapter->spec);
   const checkpoint::Pretrained pretrained(*model, {opened, &opened->tensors()});

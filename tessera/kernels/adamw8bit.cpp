@@ -11,6 +11,7 @@
 #include "tessera/base/choices.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/quantised.h"
+#include "tessera/kernels/to_device.h"
 
 namespace tessera::kernels {
 namespace {
@@ -127,9 +128,9 @@ void update_all(const at::Tensor& parameter, const at::Tensor& gradient, const B
 /// block_codes of whole blocks by LibTorch's operators, on any device.
 void write_codes(const at::Tensor& values, const BlockCodes& to, bool is_signed) {
   constexpr int64_t kPlaces = 1 << 16;
-  const auto places =
-      at::from_blob(const_cast<uint8_t*>(dynamic_places(is_signed)), {kPlaces}, at::kByte)
-          .to(values.device());
+  const auto places = to_device(
+      at::from_blob(const_cast<uint8_t*>(dynamic_places(is_signed)), {kPlaces}, at::kByte),
+      values.device());
   const auto blocks = values.view({-1, kBlock});
   const auto most = blocks.abs().amax(1);
   const auto has_scale = (most > 0).unsqueeze(1);
@@ -138,6 +139,25 @@ void write_codes(const at::Tensor& values, const BlockCodes& to, bool is_signed)
   const auto codes = places.index_select(0, place).view_as(blocks);
   at::Tensor(to.codes).copy_(at::where(has_scale, codes, 0).view({-1}));
   at::Tensor(to.absmax).copy_(most);
+}
+
+void update_by_operators(const at::Tensor& parameter, const at::Tensor& gradient,
+                         const BlockCodes& exp_avg, const BlockCodes& exp_avg_sq,
+                         const AdamWOptions& options, const at::Tensor& copy) {
+  const Factors f(options);
+  const auto g = gradient.to(at::kFloat) * f.gradient_scale;
+  auto mean = block_values(exp_avg, true).mul_(f.decay).add_(g * f.blend);
+  auto square = block_values(exp_avg_sq, false).mul_(f.decay_sq).add_(g * f.blend_sq * g);
+  const auto denominator = (square.sqrt() / f.root).add_(f.eps);
+  const auto value = parameter.to(at::kFloat) * f.keep + mean * f.step_size / denominator;
+  write_codes(mean, exp_avg, true);
+  write_codes(square, exp_avg_sq, false);
+  if (copy.defined()) at::Tensor(copy).copy_(value);
+  if (options.rounding && parameter.scalar_type() == at::kBFloat16) {
+    round_stochastically(value, parameter, *options.rounding);
+  } else {
+    at::Tensor(parameter).copy_(value);
+  }
 }
 
 }  // namespace
@@ -158,7 +178,7 @@ BlockCodes block_codes(const at::Tensor& values, bool is_signed) {
 }
 
 at::Tensor block_values(const BlockCodes& moment, bool is_signed) {
-  const auto map = dynamic_map(is_signed).to(moment.codes.device());
+  const auto map = to_device(dynamic_map(is_signed), moment.codes.device());
   const auto scales = moment.absmax.repeat_interleave(kBlock).narrow(0, 0, moment.codes.numel());
   return map.index_select(0, moment.codes.to(at::kInt)) * scales;
 }
@@ -186,16 +206,22 @@ void adamw8bit(const at::Tensor& parameter, const at::Tensor& gradient, const Bl
 void adamw8bit_reference(const at::Tensor& parameter, const at::Tensor& gradient,
                          const BlockCodes& exp_avg, const BlockCodes& exp_avg_sq,
                          const AdamWOptions& options, const at::Tensor& copy) {
-  const Factors f(options);
-  const auto g = gradient.to(at::kFloat) * f.gradient_scale;
-  auto mean = block_values(exp_avg, true).mul_(f.decay).add_(g * f.blend);
-  auto square = block_values(exp_avg_sq, false).mul_(f.decay_sq).add_(g * f.blend_sq * g);
-  const auto denominator = (square.sqrt() / f.root).add_(f.eps);
-  const auto value = parameter.to(at::kFloat) * f.keep + mean * f.step_size / denominator;
-  write_codes(mean, exp_avg, true);
-  write_codes(square, exp_avg_sq, false);
-  if (copy.defined()) at::Tensor(copy).copy_(value);
-  at::Tensor(parameter).copy_(value);
+  constexpr int64_t kAtOnce = int64_t{1} << 24;  // several float32 tensors of so many numbers
+  const int64_t all = parameter.numel();
+  for (int64_t begin = 0; begin < all; begin += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, all - begin);
+    const auto part = [&](const at::Tensor& x) {
+      return x.defined() ? x.view({-1}).narrow(0, begin, count) : x;
+    };
+    const auto blocks = [&](const BlockCodes& moment) {
+      return BlockCodes{.codes = part(moment.codes),
+                        .absmax = moment.absmax.narrow(0, begin / kBlock, count / kBlock)};
+    };
+    auto here = options;
+    if (here.rounding) here.rounding->first_position += begin;
+    update_by_operators(part(parameter), part(gradient), blocks(exp_avg), blocks(exp_avg_sq), here,
+                        part(copy));
+  }
 }
 
 }  // namespace tessera::kernels

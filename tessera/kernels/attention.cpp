@@ -19,6 +19,7 @@
 #include "tessera/kernels/device_attention.h"
 #include "tessera/kernels/documents.h"
 #include "tessera/kernels/optional_tensor.h"
+#include "tessera/kernels/to_device.h"
 
 namespace tessera::kernels {
 namespace {
@@ -80,7 +81,7 @@ at::Tensor visible_keys(const at::Tensor& q, const at::Tensor& k, const Attentio
   if (options.causal) visible = visible.tril(shift);
   if (const auto window = window_of(k, options)) visible = visible.triu(shift - *window + 1);
   if (!documents.defined()) return visible;
-  const auto index = document_indices(documents, q.size(0), queries).to(q.device());
+  const auto index = to_device(document_indices(documents, q.size(0), queries), q.device());
   const auto same = index.unsqueeze(2) == index.unsqueeze(1);
   return (visible & same & (index >= 0).unsqueeze(1))
       .logical_or_(at::eye(queries, visible.options()))
@@ -89,9 +90,10 @@ at::Tensor visible_keys(const at::Tensor& q, const at::Tensor& k, const Attentio
 
 /// Zero where there is no document.
 at::Tensor within_documents(const at::Tensor& out, const at::Tensor& documents) {
-  if (!documents.defined()) return out;
-  const auto index = document_indices(documents, out.size(0), out.size(1)).to(out.device());
-  return out.masked_fill((index < 0).unsqueeze(2).unsqueeze(3), 0);
+  if (cover_all(documents, out.size(0) * out.size(1))) return out;
+  const auto index = document_indices(documents, out.size(0), out.size(1));
+  const auto outside = to_device(index < 0, out.device());
+  return out.masked_fill(outside.unsqueeze(2).unsqueeze(3), 0);
 }
 
 at::Tensor with_contiguous_rows(const at::Tensor& x) {

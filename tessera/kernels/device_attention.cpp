@@ -9,6 +9,7 @@
 #include "tessera/autograd/apply.h"
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/kernels/to_device.h"
 
 namespace tessera::kernels {
 namespace {
@@ -39,8 +40,11 @@ Sequences sequences_of(const at::Tensor& documents, const at::Tensor& q) {
   for (size_t i = 1; i < begins.size(); ++i) {
     longest = std::max(longest, begins[i] - begins[i - 1]);
   }
-  const auto on_host = at::tensor(begins, at::kInt);
-  return {.begins = on_host.to(q.device()), .longest = longest};
+  constexpr size_t kMost = 65535;  // of a grid's second dimension
+  TORCH_CHECK_VALUE(begins.size() - 1 <= kMost, "attention: expected at most ", kMost,
+                    " documents and stretches between them in a batch on a GPU, got ",
+                    begins.size() - 1, "; take fewer rows at a time");
+  return {.begins = to_device(at::tensor(begins, at::kInt), q.device()), .longest = longest};
 }
 
 /// The same, made once for all layers of a micro-batch.
@@ -63,9 +67,10 @@ struct Call {
   bool by_cudnn;
 };
 
-/// Hopper's and Blackwell's matrix units are cuDNN's alone; it takes no windows here.
+/// Hopper's and Blackwell's matrix units are cuDNN's alone; it takes no windows here, and no single key.
 bool is_for_cudnn(const at::Tensor& q, const at::Tensor& k, const DeviceAttentionRule& rule) {
-  return !rule.window && !rule.documents.defined() && q.size(1) == k.size(1) && q.size(3) <= 128;
+  return !rule.window && !rule.documents.defined() && q.size(1) == k.size(1) && k.size(1) > 1 &&
+         q.size(3) <= 128;
 }
 
 /// What FlashAttention is told beside the tensors.

@@ -21,10 +21,10 @@ struct DeviceAttentionRule {
 /// 256.
 bool takes_device_attention(const at::Tensor& q, bool has_softcap_or_sinks);
 
-/// For a backward of attention by a kernel: an error beside create_graph = true.
+/// To be called in the backward of a kernel of attention: throws under create_graph = true.
 void check_first_derivative();
 
-/// As attention() of kernels/attention.h: [B, T, H, E], contiguous. Heads of keys are not repeated. What is in no document
+/// The same as attention() of kernels/attention.h: [B, T, H, E], contiguous. Heads of keys are not repeated. What is in no document
 /// is computed among itself; its gradients must be zero. Once differentiable. Nothing stops the host but the first use of
 /// a table of documents, which is copied to the device.
 at::Tensor device_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

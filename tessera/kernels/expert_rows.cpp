@@ -161,7 +161,7 @@ struct CombineRows : torch::autograd::Function<CombineRows> {
   }
 };
 
-/// Of `chosen` [N K], whose places are of `sizes` [N, K]. Those dropped stand behind all others.
+/// The order of `chosen` [N K], the flattened choices of `sizes` [N, K]. Dropped ones come after all others.
 ExpertOrder order_on_device(const at::Tensor& chosen, at::IntArrayRef sizes, int64_t num_experts,
                             bool some_dropped) {
   const auto experts =

@@ -37,7 +37,7 @@ const Fp8Layout& layout_of(Fp8Type type) {
   return type == Fp8Type::e5m2 ? kE5M2Layout : kE4M3Layout;
 }
 
-/// As the vector code takes it: contiguous float32 or bfloat16.
+/// `x` in a form that the vector code takes: contiguous, float32 or bfloat16.
 at::Tensor readable(const at::Tensor& x) {
   const bool as_it_is = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
   return (as_it_is ? x : x.to(at::kFloat)).contiguous();

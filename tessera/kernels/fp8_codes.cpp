@@ -71,7 +71,7 @@ Fp8Codes cast(const FusedKernels& kernels, const at::Tensor& x, const Fp8Scaling
 
 using MakeCodes = Fp8Codes (*)(const at::Tensor&, const Fp8Scaling&, const Fp8CodesOptions&);
 
-/// Of the matrix whose transpose is contiguous.
+/// Codes of a matrix whose transpose is contiguous.
 Fp8Codes of_transpose(MakeCodes make, const at::Tensor& matrix, const Fp8Scaling& scaling,
                       Fp8CodesOptions options) {
   std::swap(options.plain, options.transposed);

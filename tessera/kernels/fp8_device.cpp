@@ -141,7 +141,7 @@ class DeviceProducts : public LinearProducts {
                       scaling_of(recipe_, operand, sum), sum == Sum::along_columns);
   }
 
-  /// For the product with the weight; leaves the other order for the next product.
+  /// The gradient as the product with the weight takes it; the other order is kept for the next product.
   ScaledOperand gradient_of_both(const at::Tensor& gradient) const {
     constexpr auto kGradient = Fp8Operand::gradient;
     if (!has_one_scale(kGradient)) return rounded(gradient, kGradient, Sum::along_rows);

@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// Of numbers in wider types, which hold them exactly.
+/// Products of 8-bit numbers held in wider types, which is exact.
 class EmulatedProducts : public LinearProducts {
  public:
   EmulatedProducts(const Fp8Recipe& recipe, Fp8WatchPtr watch, Fp8HistoryPtr history)
@@ -74,7 +74,7 @@ class EmulatedProducts : public LinearProducts {
                              const Fp8Scaling& scaling, std::optional<float> given) {
     Fp8Losses losses{.numbers = matrix.numel(), .underflows = rounded.underflows};
     if (rounded.amax == 0) return losses;
-    // Of several that of the largest number is told. Its own holds all numbers, a given one may not.
+    // Where there are several scales, that of the largest number is reported. Its own holds all numbers, a given one may not.
     losses.least_scale = given ? *given : fp8_scale(rounded.amax, scaling.type, scaling.rule);
     const float bound = largest_of(scaling.type) / losses.least_scale;
     if (given && rounded.amax > bound) losses.overflows = num_above(matrix, bound);

@@ -22,7 +22,7 @@ struct Fp8Watch {
   bool counts = false;  ///< losses, too: on the host a pass over each operand
   Fp8Amax amax{};
   std::array<Fp8Losses, kFp8Operands> losses{};  ///< by the first product that reads an operand
-  /// Of numbers that a device rounded and that `collect` has not brought here, or undefined: float32 [kFp8Operands, 2],
+  /// What a device rounded and `collect` has not brought to the host yet, or undefined: float32 [kFp8Operands, 2],
   /// largest and least scale; int64 [kFp8Operands, 2], underflows and overflows.
   at::Tensor on_device = {}, lost_on_device = {};
 };

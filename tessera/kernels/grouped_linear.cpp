@@ -79,7 +79,7 @@ at::Tensor product(const at::Tensor& rows, at::TensorList weights, const at::Ten
 
 /// int64 [rows]: the group of each. Nothing is read on the host.
 at::Tensor groups_of_rows(const at::Tensor& counts, int64_t rows) {
-  // As an optional: a plain integer would be how often each count is repeated.
+  // An optional, as the overload with a plain integer repeats each count that often.
   return at::repeat_interleave(counts, std::optional<int64_t>(rows));
 }
 

@@ -256,12 +256,15 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto saved = ctx->get_saved_variables();
     variable_list out(6);
-    const bool is_one =
-        grads[0].is_cpu() && grads[0].to(at::kDouble).const_data_ptr<double>()[0] == 1;
-    TORCH_CHECK_VALUE(
-        is_one || !grads[0].device().is_cpu() || !ctx->saved_data["already_added"].toBool(),
-        "linear_cross_entropy: expected an incoming gradient of 1, got ", grads[0].item<double>(),
-        ", after the weight's gradient was added; set options.loss instead");
+    const bool on_host = grads[0].is_cpu(),
+               already_added = ctx->saved_data["already_added"].toBool();
+    const bool is_one = on_host && grads[0].to(at::kDouble).const_data_ptr<double>()[0] == 1;
+    TORCH_CHECK_VALUE(is_one || !on_host || !already_added,
+                      "linear_cross_entropy: expected an incoming gradient of 1, got ",
+                      grads[0].item<double>(),
+                      ", after the weight's gradient was added; set options.loss instead");
+    if (already_added && !on_host)
+      at::_assert_async(grads[0] == 1);  // the host does not wait for it
     for (int i = 0; i < 2; ++i) {
       if (!saved[i].defined()) continue;
       out[i] = is_one ? saved[i] : saved[i] * grads[0].to(saved[i].scalar_type());

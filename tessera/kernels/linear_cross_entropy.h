@@ -66,7 +66,8 @@ struct LinearCrossEntropyOptions {
 ///
 /// Throws c10::IndexError naming the position if a target is neither ignore_index nor in [0, V);
 /// c10::ValueError if shapes do not fit, or if backward is asked to scale a gradient that was
-/// already added to `weight_gradient`.
+/// already added to `weight_gradient`. On a GPU, for which the host does not wait, the loss of such a target is NaN, and
+/// such a backward an assertion of the device.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -32,6 +32,12 @@ struct AdaptedCall {
   FrozenMatrix base;
   double scale = 1;
   ProductOverRanksPtr over_ranks;
+
+  /// A product of the base; of no rows (an expert's that no token chose) there is nothing to be scaled or rounded.
+  static at::Tensor product(const FrozenMatrix::Product& by, const at::Tensor& rows,
+                            const Factors& more, int64_t columns) {
+    return rows.size(0) > 0 ? by(rows, more) : at::empty({0, columns}, rows.options());
+  }
 };
 
 /// Gradients of A and B, which `forward` saved.
@@ -74,7 +80,9 @@ struct LowRankLinear : torch::autograd::Function<LowRankLinear> {
     auto sizes = x.sizes().vec();
     sizes.back() = b.size(0);
     return autograd::compute_once(1, [&]() -> variable_list {
-      auto y = at::_unsafe_view(call.base.forward(flat_rows(x), {inner, b.to(type).t()}), sizes);
+      auto y = at::_unsafe_view(
+          AdaptedCall::product(call.base.forward, flat_rows(x), {inner, b.to(type).t()}, b.size(0)),
+          sizes);
       if (call.over_ranks) y = call.over_ranks->sum(y);
       return {bias ? y.add_(bias->to(type)) : y};
     })[0];
@@ -99,7 +107,8 @@ struct LowRankLinear : torch::autograd::Function<LowRankLinear> {
       const auto sizes = ctx->saved_data["x_sizes"].toIntVector();
       if (ctx->needs_input_grad(0)) {
         const auto adapters = is_dropped ? Factors{} : Factors{gradients.grad_of_inner, a.to(type)};
-        out[0] = at::_unsafe_view(call.base.backward(gradients.grad, adapters), sizes);
+        out[0] = at::_unsafe_view(
+            AdaptedCall::product(call.base.backward, gradients.grad, adapters, a.size(1)), sizes);
       }
       if (is_dropped && ctx->needs_input_grad(1)) {
         out[1] = at::_unsafe_view(new_product(gradients.grad_of_inner, a.to(type)), sizes);

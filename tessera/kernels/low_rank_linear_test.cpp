@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <vector>
 
 #include "tessera/autograd/deferred_gradients.h"
@@ -127,6 +128,22 @@ TEST(LowRankLinear, ComputesNoGradientThatNobodyNeeds) {
   EXPECT_EQ(backwards, 0);
   EXPECT_FALSE(t[2].grad().defined());
   EXPECT_TRUE(t[3].grad().defined());
+}
+
+// An expert's that no token chose: products in 8 bits would divide by the number of rows.
+TEST(LowRankLinear, OfNoRowsNothingIsAskedOfTheMatrix) {
+  auto t = adapter_operands(at::kFloat);
+  FrozenMatrix base;
+  base.forward = base.backward = [](const at::Tensor&, const Factors&) -> at::Tensor {
+    throw std::logic_error("was asked");
+  };
+  const auto x = at::zeros({0, 24}).requires_grad_();
+  t[2].requires_grad_(), t[3].requires_grad_();
+  const auto y = low_rank_linear(x, base, {t[2], t[3], kAdapterScale}, t[4]);
+  EXPECT_EQ(y.sizes(), (std::vector<int64_t>{0, 16}));
+  y.sum().backward();
+  EXPECT_EQ(x.grad().sizes(), x.sizes());
+  for (const auto& matrix : {t[2], t[3]}) EXPECT_EQ(matrix.grad().abs().sum().item<float>(), 0);
 }
 
 TEST(LowRankLinear, GradientsWaitInADeferScope) {

@@ -11,6 +11,7 @@
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/quantised.h"
+#include "tessera/kernels/to_device.h"
 
 namespace tessera::kernels {
 namespace {
@@ -178,13 +179,13 @@ at::Tensor absmax_reference(const Quantised& weight) {
   if (weight.shape.format != WeightFormat::nf4_double) return floats_in(weight.absmax).flatten();
   const auto device = weight.absmax.device();
   const auto codes = weight.absmax.flatten();
-  auto at_whole = at::arange(codes.numel(), at::kLong).to(device);
+  auto at_whole = at::arange(codes.numel(), codes.options().dtype(at::kLong));
   if (const auto& stripe = weight.absmax_stripe; !stripe.whole()) {
     at_whole = at_whole.div(stripe.run, "floor") * stripe.stride + at_whole.remainder(stripe.run) +
                stripe.offset;
   }
   const auto nested = floats_in(weight.nested_absmax).flatten();
-  const auto values = dynamic_map(true).to(device).index_select(0, codes.to(at::kInt));
+  const auto values = to_device(dynamic_map(true), device).index_select(0, codes.to(at::kInt));
   return values * nested.index_select(0, at_whole.div(kNestedBlock, "floor")) +
          floats_in(weight.nested_offset);
 }
@@ -290,7 +291,7 @@ at::Tensor dequantise_reference(const Quantised& weight, at::ScalarType dtype) {
   const int64_t elements = shape.out * shape.in;
   const auto codes = weight.codes.flatten();
   const auto both = at::stack({codes.bitwise_right_shift(4), codes.bitwise_and(15)}, 1);
-  const auto values = values_of_codes(shape.format).to(device);
+  const auto values = to_device(values_of_codes(shape.format), device);
   const auto of_codes = values.index_select(0, both.flatten().to(at::kInt)).narrow(0, 0, elements);
   const auto scales = absmax_reference(weight).repeat_interleave(shape.block);
   return (of_codes * scales.narrow(0, 0, elements)).view({shape.out, shape.in}).to(dtype);

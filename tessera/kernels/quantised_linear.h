@@ -9,7 +9,7 @@ namespace tessera::kernels {
 /// Bytes of a panel of a weight that is dequantised at once in float32; of bfloat16 a quarter.
 inline constexpr int64_t kPanelBytes = 4 << 20;
 
-/// As `linear` (kernels/linear.h) of the dequantised weight, which has no gradient: x [.., in] of
+/// The same as `linear` (kernels/linear.h) of the dequantised weight, which has no gradient: x [.., in] of
 /// float32, bfloat16 or float16, in which the product is taken; under autocast in its dtype.
 ///
 /// On a CPU no matrix is dequantised whole: up to four rows are multiplied by the codes where they

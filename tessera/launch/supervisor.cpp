@@ -22,7 +22,7 @@ constexpr auto kUnkillable =
     5s;  // a process that SIGKILL does not end hangs in the kernel: we do not
 constexpr size_t kNumLastLines = 20;
 
-/// As programs end by it: with its signal, or with the exit code that stands for it.
+/// Did the program end by an interrupt: by its signal, or with the exit code that stands for it?
 bool ended_by_interrupt(int wait_status) {
   return (WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT) ||
          (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 128 + SIGINT);
@@ -198,7 +198,7 @@ void Supervisor::advance() {
 
 void Supervisor::handle(int signal) {
   interrupted_ = interrupted_ || signal == SIGINT;
-  // For the ranks to make of it what they will.
+  // Passed on: what it means is up to the ranks.
   if (signal == SIGUSR1 || (signal == SIGINT && options_.ranks_take_interrupts)) {
     return send(signal);
   }

@@ -21,8 +21,8 @@ using FirstValues =
 /// What stands beside an adapter.
 struct BaseValues {
   FirstValues values;  ///< of the model's own parameters
-  /// Of the weights that modules begin with: `values` as they are kept, and with what an adapter adds
-  /// at first (PiSSA); read for the norms that DoRA's magnitudes are.
+  /// The weights that modules begin with: `values` as they are kept, plus what an adapter adds at first
+  /// (PiSSA). Read for their norms, which are DoRA's first magnitudes.
   FirstValues begun_with;
 };
 

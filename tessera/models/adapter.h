@@ -90,7 +90,7 @@ std::vector<TrainedParameter> trained_parameters(const AdapterSpec& spec, const 
 int64_t num_trained(const AdapterSpec& spec, const ModelShape& shape);
 int64_t num_of_adapter(const AdapterSpec& spec, const ModelShape& shape);  ///< the adapter's own
 
-/// As training_flops_per_token (models/shape.h), of a run with an adapter: a frozen matrix has no gradient,
+/// Like training_flops_per_token (models/shape.h), for a run with an adapter: a frozen matrix has no gradient,
 /// so 4 per parameter of it, and 6 per parameter of what is trained.
 double adapter_flops_per_token(const AdapterSpec& spec, const ModelShape& shape, int64_t seq_len);
 

@@ -18,7 +18,7 @@ struct Named {
   std::string path;    ///< of its module
   std::string stored;  ///< path of the module of which files have it; the same unless fused
   std::string kind;    ///< "weight", "bias"
-  /// Of an expert's matrix: the tensor of all experts of its layer that transformers 5 has it in
+  /// For an expert's matrix, the tensor in which transformers 5 has all experts of the layer
   /// ("model.layers.0.mlp.experts.gate_up_proj"); else empty.
   std::string in_tensor;
   std::vector<int64_t> shape;
@@ -28,7 +28,7 @@ struct Named {
   bool of_expert = false, of_router = false;
 
   std::string name() const { return path + "." + kind; }
-  /// Of a linear layer or an embedding; a mixture's router is neither.
+  /// Is it the matrix of a linear layer or an embedding? A mixture's router is neither.
   bool is_matrix() const { return kind == "weight" && shape.size() == 2 && !of_router; }
 };
 

@@ -9,6 +9,7 @@
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/kernels/to_device.h"
 #include "tessera/nn/linears.h"
 
 namespace tessera::models {
@@ -183,7 +184,8 @@ nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch
   if (!documents.defined()) {
     return {cos_.narrow(0, first, rows.seq_len), sin_.narrow(0, first, rows.seq_len), documents};
   }
-  const auto positions = kernels::document_positions(documents, batch, rows.seq_len).to(device);
+  const auto positions =
+      kernels::to_device(kernels::document_positions(documents, batch, rows.seq_len), device);
   return {cos_.index({positions}), sin_.index({positions}), documents};
 }
 
@@ -197,7 +199,7 @@ nn::TensorPlan gated_mlp_plan() {
 
 namespace {
 
-/// Of blocks of SelfAttention, and their norms.
+/// How tensor parallelism divides blocks of SelfAttention and their norms.
 nn::TensorPlan self_attention_plan(const ModelShape& shape, QkNorms norms) {
   using enum nn::TensorStyle;
   const auto heads = shape.num_heads, kv_heads = shape.num_kv_heads;

@@ -104,7 +104,7 @@ class RotaryTables {
   RotaryTables(int64_t width, kernels::RotaryTablesOptions options)
       : width_(width), options_(std::move(options)) {}
 
-  /// For `batch` rows: cos and sin [T, width], with documents [B, T, width]. Where they depend on the
+  /// The positions of `batch` rows: cos and sin [T, width], with documents [B, T, width]. Where they depend on the
   /// sequence's length, that is the longest document's.
   nn::Positions at(const RowLayout& rows, int64_t batch, const torch::Device& device);
 

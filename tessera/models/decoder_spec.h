@@ -45,7 +45,7 @@ ParameterSpecs decoder_parameters(const ModelShape& shape,
 void add_norms_of_all_heads(const ModelShape& shape, ParameterSpecs& parameters);
 void add_norms_of_all_heads(const ModelShape& part, ActivationNumbers& numbers);
 
-/// For blocks of two norms, before attention and before the feed-forward.
+/// Numbers that blocks keep that have two norms, before attention and before the feed-forward.
 ActivationNumbers decoder_activations(const ModelShape& part, int64_t position_ranks);
 
 /// sliding_window in the layers that have one.

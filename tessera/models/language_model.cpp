@@ -59,10 +59,10 @@ void initialise_part(const LanguageModel& model, const std::string& name, int64_
   const auto initial = model.initial(name, dims, std);
   if (initial.constant) {
     part.fill_(initial.value);
-  } else if (part.scalar_type() == torch::kFloat32) {
+  } else if (part.scalar_type() == torch::kFloat32 && part.is_cpu()) {
     nn::fill_portable(part, name, seed, initial.value, begin);
   } else {
-    const auto values = torch::empty(part.sizes(), part.options().dtype(torch::kFloat32));
+    const auto values = torch::empty(part.sizes(), torch::kFloat32);
     nn::fill_portable(values, name, seed, initial.value, begin);
     part.copy_(values);
   }

@@ -300,7 +300,7 @@ void take_target_parameters(PeftConfig& config, const ModelShape& shape) {
   }
   auto& targets = config.spec.targets;
   const auto& family = spec_of(shape.family);
-  // Of mixtures PEFT knows the usual modules of one.
+  // Mixtral is the only mixture whose usual modules PEFT knows.
   const bool has_usual = shape.experts.num == 0 || family.type_of(shape) == "mixtral";
   if (targets.empty() && !config.has_no_modules && has_usual) targets = family.adapter_targets;
   targets.insert(targets.end(), paths.begin(), paths.end());

@@ -86,7 +86,7 @@ struct ExpertsShape {
   bool router_bias = false;      ///< of its logits, learned
   int64_t num_dense_layers = 0;  ///< the first layers, which have one feed-forward instead
   int64_t dense_ffn_dim = 0;     ///< of those; where there are none, what config.json says of them
-  /// Of config.json (router_jitter_noise): written as it was read. It concerns training alone, where
+  /// router_jitter_noise of config.json, written as it was read. It concerns training alone, where
   /// transformers multiplies what enters the whole mixture.
   double jitter_noise = 0;
   /// Not of the model: ranks that share out the tokens that they have alike (plan/rank_part.h).
@@ -134,7 +134,7 @@ struct AlikeLayers {
 /// All layers of a model, the first ones first.
 std::vector<AlikeLayers> alike_layers(const ModelShape& shape);
 
-/// Of a model, or of a rank's part of one, all of whose layers are like layer `layer` of the whole.
+/// The shape of a model (or of a rank's part of one) all of whose layers are like layer `layer` of the whole.
 ModelShape shape_of_layer(const ModelShape& shape, int64_t layer);
 
 /// A shape known by name, of any family: micro, tiny and small are ours, the others published.

@@ -76,7 +76,7 @@ struct MixtureNames {
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< of an expert
   std::string shared;       ///< the expert that every token takes besides
   std::string shared_gate;  ///< of one number, how far it opens; empty: there is none
-  /// Of two numbers, by whose softmax a token's experts and the shared one count (Rajbhandari et al.,
+  /// The matrix that gives a token two numbers, whose softmax weighs its experts and the shared one (Rajbhandari et al.,
   /// DeepSpeed-MoE, ICML 2022, section 4.1); empty: there is none.
   std::string coefficient;
   /// Files have all experts of a layer in one tensor for gate and up, whose columns alternate, and one

@@ -65,6 +65,9 @@ class LanguageModelHeadImpl : public Hookable {
   explicit LanguageModelHeadImpl(torch::Tensor tied_weight);
 
   double softcap = 0;  ///< logits l are softcap * tanh(l / softcap); 0: as they are
+  /// May the loss's forward add the weight's gradient to a .grad() that is there, without a tensor [V, D] of its own? Only for
+  /// a backward that begins with 1: another one is a ValueError, on a GPU an assertion of the device.
+  bool adds_in_forward = true;
 
   /// hidden [.., D]. Without targets: logits [.., V]. With targets int64 [..] (-100: ignored): what
   /// `loss` makes of the token losses, fp32 and 0-d.

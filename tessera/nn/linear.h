@@ -75,7 +75,7 @@ class LinearImpl : public Hookable {
   /// Adds numbers that each rank has of its part of `in`, in place; empty: this one has it all.
   /// Collective.
   std::function<void(const torch::Tensor& numbers)> add_up;
-  /// Of the bias, that this rank adds where results are summed over ranks outside of the layer.
+  /// The share of the bias that this rank adds, where results are summed over ranks outside of the layer.
   double bias_share = 1;
   torch::Tensor own_bias() const;  ///< that share of it; undefined without a bias
   /// How a dense weight multiplies while the layer trains; null: in its dtype.

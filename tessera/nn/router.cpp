@@ -69,7 +69,7 @@ RouterImpl::RouterImpl(int64_t dim, const RouterOptions& options,
   }
 }
 
-/// Of a call with rows of `row_size` numbers.
+/// The key of random numbers for a call whose rows have `row_size` numbers.
 kernels::DropoutKey RouterImpl::numbers_of(const char* purpose, int64_t row_size) const {
   const auto& context = random_context(name);
   return {.seed = context.seed,

@@ -50,7 +50,7 @@ struct RouterCall {
 
 /// What training asks of a router beside its family's options.
 struct RouterTraining {
-  /// Of each sequence of a call: so what is dropped depends on the sequence alone, not on the others beside it. A
+  /// Counted for each sequence of a call, so that what is dropped depends on that sequence alone. A
   /// token all of whose choices are dropped gets nothing from experts.
   ExpertCapacity capacity;
   /// In training the router's input is multiplied by uniform numbers of [1 - jitter, 1 + jitter), see
@@ -58,7 +58,7 @@ struct RouterTraining {
   double jitter = 0;
   /// In training; weights are of the scores all the same. Not with groups or a selection bias.
   ExpertSampling sampling = ExpertSampling::none;
-  /// For benchmarks: tokens take the experts in turn, whatever their scores.
+  /// Tokens take the experts in turn, whatever their scores. For benchmarks.
   bool takes_turns = false;
 };
 

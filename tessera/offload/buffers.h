@@ -18,8 +18,8 @@ struct StorageOptions {
   int64_t host_memory = int64_t{256} << 20;  ///< bytes of all of them
 };
 
-/// Of what is stored in parts of so many bytes at the most, those that are in memory at a time: `most`, or fewer
-/// where there is no more to keep.
+/// How many parts of at most `part_bytes` are in memory at a time: `most`, or fewer where all that is stored has
+/// fewer.
 int64_t parts_in_memory(int64_t stored_bytes, int64_t part_bytes, int64_t most);
 
 /// Bytes of a space that come and go together.

@@ -24,7 +24,7 @@ struct Outcome {
   int64_t result = 0;  ///< bytes moved, which may be fewer than asked for, or -errno
 };
 
-/// For one thread. When it is destroyed nothing may be under way, unless the memory of that stays.
+/// Belongs to one thread. Nothing may be under way when it is destroyed, unless the memory involved outlives it.
 class Queue {
  public:
   Queue() = default;

@@ -245,7 +245,7 @@ bool Space::fill_with_zeros(const Piece& piece) {
   return true;
 }
 
-/// Of a block that is written the checksum is taken here, by this thread.
+/// The checksum of a block that is written is taken here, by this thread.
 void Space::start(uint64_t tag, Piece& piece) {
   const bool writes = piece.transfer->writes;
   if (writes && piece.done == 0) {

@@ -12,8 +12,8 @@
 
 namespace tessera::offload {
 
-/// Of so many regions, the largest of which has `largest` bytes, those that are in memory at a time: no fewer
-/// than three, even where host_memory holds less.
+/// How many of `num_regions` regions, the largest of which has `largest` bytes, are in memory at a time: at least
+/// three, even where host_memory holds less.
 int64_t regions_in_memory(int64_t num_regions, int64_t largest, int64_t host_memory);
 
 /// Regions on drives, zero at first. As many as fit are in memory at a time. For one thread at a time.

@@ -113,7 +113,7 @@ void StoredStack::read(const Entry& entry, std::span<const std::span<std::byte>>
   }
 }
 
-/// As many as may be read ahead: parts before this one, of the string itself and of those put before it.
+/// The parts that may be read ahead: those before this one, of the string itself and of the strings put before it.
 std::vector<Stretch> StoredStack::coming_after(uint64_t id, size_t part) const {
   std::vector<Stretch> coming;
   const auto own = strings_.find(id);

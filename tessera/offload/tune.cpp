@@ -64,7 +64,7 @@ Speed measure(const SpaceOptions& given, int64_t bytes, int64_t memory_bytes) {
                                    int64_t{kPageBytes}, given.block_bytes);
   const int64_t block = options.block_bytes, half = round_up(bytes, block);
   Space space(2 * half, options);
-  // Of the half, so that what is read and what is written at once is not the same.
+  // Of the half, so that what is read is not what is being written.
   const auto memory = buffers_for(block, half, memory_bytes / 2);
   const auto other = buffers_for(block, half, memory_bytes / 2);
   const auto write = [&](int64_t offset, std::span<std::byte> data) {

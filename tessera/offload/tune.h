@@ -38,8 +38,8 @@ struct Speed {
   int64_t moved_bytes = 0;  ///< in all, by the measurement
 };
 
-/// Of folders as a run has them: writes and reads twice `bytes`, several times where that takes no time,
-/// through at most `memory_bytes`. Throws as Space does.
+/// The speed of folders used as a run uses them: writes and reads twice `bytes`, several times where that takes no
+/// time, through at most `memory_bytes`. Throws as Space does.
 Speed measure(const SpaceOptions& options, int64_t bytes, int64_t memory_bytes);
 
 /// Reads and writes as a run does, with checksums. Throws as Space does.

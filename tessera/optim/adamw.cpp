@@ -22,7 +22,7 @@ std::vector<StateKind> adamw8bit_states(const OptimizerOptions&) {
           {"exp_avg_sq_absmax", torch::kFloat32, kStateBlock}};
 }
 
-/// As FP8-LM has it (Peng et al., 2023, section 2.2), but with a scale for each block instead of each
+/// The states of FP8-LM (Peng et al., 2023, section 2.2), but with a scale for each block instead of each
 /// tensor, which no division among ranks cuts.
 std::vector<StateKind> adamw_fp8_states(const OptimizerOptions&) {
   return {{"exp_avg_fp8", torch::kFloat8_e4m3fn},

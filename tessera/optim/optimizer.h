@@ -34,7 +34,7 @@ struct OptimizerOptions {
   /// so that the mean is exact (kernels/flat.h), which lets small updates count; else to nearest.
   bool stochastic_rounding = false;
   uint64_t seed = 0;  ///< of the rounding
-  /// Of slices whose states are kept on drives.
+  /// Where the states are kept of slices that have them on drives.
   offload::StorageOptions storage;
 };
 
@@ -59,12 +59,12 @@ struct Slice {
   /// float32 [1]: what a float8 gradient is multiplied by. Valid for life.
   torch::Tensor gradient_factor;
   bool on_drives = false;  ///< its states are (stored_states.h); the parameter is on the host
-  /// Of a parameter that is on drives, too, and on the meta device therefore: gives its numbers [n], on
+  /// For a parameter that is on drives, too (and so on the meta device): gives its numbers [n], on
   /// the host, to be changed by an update, until the next call for another slice. Where `copy` is defined,
   /// the parameter is among the states instead (Optimizer::stored_parameter), and if the copy is on the
   /// meta device, this gives room for its numbers. Not with muon's matrices.
   std::function<torch::Tensor()> bring;
-  /// Of a gradient that is on drives: gives it memory and its numbers, until the next call for another
+  /// For a gradient that is on drives: gives it memory and its numbers, until the next call for another
   /// slice.
   std::function<void()> bring_gradient;
 };

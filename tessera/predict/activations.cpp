@@ -88,7 +88,7 @@ double stream_bytes(const config::PrecisionSection& precision, const plan::RankP
 
 namespace {
 
-/// As if all that is kept stayed.
+/// A block's activations as if nothing that is kept were freed early.
 BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part, int64_t index) {
   const auto& trained = part.blocks[static_cast<size_t>(index)];
   const bool checkpointed = is_checkpointed(config.memory, index);

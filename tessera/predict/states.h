@@ -9,7 +9,7 @@
 
 namespace tessera::predict {
 
-/// Of a kind, what is on drives in pieces.
+/// What of one kind is on drives in pieces.
 struct Pieces {
   int64_t count = 0;
   double bytes = 0, largest = 0;

@@ -134,7 +134,7 @@ double share_of_write(const DriveSpeed& speed) {
   return std::clamp(1 / speed.both / apart, 0.5, 1.0);
 }
 
-/// Of a forward and backward together, the forward's part: a backward is two products for one.
+/// The forward's share of a forward and backward: the backward has two products for each of the forward's.
 double share_of_forward(const config::RunConfig& config) {
   return config.memory.checkpointing == memory::CheckpointMode::full ? 1.0 / 4 : 1.0 / 3;
 }

@@ -29,7 +29,7 @@ class Fp8Totals {
 
   void add(const StepRecord& record);  ///< one in which nothing was counted adds nothing
 
-  /// Of the last steps together: the largest amax, the least scale, mean shares.
+  /// The last steps together: the largest amax, the least scale, mean shares.
   std::vector<Fp8Rounding> last() const;
   bool empty() const { return map_.empty(); }
   /// Percent of the numbers of a block's worst operand that under- or overflowed.

@@ -31,7 +31,7 @@ class CharacterMap {
   std::string texts_;
 };
 
-/// As the `tokenizers` library does it: a cluster of characters (Unicode Standard Annex 29) of less
+/// Like the `tokenizers` library: a cluster of characters (Unicode Standard Annex 29) of less
 /// than six bytes is looked up whole, then each character by itself.
 void apply_by_clusters(const CharacterMap& map, TrackedText& text);
 

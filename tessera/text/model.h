@@ -35,7 +35,7 @@ struct Bpe {
   std::string unknown;                  ///< "": what has no token is dropped
   bool fuse_unknown = false, byte_fallback = false;
   std::string prefix, suffix;  ///< of tokens that continue a word, that end one
-  /// As SentencePiece does it: these are single symbols that are never merged, and of the bytes of
+  /// Like SentencePiece: these are single symbols that are never merged, and of the bytes of
   /// one character only the last stands for it.
   std::optional<PieceTrie> whole_symbols;
   bool sentencepiece = false;
@@ -79,7 +79,7 @@ void tokenize_word(const Model& model, std::string_view word, std::vector<ModelT
 class WordCache {
  public:
   WordCache();
-  /// As tokenize_word, ids alone.
+  /// Like tokenize_word, but ids alone.
   void append(const Model& model, std::string_view word, std::vector<uint32_t>& ids);
 
  private:

@@ -1,6 +1,6 @@
 #include "tessera/train/balance.h"
 
-#include <ATen/ops/bincount.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/special_entr.h>
 #include <fmt/format.h>
 
@@ -202,7 +202,9 @@ Tensor Balance::see(size_t index, const nn::RouterCall& call, const Tensor& weig
   if (!nn::Recomputation::ran_before()) {
     const torch::NoGradGuard no_grad;
     const auto seen = seen_[row];
-    seen.narrow(0, 0, num_experts_).add_(at::bincount(call.experts.flatten(), {}, num_experts_));
+    const auto chosen = call.experts.flatten();  // not bincount, which asks a GPU for the largest
+    seen.narrow(0, 0, num_experts_)
+        .scatter_add_(0, chosen, torch::ones_like(chosen, seen.scalar_type()));
     seen.narrow(0, num_experts_, num_experts_).add_(probabilities.sum(0, false, torch::kFloat64));
     const auto rest = seen.narrow(0, 2 * num_experts_, kNumColumns);
     rest[kEntropy].add_(at::special_entr(probabilities).sum(torch::kFloat64));

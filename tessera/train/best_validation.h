@@ -27,7 +27,7 @@ struct BestValidation {
   std::optional<double> reached_;  ///< what a better one is compared with
 };
 
-/// As a checkpoint's state keeps it, and back; throws json::exception on another shape.
+/// To what a checkpoint's state keeps, and back; throws json::exception on another shape.
 nlohmann::json to_json(const BestValidation& best);
 BestValidation best_validation_of(const nlohmann::json& state);
 

@@ -21,7 +21,7 @@
 namespace tessera::train {
 
 torch::Dtype torch_dtype(FloatType type);
-/// Of states outside of blocks.
+/// The dtype of states that are not kept in blocks.
 torch::Dtype state_dtype(optim::StateType type);
 
 /// How a block ends: with a residual sum of its last product, whose value no gradient needs, or in

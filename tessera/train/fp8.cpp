@@ -98,7 +98,7 @@ std::string without_scale(const Run& run) {
   return "";
 }
 
-/// Of all layers, over the ranks that have them.
+/// Roundings of all layers, put together from the ranks that have them.
 std::vector<report::Fp8Rounding> roundings_of_all(const Run& run) {
   const auto num_layers = static_cast<int64_t>(run.fp8.size());
   const auto largest =

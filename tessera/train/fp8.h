@@ -45,8 +45,8 @@ void begin_fp8_step(Run& run, int64_t step);
 
 struct Fp8Step {
   std::vector<report::Fp8Rounding> layers;  ///< of all ranks, where it was counted
-  /// Of a skipped step what had no scale: "the input of model.layers.1.mlp.up_proj holds infinity"; empty:
-  /// nothing in 8 bits.
+  /// Why a step was skipped, if a number in 8 bits had no scale: "the input of model.layers.1.mlp.up_proj holds
+  /// infinity"; else empty.
   std::string without_scale;
 };
 

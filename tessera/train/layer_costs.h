@@ -9,7 +9,7 @@
 
 namespace tessera::train {
 
-/// Of whom they are measured.
+/// The rank whose layers are measured.
 struct MeasuredRank {
   models::ModelShape shape;  ///< of the model, or of what this rank has of it
   mesh::MeshShape mesh;

@@ -52,7 +52,7 @@ bool validates_after(const Run& run, int64_t step) {
   return step == run.num_steps || (every > 0 && step % every == 0);
 }
 
-/// Of the process, or on a GPU of its part of that: now, and at the most so far.
+/// Memory of the process, or on a GPU what the process has of it: now, and at most so far.
 report::ProcessMemory memory_of(const Run& run) {
   if (run.device.is_cpu()) return report::process_memory();
   const auto memory = memory::device_memory(run.device);

@@ -37,7 +37,7 @@ std::optional<double> published_peak(std::string_view gpu) {
     std::string_view name;
     double tera;
   };
-  // Of two names that begin alike the longer one first. Data sheets of NVIDIA and AMD.
+  // A name that begins with another one comes before that. From data sheets of NVIDIA and AMD.
   static constexpr Peak kPeaks[] = {{"NVIDIA GB200", 2500},
                                     {"NVIDIA B200", 2250},
                                     {"NVIDIA H200 NVL", 835.5},

@@ -25,7 +25,7 @@ double matmul_peak(const torch::TensorOptions& options = {});
 /// known.
 std::optional<double> published_peak(std::string_view gpu);
 
-/// Of a rank of the run, as it computes: published of a GPU in 16 bits, else measured.
+/// The peak of a rank of the run, for the way it computes: the published one for a GPU in 16 bits, else measured.
 MatmulPeak matmul_peak(const Run& run);
 
 }  // namespace tessera::train

@@ -26,7 +26,7 @@ Singular exact(const torch::Tensor& matrix, int64_t rank) {
   return {u.narrow(1, 0, rank), s.narrow(0, 0, rank), v.narrow(0, 0, rank)};
 }
 
-/// Of the rows and columns that are fewer, as torch.svd_lowrank does it.
+/// Iterates on whichever of rows and columns are fewer, like torch.svd_lowrank.
 Singular iterated(const torch::Tensor& matrix, const torch::Tensor& start, int64_t iterations) {
   const auto basis = [](const torch::Tensor& columns) {
     return std::get<0>(torch::linalg_qr(columns, "reduced"));

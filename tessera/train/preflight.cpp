@@ -157,7 +157,7 @@ double exchange_seconds(const Run& run) {
          bytes;
 }
 
-/// Of the layers of the rank that has most: others of the pipeline have fewer, or none. An adapter's backward has
+/// Measured on the layers of the rank that has most: others of the pipeline have fewer, or none. An adapter's backward has
 /// fewer products than that of the block that is measured.
 predict::ComputeSpeed measured_computing(const Run& run) {
   auto shape = std::ranges::max(run.plan.ranks, {}, [](const auto& rank) {

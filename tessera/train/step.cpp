@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/to_device.h"
 #include "tessera/memory/device_memory.h"
 #include "tessera/optim/norm.h"
 #include "tessera/report/fp8_rounding.h"
@@ -95,12 +96,6 @@ void update_in_backward(Run& run, int64_t step) {
   run.parallel.on_reduced([&run, rate](size_t slice) { run.optimizer.update(slice, rate); });
 }
 
-/// The host does not wait for the copy to a GPU: LibTorch keeps the pinned memory until it is made.
-torch::Tensor on_device(const torch::Tensor& on_host, const torch::Device& device) {
-  if (!device.is_cuda()) return on_host.to(device);
-  return on_host.pin_memory().to(device, /*non_blocking=*/true);
-}
-
 }  // namespace
 
 std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loader, int64_t step) {
@@ -110,8 +105,8 @@ std::vector<data::Batch> micro_batches(const Run& run, const data::Loader& loade
   for (int64_t i = 0; i < count; ++i) {
     auto batch = loader.batch(step, rows.begin + rows.size() * i / count,
                               rows.begin + rows.size() * (i + 1) / count);
-    batch.inputs = on_device(batch.inputs, run.device);
-    batch.targets = on_device(batch.targets, run.device);
+    batch.inputs = kernels::to_device(batch.inputs, run.device);
+    batch.targets = kernels::to_device(batch.targets, run.device);
     batches.push_back(std::move(batch));
   }
   return batches;

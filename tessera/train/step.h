@@ -13,7 +13,7 @@ namespace tessera::train {
 
 struct StepResult {
   double loss = 0;  ///< mean over the valid tokens of the global batch, in nats, or over its pairs
-  /// Of pairs (train/preference.h) and of experts (train/balance.h), whose losses `loss` does not hold.
+  /// Figures of pairs (train/preference.h) and of experts (train/balance.h), whose losses `loss` does not hold.
   std::vector<report::Figure> figures;
   std::vector<report::ExpertLoad> experts;
   std::vector<report::Fp8Rounding> fp8;  ///< in steps whose line is due (logging.every)

@@ -60,6 +60,13 @@ std::vector<Case> cases() {
       {"tp", {.tp = 2}},
       {"pp", {.pp = 2}},
       {"ep", {.dp_shard = 2, .ep = 2}, mixture},
+      {"mixture in one unit",
+       {.dp_shard = 2},
+       [](auto& job) {
+         mixture(job);
+         job.parallel.units = parallel::Units::model;
+         job.precision.compute = FloatType::bf16;
+       }},
       {"all", {.pp = 2, .dp_shard = 2, .tp = 2}},
   };
 }

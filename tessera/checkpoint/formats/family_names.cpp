@@ -85,7 +85,7 @@ std::string FamilyNames::our_name(const std::string& stored) const {
   return family_->optional_prefix + stored;
 }
 
-/// Of a tensor of a model with mixtures.
+/// The tensors of ours that a tensor of a model with mixtures becomes.
 std::vector<FamilyNames::Ours> FamilyNames::of_mixture(const std::string& name) const {
   // In memory transformers calls every family's mixture `mlp`.
   constexpr std::string_view kInMemory = ".mlp.";

@@ -21,7 +21,7 @@ namespace {
 using models::ModelShape;
 using models::TrainedParameter;
 
-/// As peft_key, of a parameter of the model itself; of a module with an adapter under its "base_layer".
+/// Like peft_key, for a parameter of the model itself; if its module has an adapter, it is under "base_layer".
 std::string stored_key(const TensorSource& stored, const PeftPlace& place, const std::string& rest,
                        bool of_adapter) {
   const auto inner = peft_key(place.module + ".base_layer", rest);

@@ -124,7 +124,7 @@ template <int N, bool kAccumulate>
   memory_is_used();
 }
 
-/// As for other factors. Within a TileScope.
+/// The same as for other factors. To be called within a TileScope.
 template <bool kAccumulate>
 void multiply(Left<Bf16> a, int64_t depth, const Bf16* b, int64_t columns, float* c,
               int64_t c_stride, int64_t vectors) {

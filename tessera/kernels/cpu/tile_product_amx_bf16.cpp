@@ -1,4 +1,4 @@
-// As BLIS has it (Van Zee and van de Geijn, ACM TOMS 2015): a block of b is packed, then one of a, and 2 x 2 tiles of sums stay in
+// The scheme of BLIS (Van Zee and van de Geijn, ACM TOMS 2015): a block of b is packed, then one of a, and 2 x 2 tiles of sums stay in
 // registers along a block's depth. A panel of b stays in the first cache meanwhile, those of a come from the second.
 #define TESSERA_ISA_NAMESPACE amx_bf16
 #include "tessera/kernels/cpu/amx.h"

@@ -40,7 +40,8 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args) {
     }
     return;
   }
-  const float of_target = logits[target];  // before the gradient may take its place
+  // Before the gradient may take its place. Nobody has looked at targets on a GPU: one that there is not gives no number.
+  const float of_target = target >= 0 && target < vocab ? logits[target] : NAN;
   SoftmaxSum own = {-INFINITY, 0};
   for (int64_t i = threadIdx.x * N; i < vocab; i += step) own.add(load<N>(logits + i));
   const float top = over_block<Max>(own.largest);

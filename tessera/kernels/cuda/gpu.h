@@ -268,7 +268,7 @@ void with_type(Element type, Body body) {
       return body(Half{});
   }
 }
-/// Of a norm's x and y: alike, or float32 and 16 bits (autocast).
+/// Calls `body` with the types of a norm's x and y: the same one, or float32 and one of 16 bits (autocast).
 template <typename Body>
 void with_norm_types(Element x, Element y, Body body) {
   with_type(y, [&](auto narrow) {

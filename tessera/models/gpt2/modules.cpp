@@ -6,6 +6,7 @@
 #include "tessera/autograd/recompute.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/kernels/to_device.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/dropout.h"
@@ -124,7 +125,8 @@ Tensor Gpt2::embed(const Tensor& ids, const RowLayout& rows) {
                     shape().max_seq_len, " positions of this GPT-2, got ", length);
   const auto positions =
       rows.documents.defined()
-          ? kernels::document_positions(rows.documents, batch, seq_len).to(ids.device())
+          ? kernels::to_device(kernels::document_positions(rows.documents, batch, seq_len),
+                               ids.device())
           : torch::arange(first, first + seq_len, ids.options());
   return drop_(wte_(ids) + wpe_(positions));
 }

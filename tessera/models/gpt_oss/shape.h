@@ -6,7 +6,7 @@
 namespace tessera::models::gpt_oss {
 
 struct Facts {
-  /// Of an expert's gate and up (kernels/activation.h, ClampedGate).
+  /// Constants of an expert's activation (kernels/activation.h, ClampedGate).
   double gate_scale = 1.702, gate_limit = 7;
 
   bool operator==(const Facts&) const = default;

@@ -8,15 +8,18 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tessera/nn/experts.h"
 #include "tessera/parallel/data/engine.h"
 
 namespace tessera::parallel {
 namespace {
 
-/// The policy's casts, as hooks of the unit's modules.
-nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy) {
+/// The policy's casts, as hooks of a module of the unit. Not of what experts take: a router's weights stay in float32,
+/// and the rows beside them come from modules that have cast theirs.
+nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy, const nn::Hookable& module) {
   nn::Hooks hooks;
-  if (policy.param_dtype && policy.cast_forward_inputs) {
+  const bool takes_routing = dynamic_cast<const nn::ExpertsImpl*>(&module) != nullptr;
+  if (policy.param_dtype && policy.cast_forward_inputs && !takes_routing) {
     hooks.replace_input = [dtype = *policy.param_dtype,
                            all = policy.cast_constant_inputs](torch::Tensor& input) {
       if (input.is_floating_point() && (all || input.requires_grad())) input = input.to(dtype);
@@ -201,8 +204,8 @@ void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
 void DataParallel::Engine::attach() {
   const auto engine = shared_from_this();
   for (size_t i = 0; i < modules.size(); ++i) {
-    const auto casts = policy_hooks(units[i].options().mixed_precision);
     for (auto* module : modules[i].modules) {
+      const auto casts = policy_hooks(units[i].options().mixed_precision, *module);
       module->add_hooks({.replace_output =
                              [engine, i](torch::Tensor& output) {
                                engine->watch_output(i, output);

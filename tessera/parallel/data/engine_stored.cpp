@@ -43,7 +43,7 @@ void DataParallel::Engine::read_gradients_ahead(size_t index) {
   gradient_regions->read_ahead(coming);
 }
 
-/// For an optimizer, which goes from one to the next.
+/// Called by an optimizer, which goes from one region to the next.
 void DataParallel::Engine::bring_gradient(size_t region) {
   auto* buffer = stored_gradients[region];
   if (brought != nullptr && brought != buffer) brought->gradient_slice.free();

@@ -147,8 +147,8 @@ class FlatBuffer {
   bool gradient_is_away() const { return gradient_is_away_; }  ///< the drives have this step's
   /// Gives gradient_slice memory, with what was put away.
   void bring_gradient();
-  /// Of a rank alone: what was put away is where the next backward adds to it, and no longer away. Nothing where the
-  /// slice has another type.
+  /// On a rank alone: brings what was put away to where the next backward adds to it. Does nothing where the
+  /// slice has another type, or is on the host and the gradient is not.
   void add_to_stored_gradient();
   /// The sum of the squares of its numbers.
   double squares_put_away() const { return squares_put_away_; }

@@ -80,7 +80,7 @@ void FlatBuffer::bring_gradient() {
 void FlatBuffer::add_to_stored_gradient() {
   if (!gradient_is_away_) return;
   const auto to = own_part(gradient);
-  if (to.dtype() != gradient_slice.tensor().dtype()) return;
+  if (to.dtype() != gradient_slice.tensor().dtype() || !to.is_cpu()) return;
   std::ranges::copy(gradient_regions_->read(gradient_region_), bytes_of(to).begin());
   forget_gradient_slice();
 }

@@ -10,12 +10,12 @@ void Unit::begin_gradient() {
   if (replicated_) set_sums_apart();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
+    buffer.begin_gradient();  // what a user dropped is zero
     // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
     if (reduced_ && buffer.trained() && buffer.plan().gradient_slice_in_gradient) {
       earlier_[i] = buffer.own_part(buffer.gradient).clone();
       buffer.gradient.allocate_zero();
     }
-    buffer.begin_gradient();
     if (adds_in_place_) buffer.add_to_stored_gradient();
   }
   reduced_ = false;
@@ -88,7 +88,7 @@ void Unit::finish_sum(size_t index, double factor) {
     if (earlier_[index].defined()) slice.add_(earlier_[index]);
     earlier_[index].reset();
   } else if (buffer.gradient_slice.allocated()) {
-    slice.add_(own, factor);
+    slice.add_(own.to(slice.device()), factor);
   } else {
     buffer.gradient_slice.allocate();
     slice.copy_(own);

@@ -16,6 +16,9 @@ using schedule::Kind;
 /// Receives that wait on a channel at once: one on its way while another is used.
 constexpr size_t kAhead = 2;
 
+/// On a GPU one that waits holds some of its processors: the next one alone, from when the one before was taken.
+constexpr size_t kAheadOnDevice = 1;
+
 /// dtype, number of dimensions, sizes.
 constexpr int64_t kHeaderSize = 10;
 
@@ -57,6 +60,10 @@ Messages::Messages(const mesh::DeviceMesh& mesh, const std::vector<Actions>& ran
       auto& channel = sender == rank_ ? to_[receiver] : from_[sender];
       channel.group = group;
       channel.sender = sender < receiver ? 0 : 1;
+      // NCCL connects in a group's first operation, in which each of the two waits for the other one: not in an order of the
+      // schedule's, in which a send would wait for its receiver.
+      if (group.runs_on_device())
+        group.broadcast(torch::zeros({1}, torch::device(device_)), channel.sender).wait();
     }
   }
 }
@@ -86,13 +93,13 @@ void Messages::begin(const Plan& plan, bool remember) {
   for (const auto& [sender, messages] : plan) {
     auto& channel = from_.at(sender);
     channel.coming.assign(messages.begin(), messages.end());
-    post_ahead(channel);
+    if (!channel.group.runs_on_device()) post(channel, kAhead);
   }
 }
 
-/// Receives whose shape is known from the run before.
-void Messages::post_ahead(Channel& channel) {
-  while (remember_ && channel.ahead.size() < std::min(kAhead, channel.coming.size())) {
+/// Receives whose shape is known from the run before, until `count` wait.
+void Messages::post(Channel& channel, size_t count) {
+  while (remember_ && channel.ahead.size() < std::min(count, channel.coming.size())) {
     const auto shape = shapes_.find(channel.coming[channel.ahead.size()]);
     if (shape == shapes_.end()) return;
     auto tensor = at::empty(shape->second.sizes, torch::dtype(shape->second.dtype).device(device_));
@@ -104,6 +111,7 @@ void Messages::post_ahead(Channel& channel) {
 /// The channel's next message.
 torch::Tensor Messages::receive(Channel& channel) {
   torch::Tensor tensor;
+  post(channel, 1);
   if (!channel.ahead.empty()) {
     auto posted = std::move(channel.ahead.front());
     channel.ahead.pop_front();
@@ -119,7 +127,7 @@ torch::Tensor Messages::receive(Channel& channel) {
     channel.group.broadcast(tensor, channel.sender).wait();
   }
   channel.coming.pop_front();
-  post_ahead(channel);
+  post(channel, channel.group.runs_on_device() ? kAheadOnDevice : kAhead);
   return tensor;
 }
 

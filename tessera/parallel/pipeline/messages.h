@@ -25,7 +25,7 @@ struct Message {
 
 /// Carries the messages of a table of actions. A channel leads from a rank to one it sends to: a
 /// group of the two of its own, in which messages follow each other in the order of the sender's
-/// actions. So a receive is posted before its message is needed and a send waits for nobody;
+/// actions. So a receive is posted before its message is needed (on a GPU not long before) and a send waits for nobody;
 /// messages that come earlier than they are needed are kept. Between stages of one rank a tensor is
 /// handed over as it is.
 class Messages {
@@ -73,7 +73,7 @@ class Messages {
 
   template <typename Visit>
   void for_each_sent(const std::vector<Actions>& ranks, int sender, const Visit& visit) const;
-  void post_ahead(Channel& channel);
+  void post(Channel& channel, size_t count);
   torch::Tensor receive(Channel& channel);
   int rank_of(int stage) const { return rank_of_stage_[static_cast<size_t>(stage)]; }
 
