@@ -372,7 +372,7 @@ class Accelerator {
   template <typename Holder>
   static std::shared_ptr<ModuleOf<Holder>> shared(Holder& holder) {
     if constexpr (requires { holder.ptr(); }) {
-      return holder.ptr();
+      return holder.is_empty() ? nullptr : holder.ptr();
     } else {
       return holder;
     }

@@ -77,6 +77,8 @@ struct ModelRecord {
   parallel::DataParallel parallel;
   std::vector<OptimizerRecord*> optimizers;  // over parts of it
   bool has_gradients = false;                // a backward since the last update
+  bool updated = false;                      // by one of them, and others are to follow
+  int64_t num_forwards = 0;                  // since the last backward
   bool send_buffers = true;                  // before the next forward
 };
 
@@ -173,6 +175,7 @@ class AcceleratorCore {
  private:
   void note_step_settings(const config::accelerate::Translation& translation);
   parallel::UnitRule unit_rule() const;
+  void tell_heads(torch::nn::Module& root) const;
   /// `all_states`: of the optimizers, those not used yet included.
   std::vector<checkpoint::HeldExtent> held_state(bool all_states, bool buffers) const;
   train::SavedModel saved(size_t model) const;
@@ -182,7 +185,9 @@ class AcceleratorCore {
   std::vector<std::pair<int64_t, std::filesystem::path>> named_checkpoints() const;
   nlohmann::json loaders_state() const;
   void load_loaders(const nlohmann::json& state);
-  void finish_step(OptimizerRecord& optimizer);
+  /// `updated`: by a step; else its gradients are dropped.
+  void finish_step(OptimizerRecord& optimizer, bool updated);
+  void adopt_parameters(OptimizerRecord& optimizer);
   void check_steps() const;     // before a backward
   void check_added_up() const;  // after one
   void give_local_gradients();

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/nn/layers.h"
 #include "tessera/train/accelerator.h"
 #include "tessera/train/lr_scheduler.h"
 #include "tests/support/expect.h"
@@ -64,6 +65,24 @@ void with_accelerator(int ranks, const AcceleratorOptions& options,
   });
 }
 
+/// Says which token it sees.
+struct TokenNetImpl : torch::nn::Module {
+  TokenNetImpl() {
+    register_module("embed", embed), register_module("head", head);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(
+          torch::sin(torch::arange(parameter.numel(), torch::kFloat32)).reshape(parameter.sizes()));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& ids) {
+    return head(embed(ids), ids, kernels::TokenLoss(1.0 / static_cast<double>(ids.numel())));
+  }
+  torch::nn::Embedding embed{12, 8};
+  nn::LanguageModelHead head{8, 12};
+};
+TORCH_MODULE(TokenNet);
+
 class LoopsTest : public RankTest {};
 
 std::vector<float> row_numbers(const torch::Tensor& batch) {
@@ -109,6 +128,38 @@ TEST_P(LoopsTest, AShuffledEpochGoesOnWithTheRowsThatWereLeft) {
           EXPECT_EQ(resumed, whole);
           EXPECT_EQ(torch::rand({1}).item<double>(), next_epoch);  // and so does the next epoch
         });
+  }
+}
+
+// The head's weight has a gradient that its forward may not add unscaled.
+TEST_P(LoopsTest, AHeadsGradientIsTheMeanOfMicroBatches) {
+  for (const int64_t steps : {1, 2, 3}) {
+    with_accelerator(GetParam(), {.gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
+      accelerator.set_gradient_accumulation_steps(steps);
+      TokenNet net, plain;
+      torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.5)),
+          plain_sgd(plain->parameters(), torch::optim::SGDOptions(0.5));
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      for (int64_t i = 0; i < 2 * steps; ++i) {
+        const auto ids = torch::tensor({i % 12, (5 * i + 1) % 12, (7 * i + 3) % 12});
+        const auto here = accelerator.accumulate();
+        accelerator.backward(model(ids));
+        optimizer.step();
+        optimizer.zero_grad();
+        (torch::nn::functional::cross_entropy(
+             torch::nn::functional::linear(plain->embed(ids), plain->head->weight), ids) /
+         static_cast<double>(steps))
+            .backward();
+        if (i % steps < steps - 1) continue;
+        plain_sgd.step();
+        plain_sgd.zero_grad();
+      }
+      const auto trained = accelerator.get_state_dict(model);
+      EXPECT_TRUE(torch::allclose(trained["head.weight"], plain->head->weight, 1e-5, 1e-6))
+          << steps;
+      EXPECT_TRUE(torch::allclose(trained["embed.weight"], plain->embed->weight, 1e-5, 1e-6))
+          << steps;
+    });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
 #include "tessera/train/accelerator_core.h"
 #include "tessera/train/engine_options.h"
 #include "tessera/train/torch_states.h"
@@ -76,6 +77,14 @@ bool AcceleratorCore::replicates() const {
   return axis_.size() == 1 || !parallel::is_sharded(config_.parallel.placement);
 }
 
+/// backward() begins with 1 unless it averages micro-batches or scales the loss.
+void AcceleratorCore::tell_heads(torch::nn::Module& root) const {
+  for (const auto& module : root.modules()) {
+    if (auto* head = module->as<nn::LanguageModelHeadImpl>())
+      head->adds_in_forward = !scaler_ && accumulation_steps_ == 1;
+  }
+}
+
 void AcceleratorCore::add_model(torch::nn::Module& inner,
                                 const std::shared_ptr<nn::Hookable>& root) {
   if (std::ranges::any_of(models_, [&](const auto& model) { return model->inner == &inner; })) {
@@ -111,6 +120,7 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
   for (const auto& parameter : root->parameters()) {
     model_of_[parameter.unsafeGetTensorImpl()] = models_.size();
   }
+  tell_heads(*root);
   models_.push_back(std::move(model));
 }
 
@@ -173,6 +183,38 @@ std::shared_ptr<OptimizerRecord> AcceleratorCore::add_optimizer(
   begin_adagrad(optimizer);
   optimizers_.push_back(record);
   return record;
+}
+
+/// Parameters that were added since (add_param_group): this rank's parts take their place.
+void AcceleratorCore::adopt_parameters(OptimizerRecord& optimizer) {
+  const auto is_whole = [&](const torch::Tensor& parameter) {
+    return model_of_.contains(parameter.unsafeGetTensorImpl());
+  };
+  for (auto& group : optimizer.base->param_groups()) {
+    auto& parameters = group.params();
+    if (std::ranges::none_of(parameters, is_whole)) continue;
+    std::vector<torch::Tensor> own;
+    for (const auto& parameter : parameters) {
+      if (!is_whole(parameter)) {
+        own.push_back(parameter);
+        continue;
+      }
+      const auto* key = parameter.unsafeGetTensorImpl();
+      TORCH_CHECK_VALUE(has_optimizer_.insert(key).second,
+                        "step: expected one optimizer for each parameter, got two for one");
+      const auto index = model_of_.at(key);
+      auto& model = *models_[index];
+      if (std::ranges::count(optimizer.models, index) == 0) {
+        optimizer.models.push_back(index);
+        model.optimizers.push_back(&optimizer);
+      }
+      const auto whole = model.root->named_parameters();
+      for (const auto& part : model.parallel.named_parameters()) {
+        if (whole[part.key()].is_same(parameter)) own.push_back(part.value());
+      }
+    }
+    parameters = std::move(own);
+  }
 }
 
 std::shared_ptr<LoaderRecord> AcceleratorCore::add_loader() {

@@ -164,10 +164,14 @@ void AcceleratorCore::set_counts(const json& state) {
   num_steps_ = state.at("step");
   num_micro_batches_ = state.at("micro_batches");
   micro_batch_ = state.value("micro_batch", int64_t{0});
-  const auto load = [](auto& records, const json& states) {
-    for (size_t i = 0; i < std::min(records.size(), states.size()); ++i) records[i].load(states[i]);
+  const auto load = [](auto& records, const json& states, std::string_view what) {
+    if (records.size() != states.size()) {
+      user_error("load_state: expected {} {}, as the run that saved had, got {}", states.size(),
+                 what, records.size());
+    }
+    for (size_t i = 0; i < records.size(); ++i) records[i].load(states[i]);
   };
-  load(schedulers_, state.at("schedulers"));
+  load(schedulers_, state.at("schedulers"), "prepared schedulers");
   const auto& optimizers =
       state.at("optimizers");  // after the schedulers: learning rates are theirs
   for (size_t i = 0; i < std::min(optimizers_.size(), optimizers.size()); ++i) {
@@ -175,7 +179,7 @@ void AcceleratorCore::set_counts(const json& state) {
     if (optimizers[i].contains("archive")) restore(optimizer, optimizers[i]["archive"]);
     train::set_counts(optimizer, saved(*optimizers_[i]), optimizers[i]);
   }
-  load(objects_, state.value("objects", json::array()));
+  load(objects_, state.value("objects", json::array()), "objects registered for checkpointing");
   if (state.contains("loaders")) load_loaders(state);
   // With as many processes as saved, each goes on drawing where it was.
   const auto& generators = state.at("generators");
@@ -262,6 +266,9 @@ void AcceleratorCore::load_state(const fs::path& directory) {
   checkpoint::run_on_all(axis_, [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     const auto& state = found.index().state;
+    if (found.index().step == 0) {  // before any update no optimizer had a state
+      for (const auto& record : optimizers_) record->base->state().clear();
+    }
     train::load_all(found, held_state(/*all_states=*/found.index().step > 0, /*buffers=*/true),
                     optimizers);
     for (auto& model : models_) model->parallel.values_changed();

@@ -31,6 +31,7 @@ std::shared_ptr<LoaderPass> AcceleratorCore::pass() {
 void AcceleratorCore::set_accumulation_steps(int64_t steps) {
   TORCH_CHECK_VALUE(steps > 0, "gradient_accumulation_steps: expected at least 1, got ", steps);
   accumulation_steps_ = steps;
+  for (const auto& model : models_) tell_heads(*model->root);
 }
 
 void AcceleratorCore::begin_micro_batch() {
@@ -88,6 +89,9 @@ void AcceleratorCore::check_added_up() const {
 
 void AcceleratorCore::backward(const torch::Tensor& loss) {
   TORCH_CHECK_VALUE(!models_.empty(), "backward: expected a model from prepare(), got none");
+  TORCH_CHECK_VALUE(loss.defined() && loss.requires_grad(),
+                    "backward: expected a loss of a model's parameters, got ",
+                    loss.defined() ? "a tensor without a gradient" : "an undefined tensor");
   check_steps();
   if (joining_ && sync_gradients_) join_backward();
   const bool reduces =
@@ -96,6 +100,7 @@ void AcceleratorCore::backward(const torch::Tensor& loss) {
     model->parallel.set_requires_gradient_sync(reduces);
     model->parallel.set_is_last_backward(sync_gradients_);
     model->has_gradients = true;
+    model->num_forwards = 0;
   }
   for (auto& optimizer : optimizers_) optimizer->done = false;
   const double scale = scaler_ ? scaler_->scale() : 1;
@@ -204,6 +209,12 @@ void AcceleratorCore::step(OptimizerRecord& optimizer,
                            const std::function<torch::Tensor()>& closure) {
   optimizer.skipped = false;
   if (!sync_gradients_) return;
+  adopt_parameters(optimizer);
+  for (const auto index : optimizer.models) {
+    TORCH_CHECK_VALUE(!models_[index]->parallel.backward_is_open(),
+                      "step: expected accelerator.backward(loss), got loss.backward(), after which "
+                      "gradients are not averaged");
+  }
   const bool searches = dynamic_cast<torch::optim::LBFGS*>(optimizer.base) != nullptr;
   if (closure && !searches) {  // what others do with it: call it once, at first
     const torch::AutoGradMode grad_mode(true);
@@ -231,23 +242,27 @@ void AcceleratorCore::step(OptimizerRecord& optimizer,
     optimizer.base->step();
   }
   optimizer.stepped = true;
-  finish_step(optimizer);
+  finish_step(optimizer, /*updated=*/true);
   ++num_steps_;
 }
 
-void AcceleratorCore::finish_step(OptimizerRecord& optimizer) {
+void AcceleratorCore::finish_step(OptimizerRecord& optimizer, bool updated) {
   optimizer.done = true;
   for (const auto index : optimizer.models) {
     auto& model = *models_[index];
+    model.updated |= updated;
     const bool all = std::ranges::all_of(model.optimizers, [](auto* of) { return of->done; });
-    if (all && std::exchange(model.has_gradients, false)) model.parallel.finish_step();
+    if (!all || !std::exchange(model.has_gradients, false)) continue;
+    // zero_grad() may stand between a forward and its backward.
+    const bool goes_on = !std::exchange(model.updated, false) && model.parallel.forward_is_open();
+    goes_on ? model.parallel.drop_gradients() : model.parallel.finish_step();
   }
 }
 
 void AcceleratorCore::zero_grad(OptimizerRecord& optimizer) {
   if (!sync_gradients_) return;
   optimizer.stepped = optimizer.unscaled = false;
-  finish_step(optimizer);
+  finish_step(optimizer, /*updated=*/false);
 }
 
 void AcceleratorCore::set_training(OptimizerRecord& optimizer, bool training) {

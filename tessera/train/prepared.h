@@ -89,7 +89,11 @@ class PreparedModel {
  private:
   template <typename First, typename... Rest>
   nn::RandomContext random_context(const First& first, const Rest&...) const {
-    nn::RandomContext context{.seed = core_->options().seed, .step = core_->num_micro_batches()};
+    // Of several forwards before a backward each draws its own numbers.
+    constexpr int kForwardBits = 40;
+    nn::RandomContext context{
+        .seed = core_->options().seed,
+        .step = core_->num_micro_batches() + (record_->num_forwards++ << kForwardBits)};
     if constexpr (std::same_as<First, torch::Tensor>) {
       if (first.defined() && first.dim() > 0) {
         context.first_row = core_->axis().rank() * first.size(0);
@@ -121,7 +125,7 @@ class PreparedOptimizer {
   void zero_grad() { core_->zero_grad(*record_); }
   bool step_was_skipped() const { return record_->skipped; }
 
-  /// For an optimizer that has train() and eval(), as schedule-free ones do; else nothing. Call them
+  /// Does something for an optimizer that has train() and eval(), like schedule-free ones. Call them
   /// with the model's. Collective.
   void train() { core_->set_training(*record_, /*training=*/true); }
   void eval() { core_->set_training(*record_, /*training=*/false); }

@@ -105,9 +105,16 @@ void set_counts(torch::optim::Optimizer& optimizer, const std::vector<SavedModel
 void load_all(const checkpoint::Checkpoint& found, const std::vector<checkpoint::HeldExtent>& held,
               const std::vector<const torch::optim::Optimizer*>& optimizers) {
   for (const auto& part : held) {
-    if (found.contains(part.extent.name)) continue;
-    user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
-               found.path().string(), part.extent.name);
+    const auto& [name, info] = std::tie(part.extent.name, part.extent.info);
+    if (std::ranges::count(info.shape, 0) > 0) continue;  // nobody holds nothing
+    if (!found.contains(name)) {
+      user_error("{}: has no tensor {}; expected a checkpoint of this model and optimizer",
+                 found.path().string(), name);
+    }
+    const auto& there = found.info(name).shape;
+    if (there == info.shape) continue;
+    user_error("{}: another model's: {}: expected shape [{}], got [{}]", found.path().string(),
+               name, fmt::join(info.shape, ", "), fmt::join(there, ", "));
   }
   std::set<std::string> kept;
   for (const auto* optimizer : optimizers) kept.merge(torch_state_names(*optimizer));

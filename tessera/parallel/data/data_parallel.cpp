@@ -70,6 +70,12 @@ void DataParallel::on_reduced(std::function<void(size_t slice)> update) {
 }
 void DataParallel::finish_backward() { engine().finish_backward(); }
 void DataParallel::finish_step() { engine().finish_step(); }
+bool DataParallel::forward_is_open() const {
+  return std::ranges::any_of(engine().calls,
+                             [](const auto& state) { return !state.backwards.empty(); });
+}
+bool DataParallel::backward_is_open() const { return engine().backward_is_open(); }
+void DataParallel::drop_gradients() { engine().drop_gradients(); }
 
 void DataParallel::unshard() {
   engine().unsharded = true;

@@ -84,6 +84,14 @@ class DataParallel {
   /// are synchronised (DataParallelOptions::buffers).
   void finish_step();
 
+  /// Is the backward of a forward still to come?
+  bool forward_is_open() const;
+  /// Did a backward that reduces begin, without its finish_backward() so far?
+  bool backward_is_open() const;
+  /// What the last backwards gave is dropped, parameters are as they were; also where forward_is_open(). ValueError
+  /// where backward_is_open().
+  void drop_gradients();
+
   /// Gathers the whole model, which stays so until reshard() or finish_step(); for using parameters
   /// outside of the modules' forward, and for many forwards without a step. Collective.
   void unshard();
@@ -108,7 +116,7 @@ class DataParallel {
     torch::Tensor gradient_factor;      ///< [1]: what a gradient kept in 8 bits is multiplied by
     bool decayed = true, apart = false;
     bool on_drives = false;  ///< its optimizer states are to be kept there
-    /// Of a parameter on the meta device: as optim::Slice has them.
+    /// For a parameter on the meta device; see optim::Slice.
     torch::Tensor copy;
     std::function<torch::Tensor()> bring;
     std::function<void()> bring_gradient;

@@ -367,25 +367,9 @@ void DataParallel::Engine::check_has_optimizer() const {
       "model's parameters()");
 }
 
-void DataParallel::Engine::finish_step() {
-  TORCH_CHECK_VALUE(launched == 0,
-                    "finish_step: expected finish_backward() after a backward, even if its "
-                    "gradients are dropped");
-  for (auto& unit : units) unit.check_written(/*reduced=*/true);
-  check_has_optimizer();
-  ++num_steps;
-  has_gradients = false;
-  unsharded = amax_is_shared = false;
-  for (auto& leaf : leaves) leaf.tensor.mutable_grad().reset();
-  for (auto& state : calls) state = {};
-  forwarded.clear();
-  for (size_t i = 0; i < units.size(); ++i) {
-    units[i].forget_gradients();
-    units[i].parameters_changed(/*frozen_ones=*/false);
-    note_memory(i);
-  }
-  finish_regions();
-  synchronise(module_buffers, options.buffers, axes.all);
+bool DataParallel::Engine::backward_is_open() const {
+  return requires_sync &&
+         (launched > 0 || std::ranges::any_of(calls, [](const auto& state) { return state.done; }));
 }
 
 }  // namespace tessera::parallel

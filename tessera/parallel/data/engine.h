@@ -141,13 +141,16 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void settle(size_t at_most);
   void update(size_t unit);
   void check_not_updated(size_t unit) const;
-  /// Of this rank's part of its gradient: float64, 0-d, where the gradient is; the host does not wait.
+  /// Sum of squares of this rank's part of the unit's gradient: float64, 0-d, on the gradient's device; the host does not wait.
   torch::Tensor sum_of_squares(size_t unit) const;
   void finish_backward();
   void check_frozen() const;
   void agree_on_arrivals();
   void agree_on_order();
   void check_has_optimizer() const;
+  bool backward_is_open() const;
+  void check_backward_ended() const;
+  void drop_gradients();
   void finish_step();
 };
 

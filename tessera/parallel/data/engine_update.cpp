@@ -1,4 +1,4 @@
-// Units that are updated as soon as their gradients are reduced.
+// What ends a step, and units that are updated as soon as their gradients are reduced.
 #include <vector>
 
 #include "tessera/kernels/flat.h"
@@ -10,7 +10,7 @@ torch::Tensor DataParallel::Engine::sum_of_squares(size_t index) const {
   const auto& unit = units[index];
   torch::Tensor sum;
   for (const auto& buffer : unit.buffers()) {
-    // Of those that hold it whole in `axes.model`, the first rank counts it.
+    // Where several ranks of `axes.model` hold it whole, the first one counts it.
     const bool first =
         buffer.options().of_experts ? axes.experts.gather.rank() == 0 : axes.first_copy;
     const bool sliced = buffer.plan().num_slices > 1;
@@ -43,6 +43,39 @@ void DataParallel::Engine::check_not_updated(size_t index) const {
   TORCH_CHECK_VALUE(!calls[index].updated, "unit ", units[index].name(),
                     ": expected one backward between steps, as its weights were updated in it; got "
                     "another");
+}
+
+void DataParallel::Engine::check_backward_ended() const {
+  TORCH_CHECK_VALUE(launched == 0,
+                    "finish_step: expected finish_backward() after a backward, even if its "
+                    "gradients are dropped");
+}
+
+void DataParallel::Engine::drop_gradients() {
+  check_backward_ended();
+  has_gradients = false;
+  for (auto& leaf : leaves) leaf.tensor.mutable_grad().reset();
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].forget_gradients();
+    note_memory(i);
+  }
+}
+
+void DataParallel::Engine::finish_step() {
+  check_backward_ended();
+  for (auto& unit : units) unit.check_written(/*reduced=*/true);
+  check_has_optimizer();
+  drop_gradients();
+  ++num_steps;
+  unsharded = amax_is_shared = false;
+  for (auto& state : calls) state = {};
+  forwarded.clear();
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].parameters_changed(/*frozen_ones=*/false);
+    note_memory(i);
+  }
+  finish_regions();
+  synchronise(module_buffers, options.buffers, axes.all);
 }
 
 }  // namespace tessera::parallel
