@@ -49,10 +49,8 @@ class LateWork : public c10d::Work {
 
   void start(comm::Queue& queue, const Collective& collective) {
     // Its own tensors: a step that fails drops its works before they have run.
-    done_ = queue.push([outputs = copied_outputs_, inputs = copied_inputs_,
-                        collective](const comm::Deadline&) mutable {
-      collective(outputs, inputs)->wait();
-    });
+    done_ = queue.push([outputs = copied_outputs_, inputs = copied_inputs_, collective](
+                           const comm::Deadline&) mutable { collective(outputs, inputs)->wait(); });
   }
 
   bool isCompleted() override { return false; }  // a host never knows in time
