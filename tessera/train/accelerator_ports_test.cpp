@@ -48,7 +48,8 @@ class PortsTest : public ::testing::TestWithParam<Layout> {
  protected:
   static void with_accelerator(const AcceleratorOptions& options,
                                const std::function<void(Accelerator&)>& body) {
-    const auto& [ranks, kind] = GetParam();
+    const int ranks = GetParam().ranks;
+    const auto* kind = GetParam().kind;
     const bool sharded = kind != std::string("MULTI_CPU");
     const mesh::MeshShape shape{.dp_replicate = sharded ? 1 : ranks,
                                 .dp_shard = sharded ? ranks : 1};
