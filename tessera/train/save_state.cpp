@@ -172,7 +172,7 @@ void check_sharded(const char* function, const DataParallel& model) {
 /// One place for all ranks, where no other model's checkpoint stands. Collective.
 void check_place(const fs::path& directory, int64_t step,
                  const std::vector<checkpoint::HeldExtent>& held, const mesh::Axis& axis) {
-  const auto own = fmt::format("step {} of '{}'", step, directory.string());
+  auto own = fmt::format("step {} of '{}'", step, directory.string());
   const auto places = checkpoint::run_on_all(axis, [&] {
     for (const auto& folder : checkpoint::step_folders(directory)) {
       if (folder.step != step || !checkpoint::is_checkpoint(folder.path)) continue;
