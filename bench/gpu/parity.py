@@ -27,6 +27,7 @@ def family(name):
 JOBS = {
     "llama": (FP32, TINY),
     "full": (FP32, TINY | {"memory.checkpointing": "full"}),
+    "feed_forward": (FP32, TINY | {"memory.checkpointing": "feed_forward"}),
     "selective_bf16": (BF16, TINY | {"memory.checkpointing": "selective", "precision.compute": "bf16"}),
     "bf16_whole": (BF16, TINY | BF16_WHOLE | {"precision.stochastic_rounding": "true"}),
     "autocast": (BF16, TINY | {"precision.compute": "bf16", "precision.autocast": "true"}),
@@ -47,8 +48,7 @@ JOBS = {
     "offload_sharded": (FP32, TINY | {"parallel.placement": "full_shard", "parallel.offload_optimizer": "true"}),
     "offload_params": (FP32, TINY | {"parallel.offload_params": "true"}),
     "drives": (FP32, TINY | DRIVES | {"parallel.offload_optimizer": "nvme"}),
-    "drives_all": (FP32, TINY | DRIVES | {"parallel.placement": "full_shard", "parallel.offload_optimizer": "nvme", "parallel.offload_params": "nvme",
-                                          "parallel.offload_gradients": "nvme"}),
+    "drives_all": (FP32, TINY | DRIVES | {"parallel.placement": "full_shard", "parallel.offload_optimizer": "nvme", "parallel.offload_gradients": "nvme"}),
     "offload_activations": (FP32, TINY | {"memory.checkpointing": "full", "memory.offload_activations": "true"}),
     "fp8_tensor": (0.1, TINY | {"precision.compute": "bf16", "precision.matmul": "fp8_tensor"}),
     "fp8_delayed": (0.1, TINY | {"precision.compute": "bf16", "precision.matmul": "fp8_delayed"}),

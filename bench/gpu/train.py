@@ -50,6 +50,7 @@ JOBS = {
     "1b_fp8_tensor": BF16 | {"model.preset": "llama-3.2-1b", "data.seq_len": 4096, "train.global_batch": 16,
                              "train.micro_batch": 4, "precision.matmul": "fp8_tensor"},
     "8b_full": BIG | {"train.global_batch": 8, "memory.checkpointing": "full"},
+    "8b_feed_forward": BIG | {"train.global_batch": 8, "memory.checkpointing": "feed_forward"},
     "8b_selective": BIG | {"train.global_batch": 8, "memory.checkpointing": "selective"},
     "8b_full_one": BIG | {"train.global_batch": 2, "memory.checkpointing": "full"},
     "8b_fp8_row": BIG | {"train.global_batch": 8, "memory.checkpointing": "selective", "precision.matmul": "fp8_row"},
@@ -57,9 +58,10 @@ JOBS = {
                       "adapter.targets": "[all-linear]"},
     "8b_131072": BIG | {"train.global_batch": 1, "train.micro_batch": 1, "data.seq_len": 131072, "train.steps": 1,
                         "memory.checkpointing": "full"},
-    "qwen_0.5b": SEQUENCES_1024 | {"model": "qwen2.5-0.5b", "train.global_batch": 128, "train.micro_batch": 16},
-    "qwen_1.5b": SEQUENCES_1024 | {"model": "qwen2.5-1.5b", "train.global_batch": 128, "train.micro_batch": 16},
-    "qwen_7b": SEQUENCES_1024 | {"model": "qwen2.5-7b", "train.global_batch": 64, "train.micro_batch": 4},
+    # llmq's: 524,288 tokens a step.
+    "qwen_0.5b": SEQUENCES_1024 | {"model": "qwen2.5-0.5b", "train.global_batch": 512, "train.micro_batch": 32},
+    "qwen_1.5b": SEQUENCES_1024 | {"model": "qwen2.5-1.5b", "train.global_batch": 512, "train.micro_batch": 32},
+    "qwen_7b": SEQUENCES_1024 | {"model": "qwen2.5-7b", "train.global_batch": 512, "train.micro_batch": 4},
 }
 
 def token_file(folder, vocabulary):

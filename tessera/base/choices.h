@@ -286,6 +286,8 @@ namespace tessera::memory {
 enum class CheckpointMode {
   none,       ///< all that autograd saves
   full,       ///< its inputs; backward runs the forward again
+  feed_forward,  ///< its inputs and the results of matrix products and attention up to the product behind that;
+                 ///< backward runs the feed-forward again, and what is cheap
   selective,  ///< its inputs and the results of matrix products and attention (kernels/linear.h,
               ///< attention.h); backward runs only the rest again: norms, rotary, activations, sums
 };
@@ -294,7 +296,7 @@ enum class CheckpointMode {
 
 template <>
 inline constexpr auto tessera::kTexts<tessera::memory::CheckpointMode> =
-    std::to_array<std::string_view>({"none", "full", "selective"});
+    std::to_array<std::string_view>({"none", "full", "feed_forward", "selective"});
 
 namespace tessera::checkpoint {
 

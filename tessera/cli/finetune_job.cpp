@@ -126,8 +126,8 @@ class Trial {
 
   /// With as much kept as the memory takes: what is not kept is computed twice.
   std::optional<Found> fitting(Method method, int64_t row) const {
-    for (const auto mode :
-         {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}) {
+    for (const auto mode : {CheckpointMode::none, CheckpointMode::selective,
+                            CheckpointMode::feed_forward, CheckpointMode::full}) {
       const double needed = bytes(method, row, mode);
       if (needed <= request_.memory_bytes) return Found{mode, needed};
     }

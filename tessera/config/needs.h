@@ -243,7 +243,7 @@ constexpr Need kRoundedUpdates{
     "precision.parameters bf16 or fp16, or precision.optimizer_states bf16 or fp8+fp16",
     rounds_updates};
 constexpr Need kCheckpointsActivations{
-    "memory.checkpointing full or selective",
+    "memory.checkpointing other than none",
     [](const RunConfig& c) { return c.memory.checkpointing != memory::CheckpointMode::none; }};
 
 constexpr Need kSaves{"checkpoint.every, checkpoint.every_minutes or checkpoint.at_end",

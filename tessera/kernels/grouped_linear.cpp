@@ -233,7 +233,7 @@ struct GroupedLinears : torch::autograd::Function<GroupedLinears> {
     if (const auto& deferred = autograd::DeferScope::current())
       autograd::hold(ctx, "deferred", deferred);
     const auto groups = static_cast<size_t>(counts.numel());
-    return autograd::compute_once(weights.size() / groups, [&]() -> variable_list {
+    return autograd::compute_once(autograd::Operator::product, weights.size() / groups, [&]() -> variable_list {
       auto results =
           results_of(x, {operands.empty() ? weights : at::TensorList(operands), groups}, counts);
       const Members of_members(biases, groups);

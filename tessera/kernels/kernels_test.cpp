@@ -71,6 +71,16 @@ Case add_rms_case(int64_t rows, int64_t dim) {
           {at::randn({rows, dim}), at::randn({rows, dim}), at::randn({dim})}};
 }
 
+Case rms_beside_case(int64_t rows, int64_t dim) {
+  return {fmt::format("rms_norm beside {}x{}", rows, dim),
+          [](const Tensors& t) {
+            const auto [x, y] = add_rms_norm(t[0], {}, t[1], 1e-5);
+            return at::cat({x, y});
+          },
+          [](const Tensors& t) { return at::cat({t[0], rms_norm_reference(t[0], t[1], 1e-5)}); },
+          {at::randn({rows, dim}), at::randn({dim})}};
+}
+
 Case layer_norm_case(int64_t rows, int64_t dim) {
   return {fmt::format("layer_norm {}x{}", rows, dim),
           [](const Tensors& t) { return layer_norm(t[0], t[1], t[2], 1e-5); },
@@ -126,6 +136,7 @@ std::vector<Case> all_cases() {
     for (const int64_t dim : {1, 5, 64, 688}) {
       cases.push_back(rms_case(rows, dim));
       cases.push_back(add_rms_case(rows, dim));
+      cases.push_back(rms_beside_case(rows, dim));
       cases.push_back(swiglu_case(rows, dim));
       cases.push_back(gelu_case(rows, dim));
     }
@@ -195,7 +206,7 @@ TEST_P(EveryIsa, SixteenBitsEqualTheReference) {
 TEST_P(EveryIsa, SameBitsOnRepeatAndForAnyNumberOfThreads) {
   const IsaScope scope(GetParam());
   const int before = at::get_num_threads();
-  for (const Case& c : {rms_case(3000, 65), add_rms_case(3000, 65), layer_norm_case(3000, 65),
+  for (const Case& c : {rms_case(3000, 65), add_rms_case(3000, 65), rms_beside_case(3000, 65), layer_norm_case(3000, 65),
                         swiglu_case(3000, 65), clamped_swiglu_case(3000, 65), gelu_case(3000, 65),
                         rotary_case(2, 1500, 3, 22), loss_case(130, 32, 1003, 50)}) {
     SCOPED_TRACE(c.name);
@@ -226,7 +237,7 @@ TEST(GradCheck, EveryOperatorInFloat64) {
                                 nullptr,
                                 {at::randn({2, 3, 4}), at::randn({5, 4}), at::randn({5})}};
   for (const Case& c :
-       {rms_case(3, 5), add_rms_case(3, 5), swiglu_case(2, 5), clamped_swiglu_case(2, 5),
+       {rms_case(3, 5), add_rms_case(3, 5), rms_beside_case(3, 5), swiglu_case(2, 5), clamped_swiglu_case(2, 5),
         gelu_case(2, 5), rotary_case(1, 3, 2, 4), loss_case(5, 4, 7, 2), weight_case}) {
     SCOPED_TRACE(c.name);
     Tensors inputs;

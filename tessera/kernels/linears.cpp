@@ -50,6 +50,10 @@ at::Tensor matrix_of(const at::Tensor& y) { return y.reshape({-1, y.size(-1)}); 
 
 /// `rows` [N, I] times `right` [I, O], plus a bias [O], which comes in parts.
 at::Tensor product(const at::Tensor& rows, const at::Tensor& right, at::TensorList bias) {
+  // cuBLAS adds one as it writes the product.
+  const bool adds_it = rows.is_cuda() && bias.size() == 1 &&
+                       bias[0].scalar_type() == rows.scalar_type() && bias[0].is_contiguous();
+  if (adds_it) return at::addmm(bias[0], rows, right);
   auto y = at::empty({rows.size(0), right.size(1)}, rows.options());
   int64_t column = 0;
   for (const auto& part : bias) {
@@ -179,7 +183,7 @@ struct Linears : torch::autograd::Function<Linears> {
                         .num_biases = biases.size(),
                         .shared = shared != nullptr ? shared->by : nullptr,
                         .deferred = autograd::DeferScope::current()});
-    return autograd::compute_once(weights.size(), [&] {
+    return autograd::compute_once(autograd::Operator::product, weights.size(), [&] {
       return results_of(matrix_of(x), operands.empty() ? weights : at::TensorList(operands), biases,
                         options, x.sizes().vec());
     });

@@ -79,7 +79,7 @@ struct LowRankLinear : torch::autograd::Function<LowRankLinear> {
     ctx->saved_data["dropped"] = dropped.has_value();
     auto sizes = x.sizes().vec();
     sizes.back() = b.size(0);
-    return autograd::compute_once(1, [&]() -> variable_list {
+    return autograd::compute_once(autograd::Operator::product, 1, [&]() -> variable_list {
       auto y = at::_unsafe_view(
           AdaptedCall::product(call.base.forward, flat_rows(x), {inner, b.to(type).t()}, b.size(0)),
           sizes);

@@ -132,7 +132,7 @@ struct QuantisedLinear : torch::autograd::Function<QuantisedLinear> {
     if (over_ranks) autograd::hold(ctx, "over_ranks", over_ranks);
     auto sizes = x.sizes().vec();
     sizes.back() = weight.shape.out;
-    return autograd::compute_once(1, [&]() -> variable_list {
+    return autograd::compute_once(autograd::Operator::product, 1, [&]() -> variable_list {
       const auto rows = x.reshape({-1, x.size(-1)});
       auto y = at::_unsafe_view(quantised_product(rows, weight, /*transposed=*/false), sizes);
       if (over_ranks) y = over_ranks->sum(y);

@@ -85,11 +85,15 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 };
 
 struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               const at::Tensor& residual, const at::Tensor& weight, double eps,
-                               at::ScalarType dtype) {
+  /// `residual`: one or none.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList residual,
+                               const at::Tensor& weight, double eps, at::ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [sum, y, reciprocal_rms] = kernels::forward(x, residual, weight, eps, dtype);
+    const bool adds = !residual.empty();
+    const auto [made, y, reciprocal_rms] =
+        kernels::forward(x, adds ? residual[0] : at::Tensor(), weight, eps, dtype);
+    const auto& sum = adds ? made : x;
+    ctx->saved_data["adds"] = adds;
     ctx->save_for_backward({sum, weight, reciprocal_rms});
     ctx->set_materialize_grads(false);
     return {sum, y};
@@ -101,9 +105,12 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [grad_x, grad_weight] =
         kernels::backward(grads[1], grads[0], saved[0], saved[1], saved[2]);
-    const bool wanted = ctx->needs_input_grad(2) && grad_weight.defined();
+    const bool adds = ctx->saved_data["adds"].toBool();
+    const bool wanted = ctx->needs_input_grad(adds ? 2 : 1) && grad_weight.defined();
     if (wanted) grad_weight = autograd::hand_over(sink, grad_weight, saved[1].scalar_type());
-    return {grad_x, grad_x, wanted ? grad_weight : at::Tensor(), {}, {}};
+    variable_list gradients{grad_x, grad_x, wanted ? grad_weight : at::Tensor(), {}, {}};
+    if (!adds) gradients.erase(gradients.begin());
+    return gradients;
   }
 };
 
@@ -124,12 +131,16 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                 const at::Tensor& weight, double eps) {
   check(x, weight);
-  TORCH_CHECK_VALUE(x.sizes() == residual.sizes(), "add_rms_norm: expected residual ", x.sizes(),
-                    ", got ", residual.sizes());
-  if (!can_fuse({x, residual, weight}) || x.numel() == 0) {
-    return add_rms_norm_reference(x, residual, weight, eps);
+  TORCH_CHECK_VALUE(!residual.defined() || x.sizes() == residual.sizes(),
+                    "add_rms_norm: expected residual ", x.sizes(), ", got ", residual.sizes());
+  const bool fuses = residual.defined() ? can_fuse({x, residual, weight}) : can_fuse({x, weight});
+  if (!fuses || x.numel() == 0) {
+    const auto sum = residual.defined() ? x + residual : x;
+    return {sum, rms_norm(sum, weight, eps)};
   }
-  const auto out = autograd::apply<AddRmsNorm>(x.contiguous(), residual.contiguous(),
+  variable_list added;
+  if (residual.defined()) added.push_back(residual.contiguous());
+  const auto out = autograd::apply<AddRmsNorm>(x.contiguous(), at::TensorList(added),
                                                weight.contiguous(), eps, norm_result(x));
   return {out[0], out[1]};
 }

@@ -17,7 +17,7 @@ namespace tessera::kernels {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// {x + residual, rms_norm(x + residual)} in the same one pass; the two gradients meet in one pass,
-/// too.
+/// too. An undefined residual is nothing: {x, rms_norm(x)}, for what goes on beside its norm.
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                 const at::Tensor& weight, double eps);
 

@@ -40,7 +40,7 @@ struct Record {
   autograd::DeferredGradientsPtr deferred = autograd::DeferScope::current();
   std::vector<bool> goes_elsewhere;             ///< of the tensors kept; empty: none does
   std::weak_ptr<StoredTensors> elsewhere;       ///< those
-  autograd::LastResults last;                   ///< where the last product is not made again
+  Tape tape;
   int64_t num_calls = 0;                        ///< of modules with hooks in the first forward
   const torch::autograd::Node* node = nullptr;  ///< of the call in the graph
 };
@@ -51,18 +51,33 @@ Tensor holder_of(const std::shared_ptr<StoredTensors>& stored) {
       stored.get(), {0}, [stored](void*) {}, at::kByte);
 }
 
+Tape tape_for(const CheckpointOptions& options) {
+  using autograd::Keeps;
+  const auto keeps = [&] {
+    switch (options.mode) {
+      case CheckpointMode::feed_forward:
+        return Keeps::to_attention;
+      case CheckpointMode::selective:
+        return Keeps::all;
+      case CheckpointMode::full:
+      case CheckpointMode::none:
+        return Keeps::nothing;
+    }
+    __builtin_unreachable();
+  };
+  return Tape(keeps(), options.drop_last_product);
+}
+
 /// What autograd is to save: the inputs, then what is on the tape.
-variable_list kept(Record& record, at::TensorList inputs, std::vector<Tensor> products) {
-  const bool drops_last = record.options.drop_last_product && !products.empty();
-  if (drops_last) products.back() = autograd::without_values(products.back());
+variable_list kept(Record& record, at::TensorList inputs) {
+  const auto products = record.tape.finish();
   variable_list tensors(inputs.begin(), inputs.end());
   tensors.insert(tensors.end(), products.begin(), products.end());
   if (!record.options.offload) return tensors;
   variable_list staying, going;
   for (size_t i = 0; i < tensors.size(); ++i) {
     // An argument without a gradient is a table that others hold as well.
-    const bool is_activation = i >= inputs.size() || record.needs_gradient[i];
-    const bool goes = is_activation && !(drops_last && i + 1 == tensors.size());
+    const bool goes = i >= inputs.size() || record.needs_gradient[i];
     (goes ? going : staying).push_back(tensors[i]);
     record.goes_elsewhere.push_back(goes);
   }
@@ -96,27 +111,17 @@ variable_list results(const nn::Call& call) {
   return tensors;
 }
 
-/// What the operators of a forward put their results on, or take them from; mostly nothing.
-void use_tape(Record& record, Tape& tape, TapeGuard::Use use, std::optional<TapeGuard>& guard) {
-  if (record.options.mode == CheckpointMode::selective) {
-    guard.emplace(tape, use);
-  } else if (record.options.drop_last_product) {
-    guard.emplace(record.last, use);
-  }
-}
-
 /// The forward without a graph.
-variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
+variable_list first_forward(Record& record, at::TensorList inputs) {
   std::vector<int64_t> versions;
   for (const auto& input : inputs) versions.push_back(input._version());
   auto random = RandomState::of(inputs.vec());
   const AutocastGuard autocast(record.autocast);
   std::optional<TapeGuard> guard;
-  use_tape(record, tape, TapeGuard::Use::record, guard);
+  if (record.tape.is_needed()) guard.emplace(record.tape, TapeGuard::Use::record);
   const nn::Recomputation recomputation(nn::Recomputation::Forward::first);
   record.call->forward();
   record.num_calls = recomputation.num_calls();
-  tape.check_unchanged();
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK_VALUE(inputs[i]._version() == versions[i],
                       "checkpoint: expected a module that leaves its arguments as they are, got a "
@@ -138,7 +143,7 @@ variable_list first_forward(Record& record, at::TensorList inputs, Tape& tape) {
 }
 
 /// The forward with a graph that begins at `leaves`, under the conditions of the first.
-variable_list second_forward(Record& record, at::TensorList leaves, Tape& tape) {
+variable_list second_forward(Record& record, at::TensorList leaves) {
   const at::AutoGradMode with_graph(true);
   const AutocastGuard autocast(record.autocast);
   std::optional<RandomGuard> random;
@@ -146,7 +151,7 @@ variable_list second_forward(Record& record, at::TensorList leaves, Tape& tape) 
   const nn::RandomScope context(record.context);
   const autograd::DeferScope deferred(record.deferred);
   std::optional<TapeGuard> guard;
-  use_tape(record, tape, TapeGuard::Use::replay, guard);
+  if (record.tape.is_needed()) guard.emplace(record.tape, TapeGuard::Use::replay);
   for (size_t i = 0; i < leaves.size(); ++i) *record.inputs[i] = leaves[i];
   const nn::Recomputation recomputation(nn::Recomputation::Forward::second);
   record.call->forward();
@@ -157,7 +162,7 @@ variable_list second_forward(Record& record, at::TensorList leaves, Tape& tape) 
               "checkpoint: expected the recomputation to call the modules of the forward, ",
               record.num_calls, " times, got ", recomputation.num_calls(),
               "; a checkpointed module must do the same in both");
-  TORCH_CHECK(tape.is_used_up(),
+  TORCH_CHECK(!guard || record.tape.is_used_up(),
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "fewer; a checkpointed module must do the same in both");
   return outputs;
@@ -185,9 +190,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static variable_list forward(AutogradContext* context, const std::shared_ptr<Record>& record,
                                at::TensorList tensors) {
     const auto inputs = tensors.slice(0, record->inputs.size());
-    Tape tape;
-    auto outputs = first_forward(*record, inputs, tape);
-    context->save_for_backward(kept(*record, inputs, tape.tensors()));
+    auto outputs = first_forward(*record, inputs);
+    context->save_for_backward(kept(*record, inputs));
     autograd::hold(context, "record", record);
     context->set_materialize_grads(false);
     return outputs;
@@ -211,9 +215,9 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       leaves[i] = leaves[i].detach();
       if (i < num_inputs) leaves[i].requires_grad_(record.needs_gradient[i]);
     }
-    Tape tape({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
+    record.tape.begin({leaves.begin() + static_cast<std::ptrdiff_t>(num_inputs), leaves.end()});
     leaves.resize(num_inputs);
-    const auto outputs = second_forward(record, leaves, tape);
+    const auto outputs = second_forward(record, leaves);
     TORCH_CHECK_VALUE(
         !leads_to(outputs, record.node),
         "checkpoint: expected a module that takes what needs a gradient in its "
@@ -260,6 +264,7 @@ void call_checkpointed(const nn::Hookable& module, const CheckpointOptions& opti
   }
   record->call = call;
   record->options = options;
+  record->tape = tape_for(options);
   record->autocast = AutocastState::of_this_thread().without_cache();
   const auto outputs = Checkpoint::apply(record, at::TensorList(tensors));
   for (const auto& output : outputs) {

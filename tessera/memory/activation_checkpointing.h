@@ -18,7 +18,7 @@ struct CheckpointOptions {
 
   int64_t every_k = 1;  ///< of `checkpoint_blocks`: blocks 0, k, 2k, .. are checkpointed
 
-  /// The last matrix product of the module is not kept (selective) or not computed again (full). For modules
+  /// The last matrix product of the module is neither kept nor computed again. For modules
   /// that end by adding it, perhaps after dropout, to something (residual blocks): no gradient depends
   /// on its value. Anything else gets wrong gradients: NaN, unless they only compare values (relu).
   bool drop_last_product = false;
@@ -35,7 +35,7 @@ struct CheckpointOptions {
 /// modules, and have frozen parameters. Other hooks of the module run around all this, once per
 /// call; those of modules inside it run in the recomputation as well.
 ///
-/// Cost: one forward more in backward (selective: its cheap part), in exchange for all that the
+/// Cost: one forward more in backward (feed_forward: what follows attention; selective: its cheap part), in exchange for all that the
 /// inside of the module saves. docs/activation_checkpointing.md has figures.
 ///
 /// The module must outlive the graphs of its calls, take what needs gradients in its arguments (as

@@ -233,16 +233,21 @@ INSTANTIATE_TEST_SUITE_P(
         CheckpointOptions{}, CheckpointOptions{.mode = CheckpointMode::full, .every_k = 2},
         CheckpointOptions{.drop_last_product = true},
         CheckpointOptions{.drop_last_product = true, .offload = drives()},
+        CheckpointOptions{.mode = CheckpointMode::feed_forward},
+        CheckpointOptions{.mode = CheckpointMode::feed_forward, .drop_last_product = true},
         CheckpointOptions{.mode = CheckpointMode::selective},
         CheckpointOptions{.mode = CheckpointMode::selective, .drop_last_product = true},
         CheckpointOptions{.offload = drives()},
         CheckpointOptions{.mode = CheckpointMode::full, .every_k = 2, .offload = drives()},
+        CheckpointOptions{.mode = CheckpointMode::feed_forward, .offload = drives()},
         CheckpointOptions{.mode = CheckpointMode::selective, .offload = drives()},
         CheckpointOptions{
             .mode = CheckpointMode::selective, .drop_last_product = true, .offload = drives()}),
     [](const auto& info) -> std::string {
       const auto& options = info.param;
-      std::string name = options.mode == CheckpointMode::full ? "Full" : "Selective";
+      std::string name = options.mode == CheckpointMode::full           ? "Full"
+                         : options.mode == CheckpointMode::feed_forward ? "FeedForward"
+                                                                        : "Selective";
       if (options.every_k > 1) name += "EverySecond";
       if (options.drop_last_product) name += "WithoutTheLast";
       return options.offload ? name + "OnDrives" : name;
@@ -526,7 +531,12 @@ TEST(CheckpointMemory, LiveBytesAfterForwardAreThoseOfTheShapes) {
   EXPECT_EQ(live_bytes_per_token({.mode = CheckpointMode::selective}, shape), selective);
   const auto dropped =
       live_bytes_per_token({.mode = CheckpointMode::selective, .drop_last_product = true}, shape);
-  EXPECT_NEAR(dropped, selective - 4.0 * dim, 4.0 / (kBatch * kSeqLen) + 1e-9);  // one NaN a block
+  EXPECT_EQ(dropped, selective - 4.0 * dim);
+  const auto feed_forward = selective - 4.0 * (dim + 2 * inner);  // without down, gate, up
+  for (const bool drops : {false, true}) {
+    const CheckpointOptions options{.mode = CheckpointMode::feed_forward, .drop_last_product = drops};
+    EXPECT_EQ(live_bytes_per_token(options, shape), feed_forward + (drops ? 0 : 4.0 * dim));
+  }
 }
 
 TEST(CheckpointMemory, IsFreedBlockByBlockInBackward) {

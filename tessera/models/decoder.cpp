@@ -104,8 +104,10 @@ class PreNormBlock : public DecoderBlockImpl {
   }
 
   Tensor forward(const Tensor& x, const nn::Positions& positions) override {
-    const auto attended = x + self_attn_(input_layernorm_(x), positions);
-    return autograd::residual_sum(attended, feed_forward_(post_attention_layernorm_(attended)));
+    const auto [entered, normed] = input_layernorm_(x, Tensor());
+    const auto [attended, normed_again] =
+        post_attention_layernorm_(entered, self_attn_(normed, positions));
+    return autograd::residual_sum(attended, feed_forward_(normed_again));
   }
 
  private:

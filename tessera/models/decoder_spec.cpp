@@ -143,6 +143,7 @@ ActivationNumbers decoder_activations(const ModelShape& s, int64_t position_rank
   const Numbers head_norms = s.qk_norm ? Numbers{q + k, h + real(s.num_kv_heads)} : Numbers{};
   return {.kept = {2 * own + 2 * q + 2 * k + 3 * f + head_norms.values,
                    h + 2 / ranks + head_norms.floats},
+          .to_attention = {2 * own + 2 * q + 2 * k, h},
           .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
           .recomputed = {own + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
           .products = 2,

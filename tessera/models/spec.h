@@ -49,7 +49,8 @@ struct Numbers {
 /// What a block keeps for each token; by a rank of tensor parallelism, of which the sizes are.
 struct ActivationNumbers {
   Numbers kept;          ///< by autograd, without checkpointing, but for what enters
-  Numbers selective;     ///< inputs, results of products, output and log-sum-exp of attention
+  Numbers to_attention;  ///< inputs, results of products up to that behind attention, output and log-sum-exp of that
+  Numbers selective;     ///< those, and the other products' results
   Numbers recomputed;    ///< from those, by the backward of a selective block, but for what enters
   double products = 0;   ///< that what enters the feed-forward goes into
   double deferred = 0;   ///< inputs of products, gradients of their results; but for what enters

@@ -75,6 +75,15 @@ RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& op
   weight = register_parameter("weight", torch::empty({dim}, options));
 }
 
+std::tuple<torch::Tensor, torch::Tensor> RMSNormImpl::forward(const torch::Tensor& x,
+                                                              const torch::Tensor& residual) {
+  if (!divided) {
+    return kernels::add_rms_norm(x, residual, offset == 0 ? weight : weight + offset, eps);
+  }
+  const auto sum = residual.defined() ? x + residual : x;
+  return {sum, forward(sum)};
+}
+
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
   auto normed = kernels::rms_norm(x, offset == 0 ? weight : weight + offset, eps);
   if (!divided) return normed;

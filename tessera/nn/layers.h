@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <tuple>
 
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/nn/hooked.h"
@@ -34,6 +35,10 @@ class RMSNormImpl : public Hookable {
  public:
   RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& options = {}, double offset = 0);
   torch::Tensor forward(const torch::Tensor& x);  ///< [.., D] -> [.., D]
+  /// {x + residual, the norm of that}, where the sum goes on beside its norm: one pass over both, and over their
+  /// gradients. An undefined residual adds nothing.
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x,
+                                                   const torch::Tensor& residual);
 
   torch::Tensor weight;
   double eps, offset;

@@ -71,6 +71,11 @@ bool is_checkpointed(const config::MemorySection& section, int64_t index) {
          index % section.checkpoint_every == 0;
 }
 
+bool repeats_feed_forward(const config::RunConfig& config) {
+  return config.memory.checkpointing == memory::CheckpointMode::full ||
+         config.memory.checkpointing == memory::CheckpointMode::feed_forward;
+}
+
 bool repeats_last_product(const config::RunConfig& config, const models::ModelShape& shape) {
   return !models::ends_with_product(shape) || config.adapter.type == models::AdapterType::dora;
 }
@@ -130,14 +135,19 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
   if (config.memory.checkpointing == memory::CheckpointMode::full) {
     result.kept = stream;
     result.working += all - stream;
-  } else {
-    result.kept = bytes_of(numbers.selective, width) + exchange.values * width;
-    if (has_experts && part.mesh.tp > 1) result.kept += stream;  // the sum over ranks
-    // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
-    if (config.adapter.type == models::AdapterType::dora && norms_input) result.kept += stream;
-    result.working += bytes_of(numbers.recomputed, width) + exchange.floats * kFloat + entering -
-                      unread + of_adapters + static_cast<double>(part.shape.num_heads) * kFloat;
+    return result;
   }
+  const double to_attention = bytes_of(numbers.to_attention, width);
+  double of_feed_forward =
+      bytes_of(numbers.selective, width) + exchange.values * width - to_attention;
+  if (has_experts && part.mesh.tp > 1) of_feed_forward += stream;  // the sum over ranks
+  // DoRA reads what the last product gives (train/assemble.cpp), as a norm does.
+  if (config.adapter.type == models::AdapterType::dora && norms_input) of_feed_forward += stream;
+  result.working += bytes_of(numbers.recomputed, width) + exchange.floats * kFloat + entering -
+                    unread + of_adapters + static_cast<double>(part.shape.num_heads) * kFloat;
+  const bool again = config.memory.checkpointing == memory::CheckpointMode::feed_forward;
+  result.kept = to_attention + (again ? 0 : of_feed_forward);
+  if (again) result.working += of_feed_forward;
   return result;
 }
 

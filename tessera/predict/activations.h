@@ -23,6 +23,7 @@ BlockActivations block_activations(const config::RunConfig& config, const plan::
                                    int64_t index);
 
 /// Is the last product of a block that is computed again made again, too (train/engine_options.h)? DoRA reads it.
+bool repeats_feed_forward(const config::RunConfig& config);
 bool repeats_last_product(const config::RunConfig& config, const models::ModelShape& shape);
 
 /// Is block `index` checkpointed?

@@ -111,11 +111,12 @@ struct Rounds {
 };
 
 /// Each layer has two sums and two gathers in each direction. What is computed again is sent again,
-/// but for sums that selective checkpointing keeps, and the last one where no gradient reads it; what
+/// but for sums that checkpointing keeps (attention's, selective both), and the last one where no gradient reads it; what
 /// is not gathers again what entered.
 Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   Rounds rounds;
-  const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
+  const double of_attention = config.memory.checkpointing == memory::CheckpointMode::full ? 1 : 0;
+  const bool repeats = repeats_feed_forward(config);
   const double summed =
       models::spec_of(part.shape.family).activations(part.shape, part.position_ranks).summed;
   const auto& experts = part.shape.experts;
@@ -124,8 +125,8 @@ Rounds of_layers(const RunConfig& config, const plan::RankPart& part) {
   for (const auto& stage : part.stages) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i) {
       const bool checkpointed = is_checkpointed(config.memory, i);
-      const double again = repeats_last_product(config, part.shape) ? 2 : 1;
-      rounds.sums += full && checkpointed ? 4 + again : 4;
+      const double again = of_attention + (repeats_last_product(config, part.shape) ? 1 : 0);
+      rounds.sums += repeats && checkpointed ? 4 + again : 4;
       rounds.gathers += keeps_whole && !checkpointed && i >= experts.num_dense_layers ? 5 : 6;
       rounds.statistics += (checkpointed ? 3 : 2) * summed;
     }
@@ -179,17 +180,17 @@ void add_tensor(const RunConfig& config, const plan::RankPart& part,
 }
 
 /// Tokens' rows to their experts and the results back; in the backward the gradients of both, and
-/// once more forward where a block is computed again, but for selective checkpointing, which keeps
+/// once more forward where a feed-forward is computed again: selective checkpointing keeps
 /// what came. Each time all ranks are told before how many rows come, of each part of the tokens.
 Traffic of_experts(const RunConfig& config, const plan::RankPart& part) {
   if (part.mesh.ep == 1) return {};
-  const bool full = config.memory.checkpointing == memory::CheckpointMode::full;
+  const bool repeats = repeats_feed_forward(config);
   double forwards = 0, backwards = 0;
   for (const auto& stage : part.stages) {
     const auto first = std::max(stage.layers.begin, part.shape.experts.num_dense_layers);
     for (int64_t i = first; i < stage.layers.end; ++i) {
       const bool has_graph = part.blocks[static_cast<size_t>(i)].has_graph;
-      forwards += full && has_graph && is_checkpointed(config.memory, i) ? 2 : 1;
+      forwards += repeats && has_graph && is_checkpointed(config.memory, i) ? 2 : 1;
       backwards += has_graph ? 1 : 0;
     }
   }

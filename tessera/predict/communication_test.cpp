@@ -70,8 +70,11 @@ TEST(Communication, OfTensorRanks) {
   job.config.train.micro_batch = 2;  // the sum of four
   expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
 
-  job.config.memory.checkpointing = memory::CheckpointMode::selective;
-  expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
+  for (const auto keeps :
+       {memory::CheckpointMode::selective, memory::CheckpointMode::feed_forward}) {
+    job.config.memory.checkpointing = keeps;
+    expect_traffic(job.at(0).tp(), {.all_reduce = all + loss});
+  }
   job.config.memory.checkpointing = memory::CheckpointMode::full;
   job.config.memory.checkpoint_every = 2;  // half of the layers, and of their sums the first
   const double again = kLayers / 2.0 * activation;

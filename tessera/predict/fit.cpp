@@ -62,7 +62,8 @@ std::vector<std::vector<Setting>> possible_changes(const RunConfig& config, cons
                              Placement::shard_gradients, Placement::full_shard}));
   }
   groups.push_back(beyond("memory.checkpointing", config.memory.checkpointing,
-                          {CheckpointMode::none, CheckpointMode::selective, CheckpointMode::full}));
+                          {CheckpointMode::none, CheckpointMode::selective,
+                           CheckpointMode::feed_forward, CheckpointMode::full}));
   const bool offloads = parallel.offload_params != parallel::OffloadParams::none ||
                         parallel.offload_optimizer != parallel::OffloadOptimizer::none;
   if (!device.is_host && !offloads) groups.push_back({{"parallel.offload_optimizer", "true"}});

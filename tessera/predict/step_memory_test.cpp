@@ -315,6 +315,8 @@ TEST(Activations, OfALlamaBlock) {
   EXPECT_EQ(block_activations(run, part, 0).kept, 4 * (6 * d + 2 * k + 3 * f + h + 2));
   run.memory.checkpointing = memory::CheckpointMode::selective;
   EXPECT_EQ(block_activations(run, part, 0).kept, 4 * (4 * d + 2 * k + 2 * f + h));
+  run.memory.checkpointing = memory::CheckpointMode::feed_forward;
+  EXPECT_EQ(block_activations(run, part, 0).kept, 4 * (4 * d + 2 * k + h));
   run.memory.checkpointing = memory::CheckpointMode::full;
   EXPECT_EQ(block_activations(run, part, 0).kept, 4 * d);
   run.memory.checkpointing = memory::CheckpointMode::none;

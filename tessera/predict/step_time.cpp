@@ -134,9 +134,19 @@ double share_of_write(const DriveSpeed& speed) {
   return std::clamp(1 / speed.both / apart, 0.5, 1.0);
 }
 
-/// The forward's share of a forward and backward: the backward has two products for each of the forward's.
+/// The forward's share of a forward and backward: the backward has two products for each of the forward's, and those that
+/// run again; two thirds are a feed-forward's.
 double share_of_forward(const config::RunConfig& config) {
-  return config.memory.checkpointing == memory::CheckpointMode::full ? 1.0 / 4 : 1.0 / 3;
+  switch (config.memory.checkpointing) {
+    case memory::CheckpointMode::full:
+      return 1.0 / 4;
+    case memory::CheckpointMode::feed_forward:
+      return 3.0 / 11;
+    case memory::CheckpointMode::selective:
+    case memory::CheckpointMode::none:
+      return 1.0 / 3;
+  }
+  __builtin_unreachable();
 }
 
 class StepRun {

@@ -103,6 +103,7 @@ const Layout kLayouts[] = {
     {.checkpointing = "full", .every = 2, .micro_batch = 1},
     {.shape = {.dp_replicate = 2}, .placement = "replicate", .checkpointing = "selective"},
     {.shape = {.dp_shard = 3}, .placement = "shard_optimizer", .checkpointing = "full"},
+    {.shape = {.dp_shard = 2}, .checkpointing = "feed_forward"},
     {.shape = {.dp_shard = 2}, .checkpointing = "selective", .every = 2},
     {.shape = {.dp_shard = 3}, .checkpointing = "full", .micro_batch = 2},
     {.shape = {.tp = 2}, .placement = "replicate", .checkpointing = "full"},
@@ -219,7 +220,7 @@ TEST(ActivationsOnDrives, WhatCannotBeIsRefusedInALine) {
     EXPECT_EQ(refusal([](auto&) {}), "");
     EXPECT_THAT(refusal([](auto& job) { job.memory.checkpointing = CheckpointMode::none; }),
                 HasSubstr("memory.offload_activations: has no effect here: it needs "
-                          "memory.checkpointing full or selective"));
+                          "memory.checkpointing other than none"));
     EXPECT_EQ(refusal([](auto& job) {
                 job.memory.offload_activations = OffloadActivations::host;
                 job.offload = {};

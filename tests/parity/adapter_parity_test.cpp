@@ -125,8 +125,12 @@ int64_t num_trained(const train::Run& run) {
 std::vector<AdapterLayout> adapter_layouts() {
   using enum parallel::Placement;
   constexpr auto kFull = memory::CheckpointMode::full;
+  constexpr auto kFeedForward = memory::CheckpointMode::feed_forward;
   constexpr auto kSelective = memory::CheckpointMode::selective;
-  std::vector<AdapterLayout> list{{}, {.checkpointing = kFull}, {.checkpointing = kSelective}};
+  std::vector<AdapterLayout> list{{},
+                                  {.checkpointing = kFull},
+                                  {.checkpointing = kFeedForward},
+                                  {.checkpointing = kSelective}};
   for (const int ranks : {2, 3}) {
     list.push_back({.dp_replicate = ranks});
     for (const auto placement : {shard_optimizer, shard_gradients, full_shard}) {
@@ -135,7 +139,7 @@ std::vector<AdapterLayout> adapter_layouts() {
     }
   }
   for (const bool sequence : {false, true}) {
-    for (const auto mode : {memory::CheckpointMode::none, kFull, kSelective}) {
+    for (const auto mode : {memory::CheckpointMode::none, kFull, kFeedForward, kSelective}) {
       list.push_back({.tp = 2, .sequence_parallel = sequence, .checkpointing = mode});
     }
     list.push_back({.tp = 4, .sequence_parallel = sequence});

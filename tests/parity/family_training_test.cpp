@@ -56,7 +56,7 @@ TEST_P(FamilyTrainingTest, OneRankEqualsTheRecordedRun) {
 
 TEST_P(FamilyTrainingTest, ShardedAndCheckpointedEqualsTheRecordedRun) {
   on_mesh({.shape = kTwoByTwo}, [&](const mesh::DeviceMesh& mesh) {
-    for (const auto* checkpointing : {"none", "full", "selective"}) {
+    for (const auto* checkpointing : {"none", "full", "feed_forward", "selective"}) {
       SCOPED_TRACE(checkpointing);
       auto changed = sharded_job();
       changed.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);
@@ -105,7 +105,7 @@ class SharedExpertsTest : public FamilyTrainingTest {};
 TEST_P(SharedExpertsTest, EqualTheRecordedRun) {
   on_mesh({.shape = {.dp_replicate = 2, .dp_shard = 2, .ep = 2}},
           [&](const mesh::DeviceMesh& mesh) {
-            for (const auto* checkpointing : {"none", "full", "selective"}) {
+            for (const auto* checkpointing : {"none", "full", "feed_forward", "selective"}) {
               SCOPED_TRACE(checkpointing);
               auto changed = sharded_job();
               changed.parallel.ep = 2;

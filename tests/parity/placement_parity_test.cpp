@@ -67,7 +67,7 @@ class PlacementParityTest : public ::testing::TestWithParam<std::tuple<std::stri
     const auto& [placement, layout] = GetParam();
     const auto shape = mesh_of(kLayouts[layout], placement);
     on_mesh({.shape = shape}, [&, &placement = placement](const mesh::DeviceMesh& mesh) {
-      for (const auto* checkpointing : {"none", "full", "selective"}) {
+      for (const auto* checkpointing : {"none", "full", "feed_forward", "selective"}) {
         SCOPED_TRACE(checkpointing);
         auto job = with_mesh(job_of("micro", placement), shape);
         job.memory.checkpointing = *value_named<memory::CheckpointMode>(checkpointing);

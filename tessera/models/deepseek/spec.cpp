@@ -210,7 +210,8 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   numbers.kept.values +=
       2 * query_rank + 2 * key_rank + (narrow ? v : 0) + (narrow ? 0 : keys_and_values - q);
   numbers.kept.floats += norms;
-  numbers.selective.values += query_rank + key_rank + rotated + keys_and_values - 2 * q;
+  const double projected = query_rank + key_rank + rotated + keys_and_values - 2 * q;
+  numbers.to_attention.values += projected, numbers.selective.values += projected;
   numbers.recomputed.values += query_rank + 2 * key_rank + (narrow ? q + v : 0);
   numbers.recomputed.floats += norms;
   numbers.deferred += 2 * query_rank + 2 * key_rank + rotated + keys_and_values + v - 3 * q;

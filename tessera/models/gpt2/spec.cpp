@@ -94,6 +94,7 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   const double ranks = real(position_ranks), own = real(s.dim) / ranks;
   const double q = real(s.num_heads * s.head_dim), f = real(s.ffn_dim), h = real(s.num_heads);
   return {.kept = {2 * own + 4 * q + 2 * f, h + 4 / ranks},
+          .to_attention = {2 * own + 4 * q, h},
           .selective = {2 * own + 4 * q + f, h},
           .recomputed = {own + f, 4 / ranks},
           .products = 1,

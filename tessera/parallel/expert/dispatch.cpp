@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 
 /// What each rank has for each expert in each part of its tokens, int64 [N, parts, E] on the CPU.
 Tensor gathered_counts(const std::vector<kernels::ExpertOrder>& parts, const mesh::Axis& axis) {
-  return autograd::compute_once(1, [&]() -> variable_list {
+  return autograd::compute_once(autograd::Operator::exchange, 1, [&]() -> variable_list {
     std::vector<Tensor> counts;
     for (const auto& part : parts) counts.push_back(part.counts);
     const auto own = at::stack(counts).cpu();
@@ -106,7 +106,7 @@ struct RowExchange::Journey {
   struct Departure : torch::autograd::Function<Departure> {
     static Tensor forward(AutogradContext* context, const Tensor& rows, const Pointer& journey) {
       autograd::hold(context, "journey", journey);
-      return autograd::compute_once(1, [&]() -> variable_list {
+      return autograd::compute_once(autograd::Operator::exchange, 1, [&]() -> variable_list {
         return {journey->start(rows, journey->counts, journey->there)};
       })[0];
     }

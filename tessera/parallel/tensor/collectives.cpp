@@ -115,7 +115,7 @@ struct Enter : torch::autograd::Function<Enter> {
 struct Leave : torch::autograd::Function<Leave> {
   static Tensor forward(AutogradContext* context, const Tensor& summand, const Activations& to) {
     autograd::hold(context, "to", to);
-    return autograd::compute_once(1, [&]() -> variable_list {
+    return autograd::compute_once(autograd::Operator::sum, 1, [&]() -> variable_list {
       return {to.sequence ? sum_positions(summand, to.axis)
                           : all_reduced(summand.clone(at::MemoryFormat::Contiguous), to.axis)};
     })[0];
