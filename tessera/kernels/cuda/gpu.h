@@ -1,6 +1,6 @@
 // The words of kernels for GPUs that differ between CUDA, HIP and the host (tests/support/simt.h,
-// which runs the same source on a CPU, for tests), and what every kernel is made of: sums over a
-// block, vectors of 16 bytes.
+// which runs the same source on a CPU, for tests), and what every kernel is made of: launches, sums
+// over a block.
 #pragma once
 
 #include <stdint.h>
