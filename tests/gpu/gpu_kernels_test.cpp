@@ -234,6 +234,29 @@ TEST(GpuKernels, LossesWithMaskedClassesAndNaN) {
   }
 }
 
+// More logits than a block keeps between its two passes, whole vectors and not, and misaligned.
+TEST(GpuKernels, LossesOfLongRows) {
+  at::manual_seed(7);
+  for (const int64_t vocab : {16'384, 40'003, 40'004}) {
+    auto logits = at::randn({4, vocab}) * 4;
+    logits[1].slice(0, 100, vocab - 1) = -std::numeric_limits<float>::infinity();
+    logits[2][vocab - 2] = 40;
+    const auto targets = at::tensor({vocab - 1, vocab - 1, vocab - 2, int64_t{-100}}, at::kLong);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto want = losses_of(cpu_kernels(), logits, targets, dtype);
+      Tensors first;
+      for (const uint64_t order : {1, 2}) {
+        testing::set_order(order);
+        const auto got = losses_of(testing::gpu_kernels(), logits, targets, dtype);
+        EXPECT_TRUE(at::allclose(got[0], want[0], 1e-6, 1e-6)) << vocab << got[0] << want[0];
+        EXPECT_LE(error_of(got[1], want[1]), dtype == at::kFloat ? 2e-6 : 4e-3) << vocab;
+        if (first.empty()) first = got;
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], first[i])) << i;
+      }
+    }
+  }
+}
+
 struct AdamWState {
   at::Tensor parameter, gradient, exp_avg, exp_avg_sq, copy;
 };
@@ -302,18 +325,23 @@ TEST(GpuKernels, FoundInfAndFactorOnTheDevice) {
 }
 
 TEST(GpuKernels, DropsTheSameElementsAsTheCpu) {
-  const DropoutKey key{.seed = 2,
-                       .step = 7,
-                       .layer = 3,
-                       .first_position = (int64_t{1} << 32) - 50,
-                       .row = 24,
-                       .row_stride = 40};
-  const auto x = at::randn({7, 24});
-  const auto dropped = [&](const FusedKernels& kernels) {
-    const FusedKernelsScope scope(at::kCPU, &kernels);
-    return dropout(x, 0.4, key);
-  };
-  EXPECT_TRUE(at::equal(dropped(testing::gpu_kernels()), dropped(cpu_kernels())));
+  // Rows of whole vectors and of others, or one after another; positions that go on beyond 16 and 32 bits.
+  for (const int64_t row : {0, 24, 21}) {
+    for (const int64_t first : {int64_t{1} << 32, int64_t{3} << 16, int64_t{1} << 16}) {
+      const DropoutKey key{.seed = 2,
+                           .step = 7,
+                           .layer = 3,
+                           .first_position = first - 51,
+                           .row = row,
+                           .row_stride = row == 0 ? 0 : 40};
+      const auto x = at::randn({7, 24 * 21});
+      const auto dropped = [&](const FusedKernels& kernels) {
+        const FusedKernelsScope scope(at::kCPU, &kernels);
+        return dropout(x, 0.4, key);
+      };
+      EXPECT_TRUE(at::equal(dropped(testing::gpu_kernels()), dropped(cpu_kernels()))) << row;
+    }
+  }
 }
 
 TEST(GpuKernels, NormOfManyElementsAndOfNone) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <set>
 
 namespace tessera {
@@ -31,6 +32,22 @@ TEST(Simt, ShufflesGoToTheOtherLane) {
     got.at(threadIdx.x) = value;
   });
   for (int i = 0; i < kThreads; ++i) EXPECT_EQ(got.at(i), static_cast<float>(i + (i ^ 16)));
+}
+
+TEST(Simt, ABlockSharesMemoryThatStartsAsNaN) {
+  std::array<float, kThreads> got{};
+  simt::run(
+      3, kThreads,
+      [&] {
+        auto* shared = static_cast<float*>(simt::shared_memory());
+        ASSERT_TRUE(std::isnan(shared[threadIdx.x]));
+        __syncthreads();
+        shared[threadIdx.x] = static_cast<float>(threadIdx.x);
+        __syncthreads();
+        got.at(threadIdx.x) = shared[kThreads - 1 - threadIdx.x];
+      },
+      kThreads * sizeof(float));
+  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(got.at(i), static_cast<float>(kThreads - 1 - i));
 }
 
 /// Thread 0 sums what the others wrote, with or without a barrier between.

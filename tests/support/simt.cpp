@@ -30,13 +30,14 @@ struct Fiber {
 /// One block at a time.
 class Machine {
  public:
-  void run(int64_t blocks, int threads, const std::function<void()>& body);
+  void run(int64_t blocks, int threads, const std::function<void()>& body, int shared_bytes);
   void wait(Fiber::State at);
   uint64_t exchange(uint64_t sent, int mask);
 
   std::mt19937_64 order{1};
   Place here;
   int64_t launches = 0;
+  std::vector<uint64_t> shared;
 
  private:
   static void start_fiber();
@@ -64,7 +65,8 @@ void Machine::start_fiber() {
   swapcontext(&own.fibers_[own.current_].context, &own.scheduler_);
 }
 
-void Machine::run(int64_t blocks, int threads, const std::function<void()>& body) {
+void Machine::run(int64_t blocks, int threads, const std::function<void()>& body,
+                  int shared_bytes) {
   if (body_ != nullptr) fail("a kernel started within a kernel");
   if (threads <= 0 || threads > kMaxThreads || threads % kWarp != 0) fail("a bad size of blocks");
   if (blocks <= 0 || blocks >= int64_t{1} << 31) fail("a bad number of blocks");
@@ -83,6 +85,7 @@ void Machine::run(int64_t blocks, int threads, const std::function<void()>& body
   std::ranges::shuffle(of_blocks, order);
   for (const unsigned block : of_blocks) {
     here.block.x = block;
+    shared.assign((static_cast<size_t>(shared_bytes) + 7) / 8, ~uint64_t{0});
     run_block();
   }
   body_ = nullptr;
@@ -150,9 +153,10 @@ uint64_t Machine::exchange(uint64_t sent, int mask) {
 }  // namespace
 
 const Place& place() { return machine().here; }
-void run(int64_t blocks, int threads, const std::function<void()>& body) {
-  machine().run(blocks, threads, body);
+void run(int64_t blocks, int threads, const std::function<void()>& body, int shared_bytes) {
+  machine().run(blocks, threads, body, shared_bytes);
 }
+void* shared_memory() { return machine().shared.data(); }
 void set_order(uint64_t seed) { machine().order.seed(seed); }
 int64_t launches() { return machine().launches; }
 void wait_for_block() { machine().wait(Fiber::State::at_block_barrier); }

@@ -10,7 +10,7 @@
 
 #define __global__
 #define __device__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 
 namespace tessera::simt {
@@ -26,7 +26,12 @@ struct Place {
 const Place& place();
 
 /// Runs `body` for each of `blocks` x `threads`. One at a time in a process.
-void run(int64_t blocks, int threads, const std::function<void()>& body);
+void run(int64_t blocks, int threads, const std::function<void()>& body, int shared_bytes = 0);
+
+inline constexpr int kMostShared = 64 << 10;
+
+/// The shared bytes of the block that runs: at its start all ones, which are NaN.
+void* shared_memory();
 
 /// From now on another order.
 void set_order(uint64_t seed);

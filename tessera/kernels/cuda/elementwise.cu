@@ -7,13 +7,16 @@ namespace {
 /// A block for each of batch * tokens rows; a thread rotates N pairs.
 template <typename T, int N>
 __global__ void rotary_kernel(RotaryArgs args) {
-  const int64_t row = blockIdx.x, token = row % args.tokens;
+  // A grid has fewer than 2^31 blocks, and a short division takes a fraction of the time.
+  const auto tokens = static_cast<uint32_t>(args.tokens);
+  const int64_t row = blockIdx.x, token = blockIdx.x % tokens;
+  const int64_t table_row = blockIdx.x % static_cast<uint32_t>(args.table_rows);
   const int half = static_cast<int>(args.dim / 2), vectors = half / N;
-  const T* x_row = static_cast<const T*>(args.x) + row / args.tokens * args.batch_stride +
+  const T* x_row = static_cast<const T*>(args.x) + blockIdx.x / tokens * args.batch_stride +
                    token * args.token_stride;
   T* y_row = static_cast<T*>(args.y) + row * args.heads * args.dim;
-  const float* cos = args.cos + row % args.table_rows * args.dim;
-  const float* sin = args.sin + row % args.table_rows * args.dim;
+  const float* cos = args.cos + table_row * args.dim;
+  const float* sin = args.sin + table_row * args.dim;
   // The transpose swaps which half's sine meets which, and the sign.
   const float* sin_of_second = args.inverse ? sin + half : sin;
   const float* sin_of_first = args.inverse ? sin : sin + half;
@@ -43,9 +46,10 @@ struct Spot {
 };
 template <int N>
 __device__ Spot spot_of(int64_t blocks_a_row) {
-  const int64_t block = blockIdx.x;
-  return {block / blocks_a_row,
-          (block % blocks_a_row * blockDim.x + static_cast<int64_t>(threadIdx.x)) * N};
+  const auto blocks = static_cast<uint32_t>(blocks_a_row);  // a short division
+  return {blockIdx.x / blocks, (static_cast<int64_t>(blockIdx.x % blocks) * blockDim.x +
+                                static_cast<int64_t>(threadIdx.x)) *
+                                   N};
 }
 
 /// Gate and up as they count; a NaN stays one.

@@ -20,6 +20,32 @@ __device__ inline uint32_t bits_at(const RandomBits& bits, int64_t i) {
   return mixed(mixed(low ^ bits.key[0]) + high * 0x9e3779b1u + bits.key[1]);
 }
 
+/// The bits of N elements whose positions follow each other. Of those alike but for their last 16 bits, the first steps are
+/// the same but for one xor.
+template <int N>
+struct Bits {
+  uint32_t v[N];
+};
+template <int N>
+__device__ Bits<N> bits_from(const RandomBits& bits, int64_t i) {
+  const auto position = static_cast<uint64_t>(bits.first + i);
+  const auto low = static_cast<uint32_t>(position), high = static_cast<uint32_t>(position >> 32);
+  Bits<N> result;
+  if ((low & 0xffffu) > 0x10000u - N) {
+    for (int k = 0; k < N; ++k) result.v[k] = bits_at(bits, i + k);
+    return result;
+  }
+  const uint32_t flipped = bits.key[0] ^ ((low ^ bits.key[0]) >> 16);
+  const uint32_t added = high * 0x9e3779b1u + bits.key[1];
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    uint32_t x = ((low + k) ^ flipped) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    result.v[k] = mixed((x ^ (x >> 16)) + added);
+  }
+  return result;
+}
+
 /// Up or down to a bfloat16, up with the probability that makes the mean x.
 __device__ inline float rounded_stochastically(float x, const Bf16* /*to*/, uint32_t bits16) {
   const auto rounded = bits_as<float>((bits_as<uint32_t>(x) + bits16) & 0xffff0000u);
@@ -75,6 +101,8 @@ __global__ void adamw_kernel(AdamWArgs args) {
     const Floats<kWidth> gradient = load<kWidth>(static_cast<const G*>(args.gradient) + i);
     Floats<kWidth> p = load<kWidth>(parameter), m = load<kWidth>(exp_avg),
                    v = load<kWidth>(exp_avg_sq), plain;
+    Bits<kWidth> random = {};
+    if (args.stochastic) random = bits_from<kWidth>(args.bits, i);
     for (int k = 0; k < kWidth; ++k) {
       const float g = gradient[k] * scale;
       m[k] += (g - m[k]) * args.blend;
@@ -83,7 +111,7 @@ __global__ void adamw_kernel(AdamWArgs args) {
       plain[k] = p[k] * args.keep - args.step_size * m[k] / denominator;
       uint32_t bits = 0, state_bits = 0;
       if (args.stochastic) {
-        bits = bits_at(args.bits, i + k);
+        bits = random.v[k];
         state_bits = mixed(bits ^ 0x5bd1e995u);
       }
       p[k] = for_store(plain[k], parameter, args.stochastic, bits >> 16);
@@ -105,22 +133,40 @@ __global__ void round_kernel(RoundArgs args) {
   for_elements<N>(args.count, [&](auto width, int64_t i) {
     constexpr int kWidth = decltype(width)::value;
     Floats<kWidth> v = load<kWidth>(args.from + i);
+    const auto random = bits_from<kWidth>(args.bits, i);
     for (int k = 0; k < kWidth; ++k) {
-      v[k] = rounded_stochastically(v[k], to, bits_at(args.bits, i + k) >> 16);
+      v[k] = rounded_stochastically(v[k], to, random.v[k] >> 16);
     }
     store(to + i, v);
   });
 }
 
+/// Of element i of rows that lie apart.
+__device__ inline int64_t position_of(const DropArgs& args, int64_t i) {
+  if (args.row == 0) return i;
+  if (((i | args.row) >> 32) == 0) {  // a short division takes a fraction of the time
+    const auto short_i = static_cast<uint32_t>(i), row = static_cast<uint32_t>(args.row);
+    return short_i / row * args.row_stride + short_i % row;
+  }
+  return i / args.row * args.row_stride + i % args.row;
+}
+
 template <typename T, int N>
 __global__ void drop_kernel(DropArgs args) {
+  const bool together = args.row % N == 0;  // no vector is of two rows
   for_elements<N>(args.count, [&](auto width, int64_t i) {
     constexpr int kWidth = decltype(width)::value;
     Floats<kWidth> v = load<kWidth>(static_cast<const T*>(args.x) + i);
+    Bits<kWidth> random;
+    if (together) {
+      random = bits_from<kWidth>(args.bits, position_of(args, i));
+    } else {
+      for (int k = 0; k < kWidth; ++k) {
+        random.v[k] = bits_at(args.bits, position_of(args, i + k));
+      }
+    }
     for (int k = 0; k < kWidth; ++k) {
-      int64_t position = i + k;
-      if (args.row != 0) position = position / args.row * args.row_stride + position % args.row;
-      v[k] = bits_at(args.bits, position) >= args.threshold ? v[k] * args.scale : 0.0f;
+      v[k] = random.v[k] >= args.threshold ? v[k] * args.scale : 0.0f;
     }
     store(static_cast<T*>(args.y) + i, v);
   });
@@ -128,8 +174,9 @@ __global__ void drop_kernel(DropArgs args) {
 
 // --- Sums of squares.
 
-constexpr int64_t kMostPartials = 1024;
+constexpr int64_t kMostPartials = 132 * 8;  // what an H100 holds at once
 constexpr int kSquareThreads = 256;
+constexpr int kSquareVectors = 4;  // of a thread that are on their way together
 
 template <typename T, int N>
 __global__ void squares_kernel(const T* values, int64_t count, double* partial) {
@@ -137,6 +184,15 @@ __global__ void squares_kernel(const T* values, int64_t count, double* partial) 
   const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
   int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  for (; i + (kSquareVectors - 1) * step + N <= count; i += kSquareVectors * step) {
+    Packed<N, T> v[kSquareVectors];
+#pragma unroll
+    for (int part = 0; part < kSquareVectors; ++part) v[part].fetch(values + i + part * step);
+#pragma unroll
+    for (int part = 0; part < kSquareVectors; ++part) {
+      for (int k = 0; k < N; ++k) add(v[part][k]);
+    }
+  }
   for (; i + N <= count; i += step) {
     const Floats<N> v = load<N>(values + i);
     for (int k = 0; k < N; ++k) add(v[k]);

@@ -17,14 +17,14 @@ at::Tensor floats(at::IntArrayRef sizes, at::Device device) {
 
 at::Tensor rms_norm_grad_on_gpu(const RmsNormGradArgs& args, at::Device device) {
   auto sums = floats({args.dim}, device);
-  const auto partial = floats({groups_of(args.rows, args.dim).groups, args.dim}, device);
+  const auto partial = floats({norm_groups_of(args.rows, args.dim).groups, args.dim}, device);
   rms_norm_grad(args, partial.data_ptr<float>(), sums.data_ptr<float>(), current_stream());
   return sums;
 }
 
 at::Tensor layer_norm_grad_on_gpu(const LayerNormGradArgs& args, at::Device device) {
   auto sums = floats({2, args.dim}, device);
-  const auto partial = floats({groups_of(args.rows, args.dim).groups, 2, args.dim}, device);
+  const auto partial = floats({norm_groups_of(args.rows, args.dim).groups, 2, args.dim}, device);
   layer_norm_grad(args, partial.data_ptr<float>(), sums.data_ptr<float>(), current_stream());
   return sums;
 }

@@ -17,12 +17,12 @@ using Stream = void*;  ///< cudaStream_t, hipStream_t
 void rms_norm(const RmsNormArgs& args, Stream stream);
 void layer_norm(const LayerNormArgs& args, Stream stream);
 
-/// Rows whose gradients are summed by one block, and how many such groups there are: a function of
-/// both numbers alone.
+/// Rows that are summed by one block, and how many such groups there are: a function of both numbers alone.
 struct RowGroups {
   int64_t rows_each, groups;
 };
-RowGroups groups_of(int64_t rows, int64_t dim);
+RowGroups groups_of(int64_t rows, int64_t dim);       ///< of sum_of_rows
+RowGroups norm_groups_of(int64_t rows, int64_t dim);  ///< of norms' gradients
 
 /// `partial`: float [groups, dim] of scratch; `sums`: float [dim], the weight's gradient.
 void rms_norm_grad(const RmsNormGradArgs& args, float* partial, float* sums, Stream stream);
