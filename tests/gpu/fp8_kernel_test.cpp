@@ -114,8 +114,8 @@ bool divides(const Fp8Scaling& scaling, const CastCase& size) {
 TEST(Fp8Kernel, GivesAndTellsWhatTheReferenceDoes) {
   int orders = 0;
   for (const auto& size : {CastCase{16, 16, at::kHalf}, CastCase{144, 208, at::kBFloat16},
-                           CastCase{272, 80, at::kFloat}, CastCase{1152, 128, at::kBFloat16},
-                           CastCase{128, 256, at::kHalf}, CastCase{16, 4112, at::kFloat}}) {
+                           CastCase{272, 80, at::kFloat}, CastCase{256, 128, at::kBFloat16},
+                           CastCase{16, 4112, at::kFloat}}) {
     for (const auto& x : awkward(size.rows, size.columns, size.type)) {
       for (const auto& scaling : all_fp8_scalings()) {
         if (!divides(scaling, size)) continue;

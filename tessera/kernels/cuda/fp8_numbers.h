@@ -65,6 +65,7 @@ __device__ inline float quotient(float largest, float amax) {
 
 /// 2^-e with e the exponent of the power of two above.
 __device__ inline float e8m0_scale(float x) {
+  if (x != x) return 0x1p-128f;  // NaN's exponent is 255
   const uint32_t bits = bits_as<uint32_t>(x), mantissa = bits & 0x7fffffu;
   uint32_t exponent = bits >> 23;
   const bool within_subnormals = exponent == 0 && mantissa <= 0x400000u;
@@ -87,7 +88,7 @@ __device__ inline float scale_by(Fp8ScaleRule rule, float largest, float amax) {
       constexpr float kLargestFloat = 0x1.fffffep127f;
       if (amax == 0.0f || amax > kLargestFloat) return 1;
       const float scale = largest / amax;
-      return power_below(scale < kLargestFloat ? scale : kLargestFloat);
+      return power_below(scale > kLargestFloat ? kLargestFloat : scale);  // NaN's: infinity
     }
     case Fp8ScaleRule::e8m0:
       return e8m0_scale(amax * (1 / largest));
