@@ -36,49 +36,84 @@ at::Tensor amax_of(const at::Tensor& x, const Rectangle& each) {
                                 at::IntArrayRef{1, 3}, /*keepdim=*/false, at::kFloat);
 }
 
-/// By one kernel of the device.
-Fp8Codes cast(const FusedKernels& kernels, const at::Tensor& x, const Fp8Scaling& scaling,
-              const Fp8CodesOptions& options) {
-  const auto each = rectangle_of(x, scaling);
-  const auto bytes = x.options().dtype(dtype_of(scaling.type));
+/// Codes to be made, in memory.
+struct Target {
   Fp8Codes codes;
-  codes.amax = amax_of(x, each).contiguous();
-  codes.scales = at::empty_like(codes.amax), codes.factors = at::empty_like(codes.amax);
-  if (options.plain) codes.plain = at::empty(x.sizes(), bytes);
-  if (options.transposed) codes.transposed = at::empty({x.size(1), x.size(0)}, bytes);
-  const auto data = [](const at::Tensor& made) {
-    return made.defined() ? static_cast<uint8_t*>(made.data_ptr()) : nullptr;
+  Fp8Grid grid;
+};
+
+Target target_of(const at::Tensor& x, const Fp8Scaling& scaling, bool plain, bool transposed) {
+  const auto [high, wide] = rectangle_of(x, scaling);
+  const auto bytes = x.options().dtype(dtype_of(scaling.type));
+  const auto grid = [&, high = high, wide = wide] {
+    return at::empty({x.size(0) / high, x.size(1) / wide}, x.options().dtype(at::kFloat));
   };
-  kernels.fp8_cast({.x = x.const_data_ptr(),
-                    .rows = x.size(0),
-                    .columns = x.size(1),
-                    .high = each.high,
-                    .wide = each.wide,
-                    .amax = codes.amax.const_data_ptr<float>(),
-                    .rule = scaling.rule,
-                    .scale = options.scale ? &*options.scale : nullptr,
-                    .plain = data(codes.plain),
-                    .transposed = data(codes.transposed),
-                    .scales = codes.scales.data_ptr<float>(),
-                    .factors = codes.factors.data_ptr<float>(),
-                    .lost = options.lost.defined() ? reinterpret_cast<unsigned long long*>(
-                                                         options.lost.data_ptr<int64_t>())
-                                                   : nullptr,
-                    .e5m2 = scaling.type == Fp8Type::e5m2,
-                    .type = element_of(x.scalar_type())});
-  return codes;
+  Fp8Codes codes{
+      .plain = {}, .transposed = {}, .scales = grid(), .factors = grid(), .amax = grid()};
+  if (plain) codes.plain = at::empty(x.sizes(), bytes);
+  if (transposed) codes.transposed = at::empty({x.size(1), x.size(0)}, bytes);
+  const Fp8Grid told{.high = high,
+                     .wide = wide,
+                     .amax = codes.amax.data_ptr<float>(),
+                     .scales = codes.scales.data_ptr<float>(),
+                     .factors = codes.factors.data_ptr<float>()};
+  return {std::move(codes), told};
+}
+
+template <typename Pointed>
+Pointed* data_of(const at::Tensor& made) {
+  return made.defined() ? static_cast<Pointed*>(made.data_ptr()) : nullptr;
+}
+
+Fp8CastArgs arguments_of(const at::Tensor& x, const Fp8Scaling& scaling,
+                         const Fp8CodesOptions& options, const Target& target) {
+  return {.x = x.const_data_ptr(),
+          .rows = x.size(0),
+          .columns = x.size(1),
+          .grid = target.grid,
+          .grid_of_transposed = {},
+          .rule = scaling.rule,
+          .scale = nullptr,
+          .plain = data_of<uint8_t>(target.codes.plain),
+          .transposed = data_of<uint8_t>(target.codes.transposed),
+          .lost = data_of<unsigned long long>(options.lost),
+          .largest = data_of<float>(options.largest),
+          .least = data_of<float>(options.least),
+          .e5m2 = scaling.type == Fp8Type::e5m2,
+          .type = element_of(x.scalar_type())};
+}
+
+/// Null: there is none.
+const FusedKernels* kernels_for(const at::Tensor& matrix, const Fp8CodesOptions& options) {
+  const auto* kernels = fused_kernels(matrix.device().type());
+  if (kernels == nullptr || kernels->fp8_cast == nullptr) return nullptr;
+  TORCH_INTERNAL_ASSERT(options.multiple % 16 == 0);
+  return kernels;
 }
 
 using MakeCodes = Fp8Codes (*)(const at::Tensor&, const Fp8Scaling&, const Fp8CodesOptions&);
+
+/// As codes of the transposed matrix.
+Fp8Codes turned(Fp8Codes codes) {
+  std::swap(codes.plain, codes.transposed);
+  for (auto* grid : {&codes.scales, &codes.factors, &codes.amax}) *grid = grid->t();
+  return codes;
+}
 
 /// Codes of a matrix whose transpose is contiguous.
 Fp8Codes of_transpose(MakeCodes make, const at::Tensor& matrix, const Fp8Scaling& scaling,
                       Fp8CodesOptions options) {
   std::swap(options.plain, options.transposed);
-  auto codes = make(matrix.t(), scaling.transposed(), options);
-  std::swap(codes.plain, codes.transposed);
-  for (auto* grid : {&codes.scales, &codes.factors, &codes.amax}) *grid = grid->t();
-  return codes;
+  return turned(make(matrix.t(), scaling.transposed(), options));
+}
+
+void tell_seen(const Fp8Codes& codes, const Fp8CodesOptions& options) {
+  auto largest = options.largest, least = options.least;
+  if (largest.defined()) at::maximum_out(largest, largest, codes.amax.max());
+  if (!least.defined()) return;
+  const auto told =
+      options.scale ? codes.scales : codes.scales.masked_fill(codes.amax == 0, INFINITY);
+  at::minimum_out(least, least, told.min());
 }
 
 bool is_transpose(const at::Tensor& matrix) {
@@ -91,12 +126,35 @@ Fp8Codes fp8_codes(const at::Tensor& matrix, const Fp8Scaling& scaling,
                    const Fp8CodesOptions& options) {
   TORCH_INTERNAL_ASSERT(matrix.dim() == 2 && matrix.numel() > 0);
   if (is_transpose(matrix)) return of_transpose(fp8_codes, matrix, scaling, options);
-  const auto* kernels = fused_kernels(matrix.device().type());
-  if (kernels == nullptr || kernels->fp8_cast == nullptr) {
-    return fp8_codes_reference(matrix, scaling, options);
+  const auto* kernels = kernels_for(matrix, options);
+  if (kernels == nullptr) return fp8_codes_reference(matrix, scaling, options);
+  const auto x = padded(matrix, options.multiple);
+  auto target = target_of(x, scaling, options.plain, options.transposed);
+  auto args = arguments_of(x, scaling, options, target);
+  if (options.scale) args.scale = &*options.scale;
+  kernels->fp8_cast(args);
+  return std::move(target.codes);
+}
+
+Fp8CodesOfBoth fp8_codes_of_both(const at::Tensor& matrix, const Fp8Scaling& scaling,
+                                 const Fp8CodesOptions& options) {
+  TORCH_INTERNAL_ASSERT(matrix.dim() == 2 && matrix.numel() > 0 && scaling.rows == 1);
+  const auto* kernels = kernels_for(matrix, options);
+  if (kernels == nullptr || is_transpose(matrix)) {
+    auto of_plain = options;
+    of_plain.plain = true, of_plain.transposed = false, of_plain.scale.reset();
+    return {fp8_codes(matrix, scaling, of_plain),
+            fp8_codes(matrix, scaling.transposed(),
+                      {.plain = false, .transposed = true, .multiple = options.multiple})};
   }
-  TORCH_INTERNAL_ASSERT(options.multiple % 16 == 0);
-  return cast(*kernels, padded(matrix, options.multiple), scaling, options);
+  const auto x = padded(matrix, options.multiple);
+  auto plain = target_of(x, scaling, true, false);
+  auto transposed = target_of(x, scaling.transposed(), false, true);
+  auto args = arguments_of(x, scaling, options, plain);
+  args.grid_of_transposed = transposed.grid;
+  args.transposed = data_of<uint8_t>(transposed.codes.transposed);
+  kernels->fp8_cast(args);
+  return {std::move(plain.codes), std::move(transposed.codes)};
 }
 
 Fp8Codes fp8_codes_reference(const at::Tensor& matrix, const Fp8Scaling& scaling,
@@ -123,6 +181,7 @@ Fp8Codes fp8_codes_reference(const at::Tensor& matrix, const Fp8Scaling& scaling
       options.lost[1].add_(x.to(at::kFloat).abs().gt(largest / *options.scale).sum());
     }
   }
+  tell_seen(codes, options);
   return codes;
 }
 

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,18 +34,10 @@ class Seen {
     lost_ = watch.lost_on_device[static_cast<int64_t>(operand)];
   }
 
-  /// Where codes count what they lose.
-  const at::Tensor& lost() const { return lost_; }
-
-  void add_largest(const at::Tensor& amax) {
-    auto largest = row_[kAmax];
-    at::maximum_out(largest, largest, amax.numel() == 1 ? amax.squeeze() : amax.max());
-  }
-
-  void add_scales(const Fp8Codes& codes, bool given) {
-    auto least = row_[kLeastScale];
-    const auto scales = given ? codes.scales : codes.scales.masked_fill(codes.amax == 0, kInfinity);
-    at::minimum_out(least, least, scales.min());  // zeros have one, too, which is not told
+  /// Where codes tell of what they see and, if that `counts`, lose.
+  void listen(Fp8CodesOptions& options, bool counts) const {
+    options.largest = row_[kAmax];
+    if (counts) options.least = row_[kLeastScale], options.lost = lost_;
   }
 
  private:
@@ -109,46 +100,51 @@ class DeviceProducts : public LinearProducts {
     return recipe_.matmul != Matmul::fp8_block && recipe_.matmul != Matmul::mxfp8;
   }
 
-  bool has_one_scale(Fp8Operand operand) const {
-    const auto scaling = scaling_of(recipe_, operand, Sum::along_rows);
+  static bool has_one_scale(const Fp8Scaling& scaling) {
     return scaling.rows == 0 && scaling.columns == 0;
   }
 
-  Fp8Codes codes(const at::Tensor& matrix, Fp8Operand operand, Sum sum, bool both) const {
+  /// What codes for a product along `sum` are made with. The watch is told of each operand once, by the first such product:
+  /// what the backward reads again has been seen.
+  Fp8CodesOptions options_for(const at::Tensor& matrix, Fp8Operand operand, Sum sum) const {
     const bool along_rows = sum == Sum::along_rows;
-    std::optional<Seen> seen;  // what the backward reads again has been seen
-    if (along_rows || operand == Fp8Operand::gradient)
-      seen.emplace(*watch_, operand, matrix.device());
-    const bool counts = watch_->counts && along_rows;  // each operand once
-    const auto scaling = scaling_of(recipe_, operand, sum);
-    const auto scale = given_scale(recipe_, history_, operand);
-    auto made = fp8_codes(matrix, scaling,
-                          {.plain = along_rows || both,
-                           .transposed = !along_rows || both,
-                           .multiple = fp8_code_multiple(recipe_.matmul),
-                           .scale = scale,
-                           .lost = counts ? seen->lost() : at::Tensor()});
-    if (seen) seen->add_largest(made.amax);
-    if (counts) {
-      seen->add_scales(made, scale.has_value());
-      watch_->losses[static_cast<size_t>(operand)].numbers += matrix.numel();
+    const bool counts = watch_->counts && along_rows;
+    Fp8CodesOptions options{.plain = along_rows,
+                            .transposed = !along_rows,
+                            .multiple = fp8_code_multiple(recipe_.matmul),
+                            .scale = given_scale(recipe_, history_, operand)};
+    if (along_rows || operand == Fp8Operand::gradient) {
+      Seen(*watch_, operand, matrix.device()).listen(options, counts);
     }
-    return made;
+    if (counts) watch_->losses[static_cast<size_t>(operand)].numbers += matrix.numel();
+    return options;
   }
 
   ScaledOperand rounded(const at::Tensor& matrix, Fp8Operand operand, Sum sum) const {
-    return operand_of(codes(matrix, operand, sum, /*both=*/false),
-                      scaling_of(recipe_, operand, sum), sum == Sum::along_columns);
+    const auto scaling = scaling_of(recipe_, operand, sum);
+    const auto made = fp8_codes(matrix, scaling, options_for(matrix, operand, sum));
+    return operand_of(made, scaling, sum == Sum::along_columns);
   }
 
   /// The gradient as the product with the weight takes it; the other order is kept for the next product.
   ScaledOperand gradient_of_both(const at::Tensor& gradient) const {
     constexpr auto kGradient = Fp8Operand::gradient;
-    if (!has_one_scale(kGradient)) return rounded(gradient, kGradient, Sum::along_rows);
+    if (recipe_.matmul == Matmul::fp8_row_wgrad16) {
+      return rounded(gradient, kGradient, Sum::along_rows);
+    }
     const auto scaling = scaling_of(recipe_, kGradient, Sum::along_rows);
-    const auto made = codes(gradient, kGradient, Sum::along_rows, /*both=*/true);
-    other_order() = {.layer = this, .of = gradient, .codes = operand_of(made, scaling, true)};
-    return operand_of(made, scaling, /*transposed=*/false);
+    auto options = options_for(gradient, kGradient, Sum::along_rows);
+    Fp8CodesOfBoth made;
+    if (has_one_scale(scaling)) {
+      options.transposed = true;
+      made.plain = made.transposed = fp8_codes(gradient, scaling, options);
+    } else {
+      made = fp8_codes_of_both(gradient, scaling, options);
+    }
+    const auto other = has_one_scale(scaling) ? scaling : scaling.transposed();
+    other_order() = {
+        .layer = this, .of = gradient, .codes = operand_of(made.transposed, other, true)};
+    return operand_of(made.plain, scaling, /*transposed=*/false);
   }
 
   ScaledOperand gradient_of_weight(const at::Tensor& gradient) const {

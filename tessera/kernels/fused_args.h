@@ -162,21 +162,30 @@ enum class Fp8ScaleRule {
   e8m0           ///< 2^-e with e = amax / largest_of(type) rounded up to a power of two (MXFP8)
 };
 
+/// Rectangles of a matrix whose numbers share a scale, and what becomes known of each: [rows / high, columns / wide].
+struct Fp8Grid {
+  int64_t high,
+      wide;  ///< rows and columns, which divide the matrix's: multiples of 8, or one of them 1
+  float *amax, *scales,
+      *factors;  ///< the largest magnitude; factor: 1 / scale, NaN where amax is not finite
+};
+
 /// Codes of numbers times the scale of their rectangle, saturated; see kernels/fp8_codes.h.
 struct Fp8CastArgs {
   const void* x;  ///< [rows, columns], both multiples of 16
   int64_t rows, columns;
-  int64_t high,
-      wide;  ///< a rectangle's rows and columns, which divide those; wide: 1, or a multiple of 8
-  const float* amax;  ///< [rows / high, columns / wide]
+  Fp8Grid grid;
+  Fp8Grid
+      grid_of_transposed;  ///< one column wide, where that of the other order is one row high; else null, and `grid`'s
   Fp8ScaleRule rule;
-  const float* scale;       ///< on the host: in the place of the rule's; or null
-  uint8_t* plain;           ///< [rows, columns], or null
-  uint8_t* transposed;      ///< [columns, rows], or null
-  float *scales, *factors;  ///< as amax; factors: 1 / scale, NaN where amax is not finite
+  const float* scale;   ///< on the host: in the place of the rule's; or null
+  uint8_t* plain;       ///< [rows, columns], or null
+  uint8_t* transposed;  ///< [columns, rows], or null
   /// [2], or null: how many numbers other than zero have a code of zero, and how many are beyond the range of a scale from
   /// the host, are added.
   unsigned long long* lost;
+  float *largest,
+      *least;  ///< or null: become the largest amax and the least scale seen, if those of `grid` are beyond them
   bool e5m2;
   Element type;
 };

@@ -57,10 +57,18 @@ T exchange_value(T value, int mask) {
 
 /// One fiber runs at a time.
 inline void atomicAdd(unsigned long long* sum, unsigned long long value) { *sum += value; }
+inline void atomicMax(unsigned* largest, unsigned value) {
+  if (value > *largest) *largest = value;
+}
+inline void atomicMin(int* least, int value) {
+  if (value < *least) *least = value;
+}
 
 }  // namespace tessera::simt
 
 using tessera::simt::atomicAdd;
+using tessera::simt::atomicMax;
+using tessera::simt::atomicMin;
 
 #define threadIdx (::tessera::simt::place().thread)
 #define blockIdx (::tessera::simt::place().block)
