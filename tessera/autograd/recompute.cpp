@@ -61,15 +61,21 @@ void Tape::begin(std::vector<at::Tensor> kept) {
   next_ = next_tensor_ = 0;
 }
 
+bool Tape::end() {
+  tensors_.clear();
+  return next_ == num_operators_;
+}
+
 std::optional<std::vector<at::Tensor>> Tape::take(size_t count) {
   TORCH_CHECK(next_ < num_operators_,
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "more; a checkpointed module must do the same in both");
   const auto current = next_++;
   if (current < num_kept_) {
-    TORCH_CHECK(next_tensor_ + count <= tensors_.size(),
-                "checkpoint: expected the recomputation to run the products of the forward in their "
-                "order, got another; a checkpointed module must do the same in both");
+    TORCH_CHECK(
+        next_tensor_ + count <= tensors_.size(),
+        "checkpoint: expected the recomputation to run the products of the forward in their "
+        "order, got another; a checkpointed module must do the same in both");
     const auto first = tensors_.begin() + static_cast<std::ptrdiff_t>(next_tensor_);
     next_tensor_ += count;
     return std::vector<at::Tensor>{first, first + static_cast<std::ptrdiff_t>(count)};

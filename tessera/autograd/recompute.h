@@ -18,10 +18,10 @@ at::Tensor residual_sum(const at::Tensor& x, const at::Tensor& y);
 
 /// What takes part.
 enum class Operator {
-  product,    ///< of matrices
+  product,  ///< of matrices
   attention,
-  sum,        ///< over ranks, of what a product gave
-  exchange,   ///< of rows between ranks
+  sum,       ///< over ranks, of what a product gave
+  exchange,  ///< of rows between ranks
 };
 
 /// Whose results a tape keeps for a second run, which computes the others again.
@@ -56,8 +56,8 @@ class Tape {
   /// operator.
   std::optional<std::vector<at::Tensor>> take(size_t count);
 
-  /// Has everything run again?
-  bool is_used_up() const { return next_ == num_operators_; }
+  /// Ends the second run, and lets go of what was kept. Has everything run again?
+  bool end();
 
  private:
   enum class Place { before_attention, in_attention, behind_attention, beyond };

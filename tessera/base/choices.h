@@ -284,8 +284,8 @@ namespace tessera::memory {
 
 /// What a module keeps between its forward and its backward.
 enum class CheckpointMode {
-  none,       ///< all that autograd saves
-  full,       ///< its inputs; backward runs the forward again
+  none,  ///< all that autograd saves
+  full,  ///< its inputs; backward runs the forward again
   feed_forward,  ///< its inputs and the results of matrix products and attention up to the product behind that;
                  ///< backward runs the feed-forward again, and what is cheap
   selective,  ///< its inputs and the results of matrix products and attention (kernels/linear.h,

@@ -672,7 +672,8 @@ Section memory_section() {
   return SectionBuilder("memory", &RunConfig::memory, "Memory for time.")
       .add("checkpointing", &S::checkpointing,
            "what a block keeps for its backward: none: everything; full: its input; selective: "
-           "results of products and attention; feed_forward: those up to the product behind attention; the rest is "
+           "results of products and attention; feed_forward: those up to the product behind "
+           "attention; the rest is "
            "computed again",
            kAlways, {.aliases = {"activation_checkpointing", "gradient_checkpointing"}})
       .add("checkpoint_every", &S::checkpoint_every, "every so many blocks one is checkpointed",

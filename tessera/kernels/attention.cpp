@@ -255,7 +255,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
                             const at::Tensor& k, const at::Tensor& v, at::TensorList sinks,
                             Rule rule) {
     if (!sinks.empty()) rule.sinks = as_kernels_take(sinks[0]);
-    const auto results = autograd::compute_once(autograd::Operator::attention, 2, [&] { return kernels::forward(q, k, v, rule); });
+    const auto results = autograd::compute_once(autograd::Operator::attention, 2,
+                                                [&] { return kernels::forward(q, k, v, rule); });
     const auto &out = results[0], &log_sum_exp = results[1];
     context->save_for_backward(
         {q, k, v, out, log_sum_exp, rule.documents, sinks.empty() ? at::Tensor() : sinks[0]});

@@ -140,7 +140,8 @@ class DeviceAttention : public torch::autograd::Function<DeviceAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, const Call& call) {
-    const auto results = autograd::compute_once(autograd::Operator::attention, 4, [&] { return kernels::forward(q, k, v, call); });
+    const auto results = autograd::compute_once(autograd::Operator::attention, 4,
+                                                [&] { return kernels::forward(q, k, v, call); });
     context->save_for_backward(
         {q, k, v, results[0], results[1], results[2], results[3], call.rule.documents});
     context->saved_data["scale"] = call.rule.scale;

@@ -69,7 +69,7 @@ class DeviceProducts : public LinearProducts {
   }
 
   at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const override {
-    const auto g = gradient_of_both(gradient);
+    const auto g = gradient_of_both(gradient, weight.requires_grad());
     const auto w = rounded(weight, Fp8Operand::weight, Sum::along_columns);
     return product(g, w, {gradient.size(0), weight.size(1)}, gradient.scalar_type());
   }
@@ -126,10 +126,11 @@ class DeviceProducts : public LinearProducts {
     return operand_of(made, scaling, sum == Sum::along_columns);
   }
 
-  /// The gradient as the product with the weight takes it; the other order is kept for the next product.
-  ScaledOperand gradient_of_both(const at::Tensor& gradient) const {
+  /// The gradient as the product with the weight takes it; the other order is kept for the next product, if the weight has
+  /// one.
+  ScaledOperand gradient_of_both(const at::Tensor& gradient, bool trains) const {
     constexpr auto kGradient = Fp8Operand::gradient;
-    if (recipe_.matmul == Matmul::fp8_row_wgrad16) {
+    if (recipe_.matmul == Matmul::fp8_row_wgrad16 || !trains) {
       return rounded(gradient, kGradient, Sum::along_rows);
     }
     const auto scaling = scaling_of(recipe_, kGradient, Sum::along_rows);

@@ -32,6 +32,8 @@ struct FusedKernels {
   void (*drop)(const DropArgs&);
   /// float64 0-d, of a contiguous float32, bfloat16 or float16 tensor.
   at::Tensor (*sum_of_squares)(const at::Tensor& values);
+  /// Null on the host, where LibTorch's does as well.
+  void (*add)(const AddArgs&);
   /// Null on the host, which rounds by kernels/fp8.h.
   void (*fp8_cast)(const Fp8CastArgs&);
 };

@@ -106,6 +106,14 @@ struct GeluArgs {
   Element type;
 };
 
+/// to += from, each sum rounded once.
+struct AddArgs {
+  void* to;
+  const float* from;
+  int64_t count;
+  Element type;  ///< of `to`
+};
+
 /// Loss of each row of logits and, if asked for, its gradient.
 struct CrossEntropyArgs {
   float* logits;   ///< [rows, vocab]; destroyed

@@ -233,15 +233,16 @@ struct GroupedLinears : torch::autograd::Function<GroupedLinears> {
     if (const auto& deferred = autograd::DeferScope::current())
       autograd::hold(ctx, "deferred", deferred);
     const auto groups = static_cast<size_t>(counts.numel());
-    return autograd::compute_once(autograd::Operator::product, weights.size() / groups, [&]() -> variable_list {
-      auto results =
-          results_of(x, {operands.empty() ? weights : at::TensorList(operands), groups}, counts);
-      const Members of_members(biases, groups);
-      for (size_t m = 0; m < of_members.size(); ++m) {
-        add_biases(results[m], of_members[m], counts, bias_share);
-      }
-      return results;
-    });
+    return autograd::compute_once(
+        autograd::Operator::product, weights.size() / groups, [&]() -> variable_list {
+          auto results = results_of(
+              x, {operands.empty() ? weights : at::TensorList(operands), groups}, counts);
+          const Members of_members(biases, groups);
+          for (size_t m = 0; m < of_members.size(); ++m) {
+            add_biases(results[m], of_members[m], counts, bias_share);
+          }
+          return results;
+        });
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {

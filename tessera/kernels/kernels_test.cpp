@@ -77,7 +77,9 @@ Case rms_beside_case(int64_t rows, int64_t dim) {
             const auto [x, y] = add_rms_norm(t[0], {}, t[1], 1e-5);
             return at::cat({x, y});
           },
-          [](const Tensors& t) { return at::cat({t[0], rms_norm_reference(t[0], t[1], 1e-5)}); },
+          [](const Tensors& t) {
+            return at::cat({t[0], rms_norm_reference(t[0], t[1], 1e-5)});
+          },
           {at::randn({rows, dim}), at::randn({dim})}};
 }
 
@@ -206,9 +208,10 @@ TEST_P(EveryIsa, SixteenBitsEqualTheReference) {
 TEST_P(EveryIsa, SameBitsOnRepeatAndForAnyNumberOfThreads) {
   const IsaScope scope(GetParam());
   const int before = at::get_num_threads();
-  for (const Case& c : {rms_case(3000, 65), add_rms_case(3000, 65), rms_beside_case(3000, 65), layer_norm_case(3000, 65),
-                        swiglu_case(3000, 65), clamped_swiglu_case(3000, 65), gelu_case(3000, 65),
-                        rotary_case(2, 1500, 3, 22), loss_case(130, 32, 1003, 50)}) {
+  for (const Case& c :
+       {rms_case(3000, 65), add_rms_case(3000, 65), rms_beside_case(3000, 65),
+        layer_norm_case(3000, 65), swiglu_case(3000, 65), clamped_swiglu_case(3000, 65),
+        gelu_case(3000, 65), rotary_case(2, 1500, 3, 22), loss_case(130, 32, 1003, 50)}) {
     SCOPED_TRACE(c.name);
     at::set_num_threads(1);
     const auto one = run(c.fused, c.inputs);
@@ -236,9 +239,9 @@ TEST(GradCheck, EveryOperatorInFloat64) {
                                 [](const Tensors& t) { return kernels::linear(t[0], t[1], t[2]); },
                                 nullptr,
                                 {at::randn({2, 3, 4}), at::randn({5, 4}), at::randn({5})}};
-  for (const Case& c :
-       {rms_case(3, 5), add_rms_case(3, 5), rms_beside_case(3, 5), swiglu_case(2, 5), clamped_swiglu_case(2, 5),
-        gelu_case(2, 5), rotary_case(1, 3, 2, 4), loss_case(5, 4, 7, 2), weight_case}) {
+  for (const Case& c : {rms_case(3, 5), add_rms_case(3, 5), rms_beside_case(3, 5),
+                        swiglu_case(2, 5), clamped_swiglu_case(2, 5), gelu_case(2, 5),
+                        rotary_case(1, 3, 2, 4), loss_case(5, 4, 7, 2), weight_case}) {
     SCOPED_TRACE(c.name);
     Tensors inputs;
     for (const auto& x : c.inputs) inputs.push_back(x.to(at::kDouble));

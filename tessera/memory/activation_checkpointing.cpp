@@ -38,8 +38,8 @@ struct Record {
   std::optional<RandomState> random;  ///< before the forward, if that drew numbers
   std::optional<nn::RandomContext> context = nn::RandomScope::current();
   autograd::DeferredGradientsPtr deferred = autograd::DeferScope::current();
-  std::vector<bool> goes_elsewhere;             ///< of the tensors kept; empty: none does
-  std::weak_ptr<StoredTensors> elsewhere;       ///< those
+  std::vector<bool> goes_elsewhere;        ///< of the tensors kept; empty: none does
+  std::weak_ptr<StoredTensors> elsewhere;  ///< those
   Tape tape;
   int64_t num_calls = 0;                        ///< of modules with hooks in the first forward
   const torch::autograd::Node* node = nullptr;  ///< of the call in the graph
@@ -162,7 +162,7 @@ variable_list second_forward(Record& record, at::TensorList leaves) {
               "checkpoint: expected the recomputation to call the modules of the forward, ",
               record.num_calls, " times, got ", recomputation.num_calls(),
               "; a checkpointed module must do the same in both");
-  TORCH_CHECK(!guard || record.tape.is_used_up(),
+  TORCH_CHECK(!guard || record.tape.end(),
               "checkpoint: expected the recomputation to run the same products as the forward, got "
               "fewer; a checkpointed module must do the same in both");
   return outputs;

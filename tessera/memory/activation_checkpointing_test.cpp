@@ -534,7 +534,8 @@ TEST(CheckpointMemory, LiveBytesAfterForwardAreThoseOfTheShapes) {
   EXPECT_EQ(dropped, selective - 4.0 * dim);
   const auto feed_forward = selective - 4.0 * (dim + 2 * inner);  // without down, gate, up
   for (const bool drops : {false, true}) {
-    const CheckpointOptions options{.mode = CheckpointMode::feed_forward, .drop_last_product = drops};
+    const CheckpointOptions options{.mode = CheckpointMode::feed_forward,
+                                    .drop_last_product = drops};
     EXPECT_EQ(live_bytes_per_token(options, shape), feed_forward + (drops ? 0 : 4.0 * dim));
   }
 }

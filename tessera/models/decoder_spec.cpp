@@ -147,6 +147,7 @@ ActivationNumbers decoder_activations(const ModelShape& s, int64_t position_rank
           .selective = {2 * own + 2 * q + 2 * k + 2 * f, h},
           .recomputed = {own + q + k + f + head_norms.values, 2 / ranks + head_norms.floats},
           .products = 2,
+          .sums_in_norms = true,
           .deferred = leaving + 2 * q + 2 * k + 3 * f};
 }
 

@@ -48,11 +48,14 @@ struct Numbers {
 
 /// What a block keeps for each token; by a rank of tensor parallelism, of which the sizes are.
 struct ActivationNumbers {
-  Numbers kept;          ///< by autograd, without checkpointing, but for what enters
-  Numbers to_attention;  ///< inputs, results of products up to that behind attention, output and log-sum-exp of that
-  Numbers selective;     ///< those, and the other products' results
-  Numbers recomputed;    ///< from those, by the backward of a selective block, but for what enters
-  double products = 0;   ///< that what enters the feed-forward goes into
+  Numbers kept;  ///< by autograd, without checkpointing, but for what enters
+  Numbers
+      to_attention;  ///< inputs, results of products up to that behind attention, output and log-sum-exp of that
+  Numbers selective;    ///< those, and the other products' results
+  Numbers recomputed;   ///< from those, by the backward of a selective block, but for what enters
+  double products = 0;  ///< that what enters the feed-forward goes into
+  bool sums_in_norms =
+      false;  ///< a norm's gradient and that of what goes on beside it are added as they are made
   double deferred = 0;   ///< inputs of products, gradients of their results; but for what enters
   double summed = 0;     ///< float32 numbers that ranks of tensor parallelism sum in a forward
   double of_logits = 0;  ///< float32 numbers beside each logit of the head

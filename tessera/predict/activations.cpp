@@ -22,7 +22,9 @@ double bytes_of(const Numbers& numbers, double width) {
 /// each product; on more ranks, while that is summed over them, what gradients of weights need.
 /// `kept`: numbers as wide as its inside that were alive and go on the way.
 double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, double ffn_dim,
-                           double products, double kept, bool checkpointed) {
+                           const models::ActivationNumbers& numbers, double kept,
+                           bool checkpointed) {
+  const double products = numbers.products;
   const auto dim = static_cast<double>(part.shape.dim), f = ffn_dim;
   const bool keeps_results =
       checkpointed && config.memory.checkpointing == memory::CheckpointMode::selective;
@@ -31,7 +33,8 @@ double inside_feed_forward(const RunConfig& config, const plan::RankPart& part, 
   const double waiting = (part.mesh.tp > 1 ? products : 1) * f - freed;
   // The gradient of the last product's input takes the place of that, if it was kept.
   const double inputs = (products + 1) * f - (kept - products) * f;
-  double most = std::max(inputs, products * dim + waiting);
+  const double entering = numbers.sums_in_norms ? products - 1 : products;
+  double most = std::max(inputs, entering * dim + waiting);
   if (part.position_ranks == 1) return most;
   const double own = dim / static_cast<double>(part.position_ranks);
   // Several sequences are rearranged, before they are summed and after they were gathered.
@@ -124,14 +127,14 @@ BlockActivations all_staying(const RunConfig& config, const plan::RankPart& part
   BlockActivations result{
       .kept = all,
       .inside =
-          inside_feed_forward(config, part, ffn, numbers.products,
+          inside_feed_forward(config, part, ffn, numbers,
                               numbers.products + (trained.last_product ? 1 : 0), checkpointed) *
           rows * width,
       .deferred = numbers.deferred * width + kept_of_entering};
   if (!trained.has_graph) return {};
   result.working = stream;  // the gradient of the block's output
   if (!checkpointed) return result;
-  result.working += stream;  // that output, made again
+  if (repeats_last_product(config, part.shape)) result.working += stream;  // that output
   if (config.memory.checkpointing == memory::CheckpointMode::full) {
     result.kept = stream;
     result.working += all - stream;

@@ -114,6 +114,7 @@ const FusedKernels& gpu_kernels() {
       .round_stochastically = waiting<&FusedKernels::round_stochastically>(),
       .drop = waiting<&FusedKernels::drop>(),
       .sum_of_squares = waiting<&FusedKernels::sum_of_squares>(),
+      .add = waiting<&FusedKernels::add>(),
       .fp8_cast = waiting<&FusedKernels::fp8_cast>()};
   return kKernels;
 }

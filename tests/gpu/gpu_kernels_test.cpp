@@ -81,7 +81,9 @@ std::vector<GpuCase> operators(int64_t rows, int64_t dim) {
        3},
       {"rms_norm_beside",
        [=](const Tensors& t) { return both(add_rms_norm(t[0], {}, t[1], 1e-5)); },
-       [](const Tensors& t) { return at::cat({t[0], rms_norm_reference(t[0], t[1], 1e-5)}); },
+       [](const Tensors& t) {
+         return at::cat({t[0], rms_norm_reference(t[0], t[1], 1e-5)});
+       },
        {x, weight},
        3},
       {"layer_norm",
@@ -210,6 +212,23 @@ Tensors losses_of(const FusedKernels& kernels, const at::Tensor& logits, const a
                          .ignore_index = -100,
                          .type = element_of(dtype)});
   return {losses, gradient};
+}
+
+TEST(GpuKernels, SumsOfTwoTypesAreRoundedOnce) {
+  for (const int64_t count : {1, 7, 64, 4099}) {
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      for (const int64_t first : {0, 1}) {  // the second is at no multiple of 16 bytes
+        const auto from = at::randn({count + first}).slice(0, first);
+        const auto sum = at::randn({count + first}).to(dtype).slice(0, first);
+        const auto want = (sum.to(at::kFloat) + from).to(dtype);
+        testing::gpu_kernels().add({.to = sum.data_ptr(),
+                                    .from = from.const_data_ptr<float>(),
+                                    .count = count,
+                                    .type = element_of(dtype)});
+        EXPECT_TRUE(at::equal(sum, want)) << count << " " << dtype;
+      }
+    }
+  }
 }
 
 TEST(GpuKernels, LossesWithMaskedClassesAndNaN) {

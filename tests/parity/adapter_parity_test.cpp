@@ -127,10 +127,8 @@ std::vector<AdapterLayout> adapter_layouts() {
   constexpr auto kFull = memory::CheckpointMode::full;
   constexpr auto kFeedForward = memory::CheckpointMode::feed_forward;
   constexpr auto kSelective = memory::CheckpointMode::selective;
-  std::vector<AdapterLayout> list{{},
-                                  {.checkpointing = kFull},
-                                  {.checkpointing = kFeedForward},
-                                  {.checkpointing = kSelective}};
+  std::vector<AdapterLayout> list{
+      {}, {.checkpointing = kFull}, {.checkpointing = kFeedForward}, {.checkpointing = kSelective}};
   for (const int ranks : {2, 3}) {
     list.push_back({.dp_replicate = ranks});
     for (const auto placement : {shard_optimizer, shard_gradients, full_shard}) {

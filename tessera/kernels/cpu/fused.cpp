@@ -141,6 +141,7 @@ const FusedKernels& cpu_kernels() {
                                             .round_stochastically = round_on_cpu,
                                             .drop = drop_on_cpu,
                                             .sum_of_squares = sum_of_squares_on_cpu,
+                                            .add = nullptr,
                                             .fp8_cast = nullptr};
   return kKernels;
 }

@@ -69,7 +69,7 @@ struct LossRow {
       const int at = place(chunk, part);
       Lump<float, N> own;
       for (int k = 0; k < N; ++k) own.v[k] = -INFINITY;
-      if (at < lumps) own = chunk < kept ? load_once(logits + at) : logits[at];
+      if (at < lumps) own = logits[at];
       for (int k = 0; k < N; ++k) v[part * N + k] = own.v[k];
     }
   }
@@ -89,7 +89,7 @@ struct LossRow {
       if (chunk < kept) {
         own = memory[at];
       } else if (at < lumps) {
-        own = load_once(logits + at);
+        own = logits[at];
       }
       for (int k = 0; k < N; ++k) v[part * N + k] = own.v[k];
     }
@@ -107,7 +107,7 @@ struct LossRow {
           if (target % N == k) from_float(at_target, own.v[k]);
         }
       }
-      store_once(gradient + at, own);
+      gradient[at] = own;
     }
   }
 };

@@ -7,16 +7,13 @@ namespace {
 /// A block for each of batch * tokens rows; a thread rotates N pairs.
 template <typename T, int N>
 __global__ void rotary_kernel(RotaryArgs args) {
-  // A grid has fewer than 2^31 blocks, and a short division takes a fraction of the time.
-  const auto tokens = static_cast<uint32_t>(args.tokens);
-  const int64_t row = blockIdx.x, token = blockIdx.x % tokens;
-  const int64_t table_row = blockIdx.x % static_cast<uint32_t>(args.table_rows);
+  const int64_t row = blockIdx.x, token = row % args.tokens;
   const int half = static_cast<int>(args.dim / 2), vectors = half / N;
-  const T* x_row = static_cast<const T*>(args.x) + blockIdx.x / tokens * args.batch_stride +
+  const T* x_row = static_cast<const T*>(args.x) + row / args.tokens * args.batch_stride +
                    token * args.token_stride;
   T* y_row = static_cast<T*>(args.y) + row * args.heads * args.dim;
-  const float* cos = args.cos + table_row * args.dim;
-  const float* sin = args.sin + table_row * args.dim;
+  const float* cos = args.cos + row % args.table_rows * args.dim;
+  const float* sin = args.sin + row % args.table_rows * args.dim;
   // The transpose swaps which half's sine meets which, and the sign.
   const float* sin_of_second = args.inverse ? sin + half : sin;
   const float* sin_of_first = args.inverse ? sin : sin + half;
@@ -134,6 +131,18 @@ __global__ void gelu_tanh_grad_kernel(GeluArgs args) {
   });
 }
 
+template <typename T, int N>
+__global__ void add_kernel(AddArgs args) {
+  for_elements<N>(args.count, [&](auto width, int64_t i) {
+    constexpr int kWidth = decltype(width)::value;
+    T* to = static_cast<T*>(args.to) + i;
+    Floats<kWidth> sum = load<kWidth>(to);
+    const Floats<kWidth> v = load<kWidth>(args.from + i);
+    for (int k = 0; k < kWidth; ++k) sum[k] += v[k];
+    store(to, sum);
+  });
+}
+
 }  // namespace
 
 void rotary(const RotaryArgs& args, Stream stream) {
@@ -191,6 +200,16 @@ void gelu_tanh(const GeluArgs& args, Stream stream) {
       constexpr int kWidth = decltype(width)::value;
       launch(args.grad == nullptr ? gelu_tanh_kernel<T, kWidth> : gelu_tanh_grad_kernel<T, kWidth>,
              blocks_for<kWidth>(args.count), kFlatThreads, stream, args);
+    });
+  });
+}
+
+void add(const AddArgs& args, Stream stream) {
+  with_type(args.type, [&](auto element) {
+    with_width(aligned(args.to, args.from), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      launch(add_kernel<decltype(element), kWidth>, blocks_for<kWidth>(args.count), kFlatThreads,
+             stream, args);
     });
   });
 }

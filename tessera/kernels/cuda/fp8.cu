@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kTileThreads) fp8_amax_kernel(Fp8CastArgs args
     for (int r = 0; r < kEach; ++r) {
 #pragma unroll
       for (int k = 0; k < kEach; ++k) {
-        const uint32_t size = size_of(element(numbers[r], k));
+        const uint32_t size = size_of(numbers[r].at(k));
         of_rows[r] = Larger{}(of_rows[r], size), of_columns[k] = Larger{}(of_columns[k], size);
       }
     }
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kMaxThreads) fp8_row_kernel(Fp8CastArgs args) 
   for (int i = 0; i < kRowVectors; ++i) {
     if (first + i * step >= args.columns) continue;
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) size = Larger{}(size, size_of(element(numbers[i], k)));
+    for (int k = 0; k < kEach; ++k) size = Larger{}(size, size_of(numbers[i].at(k)));
   }
   const uint32_t bits = over_block<Larger>(magnitude_of<T>(size));
   const float amax = bits_as<float>(bits);

@@ -33,11 +33,6 @@ __device__ uint32_t magnitude_of(uint32_t size) {
 template <typename T>
 using Eight = Packed<kVector, T>;
 
-template <typename T>
-__device__ T element(const Eight<T>& numbers, int k) {
-  return numbers.parts[k / Eight<T>::kEach].v[k % Eight<T>::kEach];
-}
-
 /// N: 1 where the address is no multiple of 16 bytes.
 template <int N, typename T>
 __device__ Eight<T> eight_at(const T* from) {
@@ -111,9 +106,13 @@ __device__ EightCodes codes_of(const Floats<kVector>& numbers) {
   for (int k = 0; k < kVector; k += 2) {
     uint16_t two;
     if constexpr (kE5M2) {
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(numbers[k + 1]), "f"(numbers[k]));
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+          : "=h"(two)
+          : "f"(numbers[k + 1]), "f"(numbers[k]));
     } else {
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(numbers[k + 1]), "f"(numbers[k]));
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+          : "=h"(two)
+          : "f"(numbers[k + 1]), "f"(numbers[k]));
     }
     codes.v[k] = static_cast<uint8_t>(two), codes.v[k + 1] = static_cast<uint8_t>(two >> 8);
   }

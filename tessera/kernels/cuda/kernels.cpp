@@ -65,6 +65,7 @@ const FusedKernels& gpu_kernels() {
       .round_stochastically = on_current_stream<round_stochastically>,
       .drop = on_current_stream<drop>,
       .sum_of_squares = sum_of_squares_on_gpu,
+      .add = on_current_stream<add>,
       .fp8_cast = on_current_stream<fp8_cast>};
   return kKernels;
 }

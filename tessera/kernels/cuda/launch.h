@@ -38,6 +38,7 @@ void rotary(const RotaryArgs& args, Stream stream);
 void swiglu(const SwigluArgs& args, Stream stream);
 void swiglu_grad(const SwigluGradArgs& args, Stream stream);
 void gelu_tanh(const GeluArgs& args, Stream stream);
+void add(const AddArgs& args, Stream stream);
 
 // --- cross_entropy.cu
 

@@ -137,7 +137,7 @@ __device__ Floats<Math::kSums> sums_of_wide_row(const Math& math, const typename
   for (int64_t i = threadIdx.x * N; i < args.dim; i += blockDim.x * N) {
     const auto g = load<N>(grad + i), v = load<N>(x + i);
     const auto w = load<N>(static_cast<const typename Math::X*>(args.weight) + i);
-    for (int k = 0; k < N; ++k) math.add(numbers, g[k] * w[k], v[k], sums);
+    for (int k = 0; k < N; ++k) math.add(numbers, product(g[k], w[k]), v[k], sums);
   }
   return sums;
 }
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kNormThreads)
       me.for_own<N, kOwn>(dim, [&](int h, int64_t i) {
         const Floats<N> w = load<N>(weight + i);
         for (int k = 0; k < N; ++k) {
-          math.add(own.numbers, own.at[h].grad[k] * w[k], own.at[h].x[k], over_row);
+          math.add(own.numbers, product(own.at[h].grad[k], w[k]), own.at[h].x[k], over_row);
         }
       });
     } else if (there) {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kNormThreads)
         for (int k = 0; k < N; ++k) {
           const float g = own.at[h].grad[k], v = own.at[h].x[k];
           result[k] = Math::kAdds ? own.at[h].grad_sum[k] : 0;
-          result[k] += math.grad_x(own.numbers, g * w[k], v);
+          result[k] += math.grad_x(own.numbers, product(g, w[k]), v);
           const auto of_column = math.of_column(own.numbers, g, v);
           for (int s = 0; s < Math::kSums; ++s) sums[s][h][k] += of_column[s];
         }

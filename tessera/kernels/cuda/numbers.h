@@ -94,6 +94,16 @@ __device__ float rounded_to(float x) {
   return to_float(narrow);
 }
 
+/// a * b, rounded before it is used: the difference of equal products is zero, as it is not where one is part of a fused
+/// operation.
+__device__ inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // --- Vectors: N elements a thread, 16 bytes at a time for N = kVector, one by one for N = 1.
 
 inline constexpr int kVector = 8;
@@ -167,15 +177,16 @@ struct Packed {
       word = (word & ~(0xffffu << shift)) | static_cast<uint32_t>(value.bits) << shift;
     }
   }
-  __device__ float operator[](int k) const {
+  __device__ T at(int k) const {
     if constexpr (N == 1) {
-      return to_float(one);
+      return one;
     } else if constexpr (kShort == 1) {
-      return bits_as<float>(parts[k / 4].v[k % 4]);
+      return bits_as<T>(parts[k / 4].v[k % 4]);
     } else {
-      return to_float(T{static_cast<uint16_t>(parts[k / 8].v[k % 8 / 2] >> (k % 2 * 16))});
+      return T{static_cast<uint16_t>(parts[k / 8].v[k % 8 / 2] >> (k % 2 * 16))};
     }
   }
+  __device__ float operator[](int k) const { return to_float(at(k)); }
 };
 
 template <int N, typename T>
@@ -217,43 +228,5 @@ __device__ void store(T* p, const Floats<N>& from) {
     }
   }
 }
-
-/// What is not used again soon, so that the caches keep other things: T of 2, 4, 8 or 16 bytes.
-#if defined(__CUDACC__)
-template <int kBytes>
-struct WordOf {
-  using Type = uint4;
-};
-template <>
-struct WordOf<8> {
-  using Type = uint2;
-};
-template <>
-struct WordOf<4> {
-  using Type = unsigned;
-};
-template <>
-struct WordOf<2> {
-  using Type = unsigned short;
-};
-template <typename T>
-__device__ T load_once(const T* p) {
-  return bits_as<T>(__ldcs(reinterpret_cast<const typename WordOf<sizeof(T)>::Type*>(p)));
-}
-template <typename T>
-__device__ void store_once(T* p, const T& value) {
-  using Word = typename WordOf<sizeof(T)>::Type;
-  __stcs(reinterpret_cast<Word*>(p), bits_as<Word>(value));
-}
-#else
-template <typename T>
-__device__ T load_once(const T* p) {
-  return *p;
-}
-template <typename T>
-__device__ void store_once(T* p, const T& value) {
-  *p = value;
-}
-#endif
 
 }  // namespace tessera::kernels::TESSERA_GPU_NAMESPACE

@@ -127,6 +127,7 @@ ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   numbers.kept.values += 2 * own + f, numbers.kept.floats += 2 / ranks;
   numbers.selective.values += own;
   numbers.recomputed.values += own + f, numbers.recomputed.floats += 2 / ranks;
+  numbers.sums_in_norms = false;
   if (s.own.as<Facts>().logits_softcap != 0) numbers.of_logits = 1;  // its slope
   return numbers;
 }

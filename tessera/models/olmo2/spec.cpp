@@ -37,6 +37,7 @@ ParameterSpecs parameters(const ModelShape& s) {
 ActivationNumbers activations(const ModelShape& s, int64_t position_ranks) {
   auto numbers = decoder_activations(s, position_ranks);
   add_norms_of_all_heads(s, numbers);
+  numbers.sums_in_norms = false;
   numbers.selective.values += static_cast<double>(s.dim) / static_cast<double>(position_ranks);
   return numbers;
 }
