@@ -28,6 +28,7 @@ JOBS = {
     "llama": (FP32, TINY),
     "full": (FP32, TINY | {"memory.checkpointing": "full"}),
     "feed_forward": (FP32, TINY | {"memory.checkpointing": "feed_forward"}),
+    "feed_forward_bf16": (BF16, TINY | {"memory.checkpointing": "feed_forward", "precision.compute": "bf16"}),
     "selective_bf16": (BF16, TINY | {"memory.checkpointing": "selective", "precision.compute": "bf16"}),
     "bf16_whole": (BF16, TINY | BF16_WHOLE | {"precision.stochastic_rounding": "true"}),
     "autocast": (BF16, TINY | {"precision.compute": "bf16", "precision.autocast": "true"}),

@@ -337,6 +337,8 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
         {.scale = scale, .causal = options.causal, .window = window, .documents = documents});
     return within_documents(out, documents);
   }
+  // Where several operators compute it, their results are no checkpointing's; but here it was.
+  autograd::compute_once(autograd::Operator::attention, 0, [] { return variable_list(); });
   if (options.softcap || sinks.defined()) {
     return attention_reference(q, k, v, options, documents, sinks);
   }

@@ -68,8 +68,9 @@ class DeviceProducts : public LinearProducts {
     return product(x, w, {rows.size(0), weight.size(0)}, rows.scalar_type(), sums_fast());
   }
 
-  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const override {
-    const auto g = gradient_of_both(gradient, weight.requires_grad());
+  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight,
+                            bool trains) const override {
+    const auto g = gradient_of_both(gradient, trains);
     const auto w = rounded(weight, Fp8Operand::weight, Sum::along_columns);
     return product(g, w, {gradient.size(0), weight.size(1)}, gradient.scalar_type());
   }
@@ -126,8 +127,8 @@ class DeviceProducts : public LinearProducts {
     return operand_of(made, scaling, sum == Sum::along_columns);
   }
 
-  /// The gradient as the product with the weight takes it; the other order is kept for the next product, if the weight has
-  /// one.
+  /// The gradient as the product with the weight takes it; the other order is kept for the next product, if the weight
+  /// has one.
   ScaledOperand gradient_of_both(const at::Tensor& gradient, bool trains) const {
     constexpr auto kGradient = Fp8Operand::gradient;
     if (recipe_.matmul == Matmul::fp8_row_wgrad16 || !trains) {

@@ -138,7 +138,8 @@ void expect_products_of_emulation(const Fp8Recipe& recipe, const Sizes& size, at
     EXPECT_LE(distance_between(got, want), bound);
   };
   same(device.products->forward(x, w), host.products->forward(x, w));
-  same(device.products->input_gradient(g, w), host.products->input_gradient(g, w));
+  same(device.products->input_gradient(g, w, /*trains=*/true),
+       host.products->input_gradient(g, w, /*trains=*/true));
   const auto sink = (in_out ? at::ones_like(w.t()) : at::ones_like(w)).to(at::kFloat).contiguous();
   for (const bool again : {false, true}) {  // the second time it has to round what it reads
     SCOPED_TRACE(again);
@@ -186,7 +187,7 @@ TEST(Fp8Device, OperatorsGetWhatAHopperTakes) {
     const auto x = at::randn({40, 72}).to(at::kBFloat16), w = at::randn({24, 72}).to(at::kBFloat16),
                g = at::randn({40, 24}).to(at::kBFloat16), sink = at::zeros({24, 72});
     layer.products->forward(x, w);
-    layer.products->input_gradient(g, w);
+    layer.products->input_gradient(g, w, /*trains=*/true);
     layer.products->weight_gradient(sink, x, g, false, w.options());
     std::vector<std::string> calls;
     for (const auto& [scales, rows, depth, columns, result, fast] : ScaledMmScope::calls()) {
@@ -225,7 +226,8 @@ TEST(Fp8Device, InfiniteOperandsGiveNaN) {
       EXPECT_TRUE(y[5].isnan().all().item<bool>());
       const bool shared = matmul == Matmul::fp8_tensor || matmul == Matmul::fp8_delayed;
       EXPECT_EQ(y[6].isnan().any().item<bool>(), shared);
-      EXPECT_TRUE(layer.products->input_gradient(g, w)[7].isnan().all().item<bool>());
+      EXPECT_TRUE(
+          layer.products->input_gradient(g, w, /*trains=*/true)[7].isnan().all().item<bool>());
       const auto dw =
           layer.products->weight_gradient({}, at::ones({48, 64}), g, false, w.options());
       EXPECT_FALSE(dw[8].isfinite().any().item<bool>());
@@ -245,7 +247,7 @@ TEST(Fp8Device, ZerosGiveZeros) {
     EXPECT_TRUE(at::equal(layer.products->forward(zeros, w), at::zeros({48, 32})));
     EXPECT_TRUE(at::equal(layer.products->forward(at::randn({48, 64}), at::zeros({32, 64})),
                           at::zeros({48, 32})));
-    EXPECT_TRUE(at::equal(layer.products->input_gradient(g, w), zeros));
+    EXPECT_TRUE(at::equal(layer.products->input_gradient(g, w, /*trains=*/true), zeros));
     EXPECT_TRUE(at::equal(layer.products->weight_gradient({}, zeros, g, false, w.options()),
                           at::zeros({32, 64})));
   }
@@ -263,7 +265,7 @@ TEST(Fp8Device, SeesWhatTheEmulationSees) {
       const auto g = at::randn({64, 32}) * at::logspace(-9, -4, 32) * size;
       for (const auto* layer : {&device, &host}) {
         layer->products->forward(x, w);
-        layer->products->input_gradient(g, w);
+        layer->products->input_gradient(g, w, /*trains=*/true);
         layer->products->weight_gradient({}, x, g, false, w.options());
       }
     }
@@ -286,9 +288,9 @@ TEST(Fp8Device, RemembersNoGradientThatIsAnother) {
       other({.matmul = Matmul::fp8_tensor}, true);
   const auto x = at::randn({16, 16}), w = at::randn({16, 16}), g = at::randn({16, 16});
   const auto expected = one.products->weight_gradient({}, x, g, false, w.options());
-  one.products->input_gradient(at::randn({16, 16}), w);
+  one.products->input_gradient(at::randn({16, 16}), w, /*trains=*/true);
   EXPECT_TRUE(at::equal(one.products->weight_gradient({}, x, g, false, w.options()), expected));
-  other.products->input_gradient(g, w);
+  other.products->input_gradient(g, w, /*trains=*/true);
   EXPECT_TRUE(at::equal(one.products->weight_gradient({}, x, g, false, w.options()), expected));
 }
 

@@ -27,7 +27,8 @@ class EmulatedProducts : public LinearProducts {
     return product(x, w.values.t(), w.factor, rows.scalar_type());
   }
 
-  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const override {
+  at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight,
+                            bool /*trains*/) const override {
     const auto g = rounded(gradient, Fp8Operand::gradient, Sum::along_rows);
     const auto w = rounded(weight, Fp8Operand::weight, Sum::along_columns);
     return product(g, w.values, w.factor, gradient.scalar_type());

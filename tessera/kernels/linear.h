@@ -26,8 +26,9 @@ class LinearProducts {
 
   /// rows [N, I] W^T -> [N, O] of the dtype of `rows`; `weight` [O, I], or the transpose of [I, O].
   virtual at::Tensor forward(const at::Tensor& rows, const at::Tensor& weight) const = 0;
-  /// gradient [N, O] W -> [N, I].
-  virtual at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight) const = 0;
+  /// gradient [N, O] W -> [N, I]. `trains`: weight_gradient with the same gradient follows.
+  virtual at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& weight,
+                                    bool trains) const = 0;
   /// The weight's gradient [O, I], or its transpose if `in_out`: gradient^T rows, added to `sink` if
   /// that is defined, else returned with `options`.
   virtual at::Tensor weight_gradient(const at::Tensor& sink, const at::Tensor& rows,

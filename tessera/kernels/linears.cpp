@@ -102,16 +102,16 @@ variable_list results_of(const at::Tensor& rows, at::TensorList weights, at::Ten
 }
 
 /// The gradient of the input [N, I]: the sum of each member's `gradients` [N, O] times its weight.
-/// What is undefined adds nothing.
+/// What is undefined adds nothing. `trains`: those whose gradient follows.
 at::Tensor input_gradient(at::TensorList gradients, at::TensorList weights,
-                          const LinearsOptions& options) {
+                          const std::vector<bool>& trains, const LinearsOptions& options) {
   at::Tensor sum;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto matrix = out_in(weights[i], options.in_out);
     if (takes(options.products, gradient)) {
-      const auto part = options.products->input_gradient(gradient, matrix);
+      const auto part = options.products->input_gradient(gradient, matrix, trains[i]);
       sum = sum.defined() ? sum.add_(part) : part;
       continue;
     }
@@ -225,8 +225,10 @@ struct Linears : torch::autograd::Function<Linears> {
         }
       }
       if (ctx->needs_input_grad(0)) {
-        const auto sum = below.defined() ? input_gradient(together, below, options)
-                                         : input_gradient(of_results, operands, options);
+        std::vector<bool> trains(members);
+        for (size_t i = 0; i < members; ++i) trains[i] = ctx->needs_input_grad(1 + i);
+        const auto sum = below.defined() ? input_gradient(together, below, trains, options)
+                                         : input_gradient(of_results, operands, trains, options);
         if (sum.defined()) out[0] = at::_unsafe_view(sum, kept.x_sizes);
       }
     }

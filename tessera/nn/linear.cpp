@@ -49,7 +49,8 @@ class DenseWeight : public LinearWeight {
                 [=](const auto& rows, const auto& more) {
                   const auto weight = out_in(rows.scalar_type());
                   if (!products) return kernels::sum_of_products({rows, weight}, more);
-                  return kernels::added(products->input_gradient(rows, weight), more);
+                  return kernels::added(products->input_gradient(rows, weight, /*trains=*/false),
+                                        more);
                 },
             .squared_row_norms =
                 [=] {

@@ -125,8 +125,8 @@ TEST(Linear, TakesItsProductsAsToldWhileItTrains) {
     torch::Tensor forward(const torch::Tensor& rows, const torch::Tensor& weight) const override {
       return 2 * rows.matmul(weight.t());
     }
-    torch::Tensor input_gradient(const torch::Tensor& gradient,
-                                 const torch::Tensor& weight) const override {
+    torch::Tensor input_gradient(const torch::Tensor& gradient, const torch::Tensor& weight,
+                                 bool /*trains*/) const override {
       return 3 * gradient.matmul(weight);
     }
     torch::Tensor weight_gradient(const torch::Tensor& /*sink*/, const torch::Tensor& rows,

@@ -22,8 +22,9 @@ struct BlockActivations {
 BlockActivations block_activations(const config::RunConfig& config, const plan::RankPart& part,
                                    int64_t index);
 
-/// Is the last product of a block that is computed again made again, too (train/engine_options.h)? DoRA reads it.
+/// Are feed-forwards of checkpointed blocks computed again?
 bool repeats_feed_forward(const config::RunConfig& config);
+/// Is the last product of a block that is computed again made again, too (train/engine_options.h)? DoRA reads it.
 bool repeats_last_product(const config::RunConfig& config, const models::ModelShape& shape);
 
 /// Is block `index` checkpointed?

@@ -2,6 +2,7 @@
 // GPU's: any order of threads, addresses that are no multiple of 16 bytes, few launches, no stop of
 // the host, the bits of the CPU's kernels.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -48,7 +49,7 @@ const auto* const kEnvironment = ::testing::AddGlobalTestEnvironment(new GpuKern
 /// Contiguous, `offset` elements behind a multiple of 16 bytes.
 at::Tensor at_offset(const at::Tensor& x, int64_t offset) {
   const auto space = at::zeros({x.numel() + offset}, x.options());
-  const auto view = space.narrow(0, offset, x.numel()).view(x.sizes());
+  auto view = space.narrow(0, offset, x.numel()).view(x.sizes());
   view.copy_(x);
   return view;
 }
