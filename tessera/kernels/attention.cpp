@@ -338,7 +338,8 @@ at::Tensor attention(const at::Tensor& given_q, const at::Tensor& given_k,
     return within_documents(out, documents);
   }
   // Where several operators compute it, their results are no checkpointing's; but here it was.
-  autograd::compute_once(autograd::Operator::attention, 0, [] { return variable_list(); });
+  autograd::compute_once(autograd::Operator::attention, 0,
+                         [] { return std::vector<at::Tensor>(); });
   if (options.softcap || sinks.defined()) {
     return attention_reference(q, k, v, options, documents, sinks);
   }
