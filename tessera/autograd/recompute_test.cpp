@@ -77,6 +77,17 @@ TEST(TapeTest, KeepsWhatComesUpToTheProductBehindAttention) {
   }
 }
 
+TEST(TapeTest, KnowsAttentionThatSeveralOperatorsCompute) {
+  const auto x = at::randn({2, 4, 2, 8}, at::kDouble), weight = at::randn({8, 8}, at::kDouble);
+  Tape tape(Keeps::to_attention);
+  {
+    const TapeGuard guard(tape, Use::record);
+    const auto attended = attention(kernels::linear(x, weight), x, x);
+    kernels::linear(kernels::linear(attended, weight), weight);
+  }
+  EXPECT_EQ(tape.finish().size(), 2u);  // the first two products
+}
+
 TEST(TapeTest, KeepsAllOfACallWithoutAttention) {
   Tape tape(Keeps::to_attention);
   {
