@@ -185,7 +185,7 @@ TEST_P(Fp8Test, ProductsAreThoseOfTheRoundedMatrices) {
     SCOPED_TRACE(text_of(recipe.matmul));
     const auto products = fp8_products(recipe, std::make_shared<Fp8Watch>());
     EXPECT_LT(relative_distance(products->forward(x, w), y), 1e-6);
-    EXPECT_LT(relative_distance(products->input_gradient(g, w), dx), 1e-6);
+    EXPECT_LT(relative_distance(products->input_gradient(g, w, /*trains=*/true), dx), 1e-6);
     const auto sink = dw.clone();
     EXPECT_FALSE(products->weight_gradient(sink, x, g, false, w.options()).defined());
     EXPECT_LT(relative_distance(sink, dw * 2), 1e-6);
@@ -302,7 +302,7 @@ TEST(Fp8Watch, LossesAreCountedWhereAnOperandIsReadFirst) {
     products->weight_gradient({}, rows, at::ones({16, 16}), false, at::TensorOptions());
     EXPECT_EQ(counts_of(watch->losses[0]), counts_of(once));
     EXPECT_EQ(watch->losses[2].numbers, 0);
-    products->input_gradient(at::ones({16, 16}), at::eye(16));
+    products->input_gradient(at::ones({16, 16}), at::eye(16), /*trains=*/true);
     EXPECT_EQ(counts_of(watch->losses[2]), (std::array<int64_t, 3>{256, 0, 0}));
   }
 }
@@ -337,7 +337,8 @@ TEST(Fp8Watch, InfiniteOperandsGiveNaN) {
     auto x = at::randn({32, 64}), g = at::randn({32, 32});
     x[5][6] = INFINITY, g[7][8] = -INFINITY;
     EXPECT_TRUE(products->forward(x, w)[5].isnan().all().item<bool>()) << text_of(matmul);
-    EXPECT_TRUE(products->input_gradient(g, w)[7].isnan().all().item<bool>()) << text_of(matmul);
+    EXPECT_TRUE(products->input_gradient(g, w, /*trains=*/true)[7].isnan().all().item<bool>())
+        << text_of(matmul);
     EXPECT_TRUE(std::isinf(watch->amax[0]) && std::isinf(watch->amax[2])) << text_of(matmul);
     EXPECT_TRUE(std::isfinite(watch->amax[1]));
   }

@@ -184,7 +184,7 @@ TEST(Fp8Kernel, LaunchesAsFewAsItCan) {
     const auto x = at::randn({32, 64}), w = at::randn({48, 64}), g = at::randn({32, 48});
     const auto before = *testing::launches();
     products->forward(x, w);
-    products->input_gradient(g, w);
+    products->input_gradient(g, w, /*trains=*/true);
     products->weight_gradient({}, x, g, false, w.options());
     return *testing::launches() - before;
   };
