@@ -54,6 +54,8 @@ void run() {
       {"selective", {.mode = CheckpointMode::selective}},
       {"selective, drop_last_product",
        {.mode = CheckpointMode::selective, .drop_last_product = true}},
+      {"feed_forward, drop_last_product",
+       {.mode = CheckpointMode::feed_forward, .drop_last_product = true}},
       {"full, every 2nd", {.every_k = 2}},
       {"full", {}},
   };
