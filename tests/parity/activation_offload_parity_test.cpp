@@ -162,7 +162,11 @@ TEST_P(ActivationMemoryTest, PeaksAndTrafficAreThoseOfTheEstimate) {
       const auto found = static_cast<double>(run.peak_tensors) + buffers;
       const auto memory = predict::step_memory(stored, rank, predict::this_cpu()).peak().total();
       const double tolerance = mesh.shape().tp > 1 ? 0.04 : 0.03;
-      EXPECT_NEAR(found / memory, 1, tolerance) << mib(found) << " " << mib(memory);
+      EXPECT_LE(found / memory, 1 + tolerance) << mib(found) << " " << mib(memory);
+      // Of results that came back, those that no gradient reads are free once the second run is over.
+      const bool keeps_results = job.memory.checkpointing != memory::CheckpointMode::full;
+      EXPECT_GE(found / memory, 1 - (keeps_results ? 0.07 : tolerance))
+          << mib(found) << " " << mib(memory);
       // Where much more is away than its buffers hold, the peak falls, but for the block that is back.
       const double saved = plain - found;
       if (expected.activations > 3 * buffers) {
