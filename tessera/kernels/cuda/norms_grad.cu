@@ -244,10 +244,6 @@ void over_groups(const RowGroups& groups, int64_t dim, bool aligned, Launch laun
   });
 }
 
-}  // namespace
-
-namespace {
-
 /// Groups of at least as many rows as lets `most` blocks have them.
 RowGroups groups_for(int64_t rows, int64_t most) {
   const int64_t each = ceil_div(rows, most) < 1 ? 1 : ceil_div(rows, most);
