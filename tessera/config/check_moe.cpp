@@ -1,7 +1,11 @@
+#include <fmt/ranges.h>
+
 #include <array>
 #include <utility>
 
+#include "tessera/base/axes.h"
 #include "tessera/base/expert_capacity.h"
+#include "tessera/base/fitting.h"
 #include "tessera/config/fields.h"
 #include "tessera/config/place.h"
 #include "tessera/config/run_config.h"
@@ -69,8 +73,20 @@ std::optional<KeyProblem> sampling_problem(const RunConfig& config,
 
 std::optional<KeyProblem> experts_problem(const models::ModelShape& shape,
                                           const mesh::MeshShape& mesh) {
-  if (const auto problem = models::experts_problem(shape, mesh.ep)) {
-    return KeyProblem{"parallel.ep", *problem};
+  const int64_t experts = shape.experts.num;
+  if (mesh.ep > 1 && experts == 0) {
+    return KeyProblem{"parallel.ep",
+                      fmt::format("expected 1 for a model without experts, got {}", mesh.ep)};
+  }
+  if (mesh.ep > 1 && experts % mesh.ep != 0) {
+    const auto fitting = fitting_numbers(experts, [&](int64_t ranks) {
+      auto other = mesh;
+      other.ep = static_cast<int>(ranks);
+      return experts % ranks == 0 && !mesh::ep_problem(other);
+    });
+    return KeyProblem{"parallel.ep",
+                      fmt::format("{} experts cannot be shared out over {} ranks; set one of {}",
+                                  experts, mesh.ep, fmt::join(fitting, ", "))};
   }
   if (mesh.etp == 0 || shape.experts.num > 0) return std::nullopt;
   return KeyProblem{"parallel.etp",

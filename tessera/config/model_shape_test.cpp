@@ -149,10 +149,12 @@ TEST(ModelShapeTest, RanksShareOutExpertsEvenly) {
   ModelSection section;
   section.path = "tests/fixtures/experts_micro";
   const auto shape = resolve_model_shape(section);
-  EXPECT_EQ(models::experts_problem(shape, 4), std::nullopt);
-  EXPECT_EQ(models::experts_problem(shape, 3),
-            "8 experts cannot be shared out over 3 ranks; set one of 1, 2, 4, 8");
-  EXPECT_EQ(models::experts_problem(models::model_preset("tiny"), 1), std::nullopt);
+  EXPECT_EQ(experts_problem(shape, {.dp_shard = 4, .ep = 4}), std::nullopt);
+  const auto problem = experts_problem(shape, {.dp_shard = 12, .ep = 3});
+  ASSERT_TRUE(problem);
+  // Not 8, which the ranks cannot have.
+  EXPECT_EQ(problem->message, "8 experts cannot be shared out over 3 ranks; set one of 1, 2, 4");
+  EXPECT_EQ(experts_problem(models::model_preset("tiny"), {}), std::nullopt);
 }
 
 }  // namespace

@@ -102,16 +102,16 @@ variable_list results_of(const at::Tensor& rows, at::TensorList weights, at::Ten
 }
 
 /// The gradient of the input [N, I]: the sum of each member's `gradients` [N, O] times its weight.
-/// What is undefined adds nothing. `trains`: those whose gradient follows.
+/// What is undefined adds nothing. `of_weights`: the gradients that a weight's follows from, too.
 at::Tensor input_gradient(at::TensorList gradients, at::TensorList weights,
-                          const std::vector<bool>& trains, const LinearsOptions& options) {
+                          at::TensorList of_weights, const LinearsOptions& options) {
   at::Tensor sum;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto matrix = out_in(weights[i], options.in_out);
     if (takes(options.products, gradient)) {
-      const auto part = options.products->input_gradient(gradient, matrix, trains[i]);
+      const auto part = options.products->input_gradient(gradient, matrix, of_weights[i].defined());
       sum = sum.defined() ? sum.add_(part) : part;
       continue;
     }
@@ -224,16 +224,15 @@ struct Linears : torch::autograd::Function<Linears> {
           if (gradient.defined()) gradient = gradient.contiguous();
         }
       }
+      for (size_t i = 0; i < members; ++i) {
+        if (ctx->needs_input_grad(1 + i)) of_weights[i] = of_results[i];
+      }
       if (ctx->needs_input_grad(0)) {
-        std::vector<bool> trains(members);
-        for (size_t i = 0; i < members; ++i) trains[i] = ctx->needs_input_grad(1 + i);
-        const auto sum = below.defined() ? input_gradient(together, below, trains, options)
-                                         : input_gradient(of_results, operands, trains, options);
+        const auto sum = below.defined()
+                             ? input_gradient(together, below, of_weights, options)
+                             : input_gradient(of_results, operands, of_weights, options);
         if (sum.defined()) out[0] = at::_unsafe_view(sum, kept.x_sizes);
       }
-    }
-    for (size_t i = 0; i < members; ++i) {
-      if (ctx->needs_input_grad(1 + i)) of_weights[i] = of_results[i];
     }
     std::ranges::move(
         gradients_of_weights(kept, saved[0], weights, of_weights, ctx->needs_input_grad(0)),

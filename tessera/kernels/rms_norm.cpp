@@ -65,26 +65,6 @@ std::tuple<at::Tensor, at::Tensor> backward(at::Tensor grad, at::Tensor grad_sum
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            double eps, at::ScalarType dtype) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [sum, y, reciprocal_rms] = kernels::forward(x, {}, weight, eps, dtype);
-    ctx->save_for_backward({x, weight, reciprocal_rms});
-    return y;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const auto sink =
-        autograd::gradient_sink(saved[1]);  // outside the guard: .grad() is autograd's
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [grad_x, grad_weight] = kernels::backward(grads[0], {}, saved[0], saved[1], saved[2]);
-    const bool wanted = ctx->needs_input_grad(1) && grad_weight.defined();
-    if (wanted) grad_weight = autograd::hand_over(sink, grad_weight, saved[1].scalar_type());
-    return {grad_x, wanted ? grad_weight : at::Tensor(), {}, {}};
-  }
-};
-
-struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
   /// `residual`: one or none.
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList residual,
                                const at::Tensor& weight, double eps, at::ScalarType dtype) {
@@ -114,34 +94,26 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
   }
 };
 
-void check(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1),
-                    "rms_norm: expected weight [", x.dim() >= 1 ? x.size(-1) : 0, "], got ",
-                    weight.sizes());
-}
-
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  check(x, weight);
-  if (!can_fuse({x, weight}) || x.numel() == 0) return rms_norm_reference(x, weight, eps);
-  return autograd::apply<RmsNorm>(x.contiguous(), weight.contiguous(), eps, norm_result(x));
+  return std::get<1>(add_rms_norm(x, {}, weight, eps));
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                 const at::Tensor& weight, double eps) {
-  check(x, weight);
+  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1),
+                    "rms_norm: expected weight [", x.dim() >= 1 ? x.size(-1) : 0, "], got ",
+                    weight.sizes());
   TORCH_CHECK_VALUE(!residual.defined() || x.sizes() == residual.sizes(),
-                    "add_rms_norm: expected residual ", x.sizes(), ", got ", residual.sizes());
-  const bool fuses = residual.defined() ? can_fuse({x, residual, weight}) : can_fuse({x, weight});
-  if (!fuses || x.numel() == 0) {
-    const auto sum = residual.defined() ? x + residual : x;
-    return {sum, rms_norm(sum, weight, eps)};
-  }
+                    "rms_norm: expected residual ", x.sizes(), ", got ", residual.sizes());
+  const bool adds = residual.defined();
+  const bool fuses = adds ? can_fuse({x, residual, weight}) : can_fuse({x, weight});
+  if (!fuses || x.numel() == 0) return add_rms_norm_reference(x, residual, weight, eps);
   variable_list added;
-  if (residual.defined()) added.push_back(residual.contiguous());
-  const auto out = autograd::apply<AddRmsNorm>(x.contiguous(), at::TensorList(added),
-                                               weight.contiguous(), eps, norm_result(x));
+  if (adds) added.push_back(residual.contiguous());
+  const auto out = autograd::apply<RmsNorm>(x.contiguous(), at::TensorList(added),
+                                            weight.contiguous(), eps, norm_result(x));
   return {out[0], out[1]};
 }
 

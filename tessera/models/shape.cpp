@@ -193,15 +193,6 @@ std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp)
                      fmt::join(fitting_numbers(shape.num_heads, fits), ", "));
 }
 
-std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep) {
-  const int64_t experts = shape.experts.num;
-  const auto fits = [&](int64_t ranks) { return experts % ranks == 0; };
-  if (ep == 1 || (experts > 0 && fits(ep))) return std::nullopt;
-  if (experts == 0) return fmt::format("expected 1 for a model without experts, got {}", ep);
-  return fmt::format("{} experts cannot be shared out over {} ranks; set one of {}", experts, ep,
-                     fmt::join(fitting_numbers(experts, fits), ", "));
-}
-
 double expert_rows(const ModelShape& shape) {
   return static_cast<double>(shape.experts.top_k) / static_cast<double>(shape.experts.token_ranks);
 }

@@ -159,9 +159,6 @@ std::optional<ShapeProblem> shape_problem(const ModelShape& shape);
 /// Why `tp` ranks cannot divide the model's matrices, if so: whole heads belong to a rank.
 std::optional<std::string> division_problem(const ModelShape& shape, int64_t tp);
 
-/// Why `ep` ranks cannot share out the experts of each block, if so: each has as many.
-std::optional<std::string> experts_problem(const ModelShape& shape, int64_t ep);
-
 /// Rows of a mixture's experts that a rank has for each token, on average.
 double expert_rows(const ModelShape& shape);
 

@@ -65,6 +65,8 @@ class ExpertsImpl : public Hookable {
       const torch::Tensor& x, const Routing& routing,
       const std::function<torch::Tensor(const torch::Tensor& x)>& beside);
   bool calls_what_it_contains() const override { return false; }
+  /// A router's weights are float32, and the rows beside them come from modules that cast theirs.
+  bool inputs_are_cast() const override { return false; }
 
   /// Keeps experts [begin, end) alone, with their names; the others leave the register. Before
   /// anything else is attached to the model.

@@ -92,6 +92,9 @@ class Hookable : public torch::nn::Module {
   /// its parameters gathered for its own calls.
   virtual bool calls_what_it_contains() const { return true; }
 
+  /// False of a module whose inputs stay as they are under mixed precision.
+  virtual bool inputs_are_cast() const { return true; }
+
   /// Parameters that it uses and another module has (tied).
   virtual std::vector<torch::Tensor> borrowed_parameters() const { return {}; }
 

@@ -77,22 +77,21 @@ RMSNormImpl::RMSNormImpl(int64_t dim, double eps, const torch::TensorOptions& op
 
 std::tuple<torch::Tensor, torch::Tensor> RMSNormImpl::forward(const torch::Tensor& x,
                                                               const torch::Tensor& residual) {
-  if (!divided) {
-    return kernels::add_rms_norm(x, residual, offset == 0 ? weight : weight + offset, eps);
+  const auto scale = offset == 0 ? weight : weight + offset;
+  auto [sum, normed] = kernels::add_rms_norm(x, residual, scale, eps);
+  if (divided) {
+    // Normed by this rank's features, and then by what the root mean square of all differs.
+    const auto wide = sum.to(torch::kFloat32);
+    const auto squares = wide.square().sum(-1, /*keepdim=*/true);
+    const auto own = squares / sum.size(-1) + eps;
+    const auto all = divided->sum(squares) / divided->features + eps;
+    normed = normed * (own / all).sqrt().to(normed.scalar_type());
   }
-  const auto sum = residual.defined() ? x + residual : x;
-  return {sum, forward(sum)};
+  return {sum, normed};
 }
 
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
-  auto normed = kernels::rms_norm(x, offset == 0 ? weight : weight + offset, eps);
-  if (!divided) return normed;
-  // Normed by this rank's features, and then by what the root mean square of all differs.
-  const auto wide = x.to(torch::kFloat32);
-  const auto squares = wide.square().sum(-1, /*keepdim=*/true);
-  const auto own = squares / x.size(-1) + eps;
-  const auto all = divided->sum(squares) / divided->features + eps;
-  return normed * (own / all).sqrt().to(normed.scalar_type());
+  return std::get<1>(forward(x, torch::Tensor()));
 }
 
 LayerNormImpl::LayerNormImpl(int64_t dim, double eps, const torch::TensorOptions& options)

@@ -111,8 +111,8 @@ class Accelerator {
   ///   same call or before, in any groups; under DDP LBFGS and any other, too. Several may share a
   ///   model. What none has is not updated.
   /// - loaders: torch::data::make_data_loader's; batches see batch_rows.h.
-  /// - schedulers: lr_scheduler::LRScheduler, LibTorch's, or whatever has step(). Saved: what
-  ///   state_dict() gives, or without it the number of steps, which load_state() takes again.
+  /// - schedulers: lr_scheduler::LRScheduler, LibTorch's, or whatever has step() or step(metric). Saved:
+  ///   what state_dict() gives, or without it the steps, which load_state() takes again.
   /// ValueError for what cannot be.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {

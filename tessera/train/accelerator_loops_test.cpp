@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -230,6 +231,37 @@ TEST_P(LoopsTest, EveryOptimizerGoesOnWhereItWasSaved) {
   });
   run("adagrad", [](auto all) { return optim::Adagrad(all, optim::AdagradOptions(0.1)); });
   run("lbfgs", [](auto all) { return optim::LBFGS(all, optim::LBFGSOptions(0.2).max_iter(3)); });
+}
+
+TEST_P(LoopsTest, SchedulersOfMetricsGoOn) {
+  const SharedFolder shared;
+  with_accelerator(
+      GetParam(), {.step_scheduler_per_process = false}, [&](Accelerator& accelerator) {
+        const auto metric = [](int i) { return i == 1 ? std::nan("") : 1.0 + i % 3; };
+        double expected = 0;
+        for (const bool load : {false, true}) {
+          LoopNet net;
+          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(1));
+          torch::optim::ReduceLROnPlateauScheduler plateau(
+              sgd, torch::optim::ReduceLROnPlateauScheduler::min, /*factor=*/0.5, /*patience=*/1);
+          auto [model, optimizer, scheduler] = accelerator.prepare(net, sgd, plateau);
+          if (load) accelerator.load_state(shared.path() / "state");
+          for (int i = load ? 4 : 0; i < 8; ++i) {
+            step_once(accelerator, model, optimizer, i);
+            scheduler.step(metric(i));
+            if (!load && i == 3) accelerator.save_state(shared.path() / "state");
+          }
+          const double rate = sgd.param_groups()[0].options().get_lr();
+          EXPECT_LT(rate, 0.5);  // fell before the save and behind it
+          if (load) {
+            EXPECT_DOUBLE_EQ(rate, expected);
+          } else {
+            expected = rate;
+            EXPECT_THROW(accelerator.load_state(shared.path() / "state"), c10::ValueError);
+          }
+          accelerator.free_memory();
+        }
+      });
 }
 
 TEST_P(LoopsTest, SchedulersOfTheUsersGoOn) {

@@ -126,23 +126,30 @@ Balance::Balance(std::vector<LayerRouter> routers, const models::LanguageModel& 
       top_k_(all_.front().router->options().top_k) {
   const auto parameters = model.named_parameters();
   const auto number = torch::dtype(torch::kFloat32).device(device);
+  const auto has_bias = [](const LayerRouter& layer) {
+    return layer.router->selection_bias.defined() || layer.router->options().selection_bias;
+  };
   const auto count = static_cast<int64_t>(all_.size());
   seen_ = torch::zeros({count, 2 * num_experts_ + kNumColumns}, number.dtype(torch::kFloat64));
   slopes_ = torch::zeros({count, num_experts_}, number);
   row_slope_ = torch::zeros({}, number), z_slope_ = torch::zeros({}, number);
   for (size_t i = 0; i < all_.size(); ++i) {
     auto& router = *all_[i].router;
-    const bool has_bias = section.selection_bias_rate > 0 || router.options().selection_bias;
-    if (has_bias && !router.selection_bias.defined()) {
-      router.selection_bias = torch::zeros({num_experts_}, number);
-    }
-    has_biases_ |= router.selection_bias.defined();
     router.training = training_of(section);
     router.name = all_[i].path;
     is_here_.push_back(parameters.contains(all_[i].path + ".weight"));
     router.balance = [this, i](const nn::RouterCall& call, const Tensor& weights) {
       return see(i, call, weights);
     };
+  }
+  if (section.selection_bias_rate > 0 || std::ranges::any_of(all_, has_bias)) add_biases();
+}
+
+void Balance::add_biases() {
+  has_biases_ = true;
+  for (auto& layer : all_) {
+    auto& bias = layer.router->selection_bias;
+    if (!bias.defined()) bias = torch::zeros({num_experts_}, slopes_.options());
   }
 }
 

@@ -83,6 +83,8 @@ class Balance {
 
   const std::vector<LayerRouter>& all() const { return all_; }  ///< of the whole model
   std::vector<LayerRouter> here() const;                        ///< of this rank's stages
+  /// Gives each router that has none a selection bias of zeros: a checkpoint's comes into it.
+  void add_biases();
   bool has_biases() const { return has_biases_; }
 
  private:

@@ -7,7 +7,10 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include <algorithm>
+#include <bit>
 #include <concepts>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -176,15 +179,27 @@ class PreparedScheduler {
       core_->add_scheduler(
           {.state = [&base] { return static_cast<int64_t>(SchedulerAccess::count(base)); },
            .load = [&base](const nlohmann::json& count) { SchedulerAccess::count(base) = count; }});
-    } else {
-      static_assert(
-          requires { base.step(); },
-          "prepare: a scheduler needs step(), or state_dict() and load_state_dict()");
-      // What it is depends on how often it stepped.
+    } else if constexpr (requires { base.step(); }) {  // is what its steps made of it
       core_->add_scheduler({.state = [steps = steps_] { return *steps; },
                             .load =
-                                [steps = steps_, &base](const nlohmann::json& count) {
-                                  for (*steps = 0; *steps < int64_t{count}; ++*steps) base.step();
+                                [steps = steps_, &base](const nlohmann::json& state) {
+                                  const int64_t count = state;
+                                  check_goes_on(*steps <= count);
+                                  for (; *steps < count; ++*steps) base.step();
+                                }});
+    } else {
+      static_assert(
+          kStepsByMetric,
+          "prepare: a scheduler needs step(), step(metric), or state_dict() and load_state_dict()");
+      core_->add_scheduler({.state = [metrics = metrics_] { return *metrics; },
+                            .load =
+                                [metrics = metrics_, &base](const nlohmann::json& state) {
+                                  const std::vector<uint64_t> saved = state;
+                                  const auto [own, other] = std::ranges::mismatch(*metrics, saved);
+                                  check_goes_on(own == metrics->end());
+                                  for (auto i = other; i != saved.end(); ++i)
+                                    base.step(std::bit_cast<double>(*i));
+                                  *metrics = saved;
                                 }});
     }
   }
@@ -206,6 +221,9 @@ class PreparedScheduler {
       }
       base_->step(metric...);
       ++*steps_;
+      if constexpr (kStepsByMetric) {
+        metrics_->push_back(std::bit_cast<uint64_t>(static_cast<double>(metric))...);
+      }
     }
   }
 
@@ -221,9 +239,23 @@ class PreparedScheduler {
   Scheduler* operator->() const { return base_; }
 
  private:
+  /// LibTorch's ReduceLROnPlateauScheduler and what is like it.
+  static constexpr bool kStepsByMetric = !HasStateDict<Scheduler> && requires(Scheduler & base) {
+    base.step(0.0);
+  }
+  &&!requires(Scheduler & base) { base.step(); };
+
+  static void check_goes_on(bool begins_alike) {
+    TORCH_CHECK_VALUE(begins_alike,
+                      "load_state: expected a scheduler that took no other steps than the saved "
+                      "one; make it anew, or give it state_dict() and load_state_dict()");
+  }
+
   std::shared_ptr<AcceleratorCore> core_;
   Scheduler* base_;
   std::shared_ptr<int64_t> steps_ = std::make_shared<int64_t>(0);
+  // The bits of each, as JSON has no infinity. Filled where they are all that there is to save.
+  std::shared_ptr<std::vector<uint64_t>> metrics_ = std::make_shared<std::vector<uint64_t>>();
 };
 
 // ---- scopes ------------------------------------------------------------------------------------

@@ -101,6 +101,13 @@ void check_own(const fs::path& directory, const checkpoint::Checkpoint& found) {
       found.path().string(), other, own);
 }
 
+/// Biases that a checkpoint's run learned stay where moe.selection_bias_rate is 0 now.
+void take_learned_biases(Run& run, const checkpoint::Checkpoint& found) {
+  if (!run.balance) return;
+  const auto has_bias = [&](const LayerRouter& layer) { return found.contains(layer.bias_name()); };
+  if (std::ranges::any_of(run.balance->all(), has_bias)) run.balance->add_biases();
+}
+
 /// Reads `folder` into the run. DamagedCheckpoint: the next one may do. Collective.
 void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Resumed& resumed) {
   std::optional<checkpoint::Checkpoint> opened;
@@ -114,6 +121,7 @@ void go_on_from(Run& run, const fs::path& directory, const fs::path& folder, Res
     checkpoint::check_name(folder, opened->index().step);
     if (run.config.checkpoint.resume == "auto") check_own(directory, *opened);
     check_same_base(base, *opened);
+    take_learned_biases(run, *opened);
     const auto expected = expected_tensors(run);
     const bool strict = run.config.checkpoint.strict;
     if (strict) check_same_states(run, *opened, expected);

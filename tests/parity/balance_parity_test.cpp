@@ -274,6 +274,14 @@ TEST(Balance, BiasesAreResumedExactly) {
       EXPECT_GT(bias.abs().max().item<float>(), 0);
       EXPECT_TRUE(torch::equal(bias, second.balance->all()[i].router->selection_bias)) << i;
     }
+    // They stay as they are where their rate is 0 from here on.
+    changed = job, changed.checkpoint.resume = "auto", changed.moe = {};
+    auto still = train::assemble(changed, mesh);
+    train_from(still, train::resume(still).counts, 6);
+    for (size_t i = 0; i < still.balance->all().size(); ++i) {
+      const auto& bias = still.balance->all()[i].router->selection_bias;
+      EXPECT_TRUE(torch::equal(bias, first.balance->all()[i].router->selection_bias)) << i;
+    }
     // What is exported has them, and is read with them.
     checkpoint::convert({.from = {.source = folder / "checkpoints/step_00000004"},
                          .to = checkpoint::Target::huggingface,

@@ -8,18 +8,15 @@
 #include <unordered_map>
 #include <utility>
 
-#include "tessera/nn/experts.h"
 #include "tessera/parallel/data/engine.h"
 
 namespace tessera::parallel {
 namespace {
 
-/// The policy's casts, as hooks of a module of the unit. Not of what experts take: a router's weights stay in float32,
-/// and the rows beside them come from modules that have cast theirs.
+/// The policy's casts, as hooks of a module of the unit.
 nn::Hooks policy_hooks(const MixedPrecisionPolicy& policy, const nn::Hookable& module) {
   nn::Hooks hooks;
-  const bool takes_routing = dynamic_cast<const nn::ExpertsImpl*>(&module) != nullptr;
-  if (policy.param_dtype && policy.cast_forward_inputs && !takes_routing) {
+  if (policy.param_dtype && policy.cast_forward_inputs && module.inputs_are_cast()) {
     hooks.replace_input = [dtype = *policy.param_dtype,
                            all = policy.cast_constant_inputs](torch::Tensor& input) {
       if (input.is_floating_point() && (all || input.requires_grad())) input = input.to(dtype);
