@@ -289,9 +289,14 @@ Outcome Runner::run_peer(const PeerScript& script, int num_ranks, const Job& job
       job.size, job.dtype, shapes().at(job.size).steps, quoted(errors_))));
 }
 
+fs::path Runner::write_job(const OurRun& run, int num_ranks, const Job& job) const {
+  const auto job_file = folder_ / "job.yaml";
+  write_file(job_file, job_text(run, num_ranks, job, tokens_, folder_ / "run"));
+  return job_file;
+}
+
 Outcome Runner::run_ours(const OurRun& run, int num_ranks, const Job& job) const {
-  const auto job_file = folder_ / "job.yaml", run_dir = folder_ / "run";
-  write_file(job_file, job_text(run, num_ranks, job, tokens_, run_dir));
+  const auto job_file = write_job(run, num_ranks, job), run_dir = folder_ / "run";
   fs::remove_all(run_dir);
   output_of(fmt::format("{}{} train {} 2>{}", run.vendor_check ? "TESSERA_MKL_VENDOR_CHECK=1 " : "",
                         with_deadline(quoted(bin_ / "tessera")), quoted(job_file),

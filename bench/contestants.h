@@ -93,6 +93,9 @@ class Runner {
   /// stderr stays in `errors`, as NAME.SIZE.DTYPE.stderr.
   Outcome run(const Contestant& contestant, const Job& job) const;
 
+  /// Writes a job of ours for `tessera train`, and gives its path.
+  std::filesystem::path write_job(const OurRun& run, int num_ranks, const Job& job) const;
+
  private:
   Outcome run_peer(const PeerScript& script, int num_ranks, const Job& job) const;
   Outcome run_ours(const OurRun& run, int num_ranks, const Job& job) const;

@@ -2,7 +2,7 @@
 // tensor and pipeline parallelism, Accelerate and DeepSpeed where they are installed: tokens/s,
 // peak memory per rank, and the time from launch to the end of the first step. The contestants take
 // turns, run by run, on the same tokens, weights and job; the table gives medians, the JSON file
-// every run.
+// every run. --bytes: instead, what the operators of one rank's step pass over.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +17,7 @@
 
 #include "bench/contestants.h"
 #include "bench/report.h"
+#include "bench/step_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
@@ -31,6 +32,7 @@ struct Options {
   int num_ranks = 2;
   std::vector<std::string> contestants;
   int runs = 5;
+  bool bytes = false;
   RunnerOptions runner;
   std::string out = "build/bench.json";
 };
@@ -84,6 +86,19 @@ Results measure(const Runner& runner, std::vector<Contestant> taking_part, const
     after_turn(results);
   }
   return results;
+}
+
+int print_bytes(const Options& options) {
+  const Runner runner(options.runner);
+  const auto ours = std::get<OurRun>(contestant_named("tessera_ddp").what);
+  for (const auto& size : options.sizes) {
+    for (const auto& dtype : options.dtypes) {
+      const auto job = runner.write_job(ours, /*num_ranks=*/1, {size, dtype});
+      const auto bytes = step_bytes(config::load_run_config(job.string(), {}).config);
+      fmt::print("{} {}, one rank\n{}\n", size, dtype, table(bytes));
+    }
+  }
+  return 0;
 }
 
 /// Returns the exit code.
@@ -142,13 +157,15 @@ int main(int argc, char** argv) {
   app.add_option("--runs", options.runs, "Runs of each; the table gives medians")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
+  app.add_flag("--bytes", options.bytes,
+               "Print what the operators of a step read and write, one rank's, beside the least");
   app.add_option("--python", options.runner.python, "Python with the peers' packages")
       ->capture_default_str();
   app.add_option("--peers", options.runner.peers, "Folder of the peers' scripts, train_ddp.py ..");
   app.add_option("--out", options.out, "JSON file with every run")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    return run_all(options);
+    return options.bytes ? print_bytes(options) : run_all(options);
   } catch (const tessera::UserError& error) {
     std::fprintf(stderr, "tessera_bench: %s\n", error.what());
     return tessera::kUserErrorExit;

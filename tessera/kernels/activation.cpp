@@ -10,6 +10,7 @@
 #include "tessera/autograd/apply.h"
 #include "tessera/kernels/adjacent.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -43,6 +44,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
     const auto g = rows_of(gate);
     const auto u = rows_of(up);
     auto y = at::empty(gate.sizes(), gate.options());
+    const Observed run("tessera::swiglu", {gate, up, y});
     fused_kernels(gate).swiglu({.gate = g.tensor.const_data_ptr(),
                                 .up = u.tensor.const_data_ptr(),
                                 .y = y.data_ptr(),
@@ -67,6 +69,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
       return static_cast<float>(ctx->saved_data[name].toDouble());
     };
     const bool clamped = ctx->saved_data.count("limit") > 0;
+    const Observed run("tessera::swiglu_backward", {grad, saved[0], saved[1], grad_gate, grad_up});
     fused_kernels(grad).swiglu_grad(
         {.grad = grad.const_data_ptr(),
          .gate = g.tensor.const_data_ptr(),
@@ -90,6 +93,7 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x});
     auto y = at::empty_like(x);
+    const Observed run("tessera::gelu_tanh", {x, y});
     fused_kernels(x).gelu_tanh({.x = x.const_data_ptr(),
                                 .grad = nullptr,
                                 .y = y.data_ptr(),
@@ -103,6 +107,7 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
     const auto x = ctx->get_saved_variables()[0];
     const auto grad = grads[0].contiguous();
     auto grad_x = at::empty_like(x);
+    const Observed run("tessera::gelu_tanh_backward", {x, grad, grad_x});
     fused_kernels(x).gelu_tanh({.x = x.const_data_ptr(),
                                 .grad = grad.const_data_ptr(),
                                 .y = grad_x.data_ptr(),

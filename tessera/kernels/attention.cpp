@@ -18,6 +18,7 @@
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/device_attention.h"
 #include "tessera/kernels/documents.h"
+#include "tessera/kernels/observed.h"
 #include "tessera/kernels/optional_tensor.h"
 #include "tessera/kernels/to_device.h"
 
@@ -206,6 +207,7 @@ std::vector<at::Tensor> forward(const at::Tensor& given_q, const at::Tensor& giv
   auto out = results_like(q, rule.documents);
   auto log_sum_exp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
   const auto problem = problem_of(q, k, v, out, log_sum_exp, rule);
+  const Observed run("tessera::attention", {q, k, v, out, log_sum_exp});
   run_parallel(problem, documents_in(rule.documents, q.size(0), q.size(1)), q.size(2),
                table().forward_workspace, table().forward);
   return {out.to(given_q.scalar_type()), log_sum_exp};
@@ -291,6 +293,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     problem.grad_q = view_of(grad_q);
     problem.grad_k = view_of(grad_k);
     problem.grad_v = view_of(grad_v);
+    const Observed run("tessera::attention_backward",
+                       {q, k, v, out, saved[4], grad_out, grad_q, grad_k, grad_v});
     run_parallel(problem, documents_in(documents, q.size(0), q.size(1)), k.size(2),
                  table().backward_workspace, table().backward);
     at::Tensor grad_sinks;

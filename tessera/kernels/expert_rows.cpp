@@ -11,6 +11,7 @@
 
 #include "tessera/autograd/apply.h"
 #include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -51,6 +52,7 @@ at::Tensor sum_of_slots(const at::Tensor& rows, const at::Tensor& weights,
     return of_slots.mul(weights.unsqueeze(2)).sum(1).to(rows.scalar_type());
   }
   auto out = at::empty({sizes.tokens, sizes.dim}, rows.options());
+  const Observed run("tessera::sum_of_slots", {rows, weights, places, out});
   const int64_t num_places = rows.size(0);
   const auto* place = places.const_data_ptr<int64_t>();
   const auto* weight = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
@@ -95,6 +97,8 @@ SlotGradients gradients_of_slots(const at::Tensor& grad, const at::Tensor& rows,
             at_places(dots, order.places).view_as(weights)};
   }
   SlotGradients result{at::empty_like(rows), at::empty_like(weights)};
+  const Observed run("tessera::sum_of_slots_backward",
+                     {grad, rows, weights, order.places, result.rows, result.weights});
   const int64_t num_places = rows.size(0);
   const auto* place = order.places.const_data_ptr<int64_t>();
   const auto* weight = weights.const_data_ptr<float>();

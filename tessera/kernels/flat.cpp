@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -51,6 +52,8 @@ void adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Te
   const auto step = static_cast<double>(options.step);
   const double correction = 1 - std::pow(options.beta1, step);
   const double correction_sq = 1 - std::pow(options.beta2, step);
+  const Observed run("tessera::adamw", {parameter, parameter, gradient, exp_avg, exp_avg,
+                                        exp_avg_sq, exp_avg_sq, copy});
   fused_kernels(parameter).adamw(
       {.parameter = parameter.data_ptr(),
        .gradient = gradient.const_data_ptr(),
@@ -80,6 +83,7 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to,
   TORCH_INTERNAL_ASSERT(from.is_contiguous() && from.scalar_type() == at::kFloat &&
                         to.is_contiguous() && to.scalar_type() != at::kFloat &&
                         from.device() == to.device() && from.numel() == to.numel());
+  const Observed run("tessera::round_stochastically", {from, to});
   fused_kernels(from).round_stochastically({.from = from.const_data_ptr<float>(),
                                             .to = to.data_ptr(),
                                             .bits = bits_of(rounding),
@@ -101,6 +105,7 @@ void drop(const at::Tensor& from, const at::Tensor& to, double probability, cons
   TORCH_INTERNAL_ASSERT(from.scalar_type() == to.scalar_type());
   TORCH_INTERNAL_ASSERT(key.row <= key.row_stride);
   const auto halves = random_key(key);
+  const Observed run("tessera::dropout", {from, to});
   fused_kernels(from).drop({.x = from.const_data_ptr(),
                             .y = to.data_ptr(),
                             .threshold = drop_threshold(probability),
@@ -119,6 +124,7 @@ at::Tensor sum_of_squares(const at::Tensor& values) {
     return values.to(at::kDouble).square().sum();
   }
   TORCH_INTERNAL_ASSERT(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  const Observed run("tessera::sum_of_squares", {values});
   return fused_kernels(values).sum_of_squares(values);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -132,6 +133,7 @@ Fp8Codes fp8_codes(const at::Tensor& matrix, const Fp8Scaling& scaling,
   auto target = target_of(x, scaling, options.plain, options.transposed);
   auto args = arguments_of(x, scaling, options, target);
   if (options.scale) args.scale = &*options.scale;
+  const Observed run("tessera::fp8_cast", {x, target.codes.plain, target.codes.transposed});
   kernels->fp8_cast(args);
   return std::move(target.codes);
 }
@@ -153,6 +155,7 @@ Fp8CodesOfBoth fp8_codes_of_both(const at::Tensor& matrix, const Fp8Scaling& sca
   auto args = arguments_of(x, scaling, options, plain);
   args.grid_of_transposed = transposed.grid;
   args.transposed = data_of<uint8_t>(transposed.codes.transposed);
+  const Observed run("tessera::fp8_cast", {x, plain.codes.plain, transposed.codes.transposed});
   kernels->fp8_cast(args);
   return {std::move(plain.codes), std::move(transposed.codes)};
 }

@@ -9,6 +9,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/fused.h"
 #include "tessera/kernels/cuda/kernels.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -93,6 +94,7 @@ at::Tensor sum_of_rows(const at::Tensor& x) {
   if (!can_fuse({x})) {
     return x.sum(0, /*keepdim=*/false, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   }
+  const Observed run("tessera::sum_of_rows", {x});
   return fused_kernels(x).sum_of_rows(x);
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -21,6 +22,7 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const int64_t dim = x.size(-1), rows = x.numel() / dim;
     auto y = at::empty(x.sizes(), x.options().dtype(dtype));
     auto statistics = at::empty({rows, 2}, x.options().dtype(at::kFloat));
+    const Observed run("tessera::layer_norm", {x, weight, bias, y, statistics});
     fused_kernels(x).layer_norm({.x = x.const_data_ptr(),
                                  .weight = weight.const_data_ptr(),
                                  .bias = bias.const_data_ptr(),
@@ -46,6 +48,8 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const int64_t dim = x.size(-1);
     variable_list out(5);
     out[0] = at::empty_like(x);
+    const Observed run("tessera::layer_norm_backward",
+                       {grad, x, weight, saved[3], out[0], weight, bias});
     const auto sums =
         fused_kernels(x).layer_norm_grad({.grad = grad.const_data_ptr(),
                                           .x = x.const_data_ptr(),

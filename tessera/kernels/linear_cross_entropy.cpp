@@ -12,6 +12,7 @@
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 
 namespace tessera::kernels {
 namespace {
@@ -59,6 +60,8 @@ struct Chunk {
 void fused_chunk(const Chunk& chunk, const LinearCrossEntropyOptions& options,
                  at::ScalarType dtype) {
   const auto& gradient = chunk.gradient;
+  const Observed run("tessera::cross_entropy",
+                     {chunk.logits, gradient, chunk.targets, chunk.losses, chunk.slopes});
   fused_kernels(chunk.logits)
       .cross_entropy({.logits = chunk.logits.data_ptr<float>(),
                       .gradient = gradient.defined() ? gradient.data_ptr() : nullptr,
@@ -198,6 +201,7 @@ void add_to(at::Tensor sink, const at::Tensor& sum) {
     sink.add_(sum);
     return;
   }
+  const Observed run("tessera::add", {sink, sink, sum});
   kernels->add({.to = sink.data_ptr(),
                 .from = sum.const_data_ptr<float>(),
                 .count = sum.numel(),

@@ -7,6 +7,7 @@
 #include "tessera/autograd/apply.h"
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -25,6 +26,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x,
   auto y = at::empty(x.sizes(), x.options().dtype(dtype));
   auto sum = residual.defined() ? at::empty_like(x) : at::Tensor();
   auto reciprocal_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+  const Observed run("tessera::rms_norm", {x, residual, weight, sum, y, reciprocal_rms});
   fused_kernels(x).rms_norm({.x = x.const_data_ptr(),
                              .residual = data_or_null(residual),
                              .weight = weight.const_data_ptr(),
@@ -49,6 +51,8 @@ std::tuple<at::Tensor, at::Tensor> backward(at::Tensor grad, at::Tensor grad_sum
   const int64_t dim = x.size(-1);
   const int64_t rows = x.numel() / dim;
   auto grad_x = at::empty_like(x);
+  const Observed run("tessera::rms_norm_backward",
+                     {grad, grad_sum, x, weight, reciprocal_rms, grad_x, weight});
   const auto grad_weight =
       fused_kernels(x).rms_norm_grad({.grad = grad.const_data_ptr(),
                                       .grad_sum = data_or_null(grad_sum),

@@ -10,6 +10,7 @@
 
 #include "tessera/autograd/apply.h"
 #include "tessera/kernels/fused.h"
+#include "tessera/kernels/observed.h"
 #include "tessera/kernels/reference.h"
 
 namespace tessera::kernels {
@@ -22,6 +23,7 @@ at::Tensor rotate(const at::Tensor& any, const at::Tensor& cos, const at::Tensor
                   bool inverse) {
   const auto x = any.stride(-1) == 1 ? any : any.contiguous();
   auto y = at::empty(x.sizes(), x.options());
+  const Observed run("tessera::rotary", {x, cos, sin, y});
   fused_kernels(x).rotary({.x = x.const_data_ptr(),
                            .y = y.data_ptr(),
                            .cos = cos.const_data_ptr<float>(),

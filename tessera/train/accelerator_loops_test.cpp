@@ -365,12 +365,15 @@ TEST_P(LoopsTest, AProfileNamesTheOperators) {
   const SharedFolder shared;
   with_accelerator(GetParam(), {}, [&](Accelerator& accelerator) {
     auto profile = accelerator.profile({.output_trace_dir = shared.path() / "trace"});
-    torch::ones({8, 8}).mm(torch::ones({8, 8}));
+    nn::RMSNorm norm(8, 1e-5);
+    norm(torch::ones({8, 8}).mm(torch::ones({8, 8})));
     const auto operators = profile->key_averages();
-    const auto mm = std::ranges::find(operators, "aten::mm", &ProfiledOperator::name);
-    ASSERT_NE(mm, operators.end());
-    EXPECT_EQ(mm->count, 1);
-    EXPECT_GT(mm->cpu_time_total, 0);
+    for (const auto* name : {"aten::mm", "tessera::rms_norm"}) {  // LibTorch's, and ours
+      const auto found = std::ranges::find(operators, name, &ProfiledOperator::name);
+      ASSERT_NE(found, operators.end()) << name;
+      EXPECT_EQ(found->count, 1);
+      EXPECT_GT(found->cpu_time_total, 0);
+    }
     EXPECT_TRUE(fs::exists(shared.path() / "trace" /
                            fmt::format("profile_{}.json", accelerator.process_index())));
   });

@@ -10,6 +10,7 @@
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/tile_product.h"
+#include "tessera/kernels/observed.h"
 
 // MKL inside LibTorch exports it, but the headers are not in the wheel. Weak: other builds of
 // LibTorch have no MKL.
@@ -97,6 +98,12 @@ bool is_gemv(const at::Tensor& out, const at::Tensor& a) {
          out.is_contiguous() && (type == at::kFloat || type == at::kBFloat16);
 }
 
+/// `out` where its numbers are read before they are written; else nothing.
+const at::Tensor& read_too(const at::Tensor& out, bool accumulate) {
+  static const at::Tensor nothing;
+  return accumulate ? out : nothing;
+}
+
 void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                        bool accumulate) {
   constexpr int64_t kNumbersPerTask = 1 << 16;  // worth a thread's start
@@ -113,6 +120,7 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
     table.split_pairs(a.const_data_ptr(), a.size(0), depth, split.data_ptr<float>());
   }
   const auto& x = splits ? split : a;
+  const Observed run("tessera::multiply", {x, b, out, read_too(out, accumulate)});
   const GemvArgs args{.x = x.const_data_ptr(),
                       .x_stride = x.size(1),
                       .matrix = b.const_data_ptr(),
@@ -135,6 +143,7 @@ void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const 
     const int along = is_plain(x) ? 1 : 0;
     return static_cast<int>(std::max(x.stride(1 - along), x.size(along)));
   };
+  const Observed run("tessera::multiply", {a, b, out, read_too(out, accumulate)});
   cblas_gemm_bf16bf16f32(
       kRowMajor, is_plain(a) ? kPlain : kTransposed, is_plain(b) ? kPlain : kTransposed,
       static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), factor,
@@ -218,6 +227,8 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
                             .columns = out.size(1),
                             .factor = factor,
                             .accumulate = accumulate};
+  const Observed run("tessera::multiply",
+                     {first.a, first.b, second.a, second.b, out, read_too(out, accumulate)});
   const auto size = size_of_part(product, at::get_num_threads());
   const int64_t height = size.first, width = size.second;
   const int64_t down = (product.rows + height - 1) / height;

@@ -1,0 +1,188 @@
+#include "bench/step_bytes.h"
+
+#include <ATen/core/function_schema.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tessera/mesh/mesh.h"
+#include "tessera/models/shape.h"
+#include "tessera/predict/activations.h"
+#include "tessera/train/assemble.h"
+#include "tessera/train/step.h"
+
+namespace tessera::bench {
+namespace {
+
+/// Operators that move nothing, though no schema says so.
+const std::set<std::string> kFree = {
+    "aten::_unsafe_view", "aten::empty",       "aten::empty_like", "aten::empty_strided",
+    "aten::resize_",      "aten::result_type", "aten::set_",       "aten::scalar_tensor"};
+/// Operators in place that do not read what they write.
+const std::set<std::string> kOverwrite = {"aten::copy_", "aten::fill_", "aten::zero_"};
+
+int64_t bytes_of(const c10::IValue& value) {
+  const auto of = [](const at::Tensor& tensor) -> int64_t {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  };
+  if (value.isTensor()) return of(value.toTensor());
+  int64_t sum = 0;
+  if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) sum += of(tensor);
+  }
+  return sum;
+}
+
+/// Does it return its argument as it is, or a view of it?
+bool is_view(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.returns(), [](const auto& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+/// What LibTorch's operator reads, by its schema: not the results that it is given to write.
+int64_t read_bytes(const at::RecordFunction& function, const c10::FunctionSchema& schema) {
+  const auto inputs = function.inputs();
+  int64_t sum = 0;
+  for (size_t i = 0; i < inputs.size() && i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    if (is_written && (argument.is_out() || kOverwrite.contains(function.name()))) continue;
+    sum += bytes_of(inputs[i]);
+  }
+  return sum;
+}
+
+/// One operator under way.
+struct UnderWay : at::ObserverContext {
+  int64_t bytes = 0;
+  bool counts = false;    ///< it moves something, unless it calls others for that
+  bool is_whole = false;  ///< ours: what it calls is its own
+};
+
+/// Of this thread, the outermost first.
+std::vector<UnderWay*>& under_way() {
+  static thread_local std::vector<UnderWay*> operators;
+  return operators;
+}
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+  auto context = std::make_unique<UnderWay>();
+  const std::string name = function.name();
+  const auto schema = function.operator_schema();
+  const bool in_ours = std::ranges::any_of(under_way(), &UnderWay::is_whole);
+  if (schema && !in_ours) {
+    context->counts = !kFree.contains(name) && !is_view(*schema);
+    if (context->counts) context->bytes = read_bytes(function, *schema);
+  } else if (name.starts_with("tessera::")) {
+    context->counts = context->is_whole = true;
+    for (const auto& input : function.inputs()) context->bytes += bytes_of(input);
+  }
+  if (context->counts) {
+    for (auto* outer : under_way()) outer->counts = outer->is_whole;
+  }
+  under_way().push_back(context.get());
+  return context;
+}
+
+ByteCount*& current() {
+  static ByteCount* count = nullptr;
+  return count;
+}
+
+}  // namespace
+
+ByteCount::ByteCount() {
+  current() = this;
+  const auto end = [](const at::RecordFunction& function, at::ObserverContext* context) {
+    auto& own = *static_cast<UnderWay*>(context);
+    std::erase(under_way(), &own);
+    if (!own.counts) return;
+    if (!own.is_whole) {
+      for (const auto& output : function.outputs()) own.bytes += bytes_of(output);
+    }
+    current()->add(function.name(), own.bytes);
+  };
+  handle_ = at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
+                                      .needsInputs(true)
+                                      .needsOutputs(true)
+                                      .scopes({at::RecordScope::FUNCTION}));
+}
+
+ByteCount::~ByteCount() {
+  at::removeCallback(handle_);
+  current() = nullptr;
+}
+
+void ByteCount::add(const std::string& name, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto& entry = operators_[name];
+  ++entry.calls, entry.bytes += bytes;
+}
+
+int64_t StepBytes::touched() const {
+  int64_t sum = 0;
+  for (const auto& [name, entry] : operators) sum += entry.bytes;
+  return sum;
+}
+
+StepBytes step_bytes(const config::RunConfig& job) {
+  const mesh::DeviceMesh mesh;
+  auto run = train::assemble(job, mesh);
+  train::train_step(run, 0);
+  const auto batches = train::micro_batches(run, run.train_loader, 1);
+  StepBytes result;
+  {
+    const ByteCount count;
+    train::train_step(run, 1, batches);
+    result.operators = count.operators();
+  }
+  int64_t numbers = 0;
+  for (const auto& parameter : run.parameters) {
+    if (parameter.trained) numbers += c10::multiply_integers(parameter.shape);
+  }
+  constexpr int64_t kPassesOfUpdate = 7;  // weights, two moments: read and written; gradients: read
+  const auto micro_batches = static_cast<int64_t>(batches.size());
+  const int64_t width = predict::compute_bytes(job.precision), wide = sizeof(float);
+  result.least = {
+      .weights = micro_batches * 2 * models::matrix_weights(run.model->shape()) * width,
+      .kept = micro_batches * 2 * predict::kept_activation_bytes(run.config, run.rank_plan().part),
+      .gradients = numbers * wide,
+      .update = numbers * wide * kPassesOfUpdate};
+  return result;
+}
+
+std::string table(const StepBytes& bytes) {
+  const double mega = 1e6;
+  const auto all = static_cast<double>(bytes.touched());
+  const auto in_mb = [&](int64_t count) { return static_cast<double>(count) / mega; };
+  std::vector<std::pair<std::string, OperatorBytes>> rows;
+  OperatorBytes others;
+  for (const auto& [name, entry] : bytes.operators) {
+    if (static_cast<double>(entry.bytes) >= all / 100) {
+      rows.emplace_back(name, entry);
+    } else {
+      others.calls += entry.calls, others.bytes += entry.bytes;
+    }
+  }
+  std::ranges::sort(rows, std::greater(), [](const auto& row) { return row.second.bytes; });
+  rows.emplace_back("others", others);
+  auto text = fmt::format("{:32} {:>7} {:>10} {:>6}\n", "operator", "calls", "MB", "share");
+  for (const auto& [name, entry] : rows) {
+    text += fmt::format("{:32} {:>7} {:>10.1f} {:>5.1f}%\n", name, entry.calls, in_mb(entry.bytes),
+                        100 * static_cast<double>(entry.bytes) / all);
+  }
+  const auto& least = bytes.least;
+  text += fmt::format(
+      "all {:.1f} MB, {:.2f} x the least, {:.1f}: weights {:.1f}, kept for the backward {:.1f}, "
+      "gradients {:.1f}, update {:.1f}\n",
+      all / mega, all / static_cast<double>(least.all()), in_mb(least.all()), in_mb(least.weights),
+      in_mb(least.kept), in_mb(least.gradients), in_mb(least.update));
+  return text;
+}
+
+}  // namespace tessera::bench
