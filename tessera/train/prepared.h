@@ -160,6 +160,17 @@ concept HasStateDict = requires(T& object, const T& same) {
   object.load_state_dict(nlohmann::json());
 };
 
+template <typename T>
+concept StepsAlone = requires(T& object) {
+  object.step();
+};
+
+/// As LibTorch's ReduceLROnPlateauScheduler.
+template <typename T>
+concept StepsByMetric = requires(T& object) {
+  object.step(0.0);
+};
+
 template <HasStateDict T>
 SchedulerRecord record_of(T& object) {
   return {.state = [&object] { return nlohmann::json(object.state_dict()); },
@@ -179,7 +190,7 @@ class PreparedScheduler {
       core_->add_scheduler(
           {.state = [&base] { return static_cast<int64_t>(SchedulerAccess::count(base)); },
            .load = [&base](const nlohmann::json& count) { SchedulerAccess::count(base) = count; }});
-    } else if constexpr (requires { base.step(); }) {  // is what its steps made of it
+    } else if constexpr (StepsAlone<Scheduler>) {  // is what its steps made of it
       core_->add_scheduler({.state = [steps = steps_] { return *steps; },
                             .load =
                                 [steps = steps_, &base](const nlohmann::json& state) {
@@ -189,7 +200,7 @@ class PreparedScheduler {
                                 }});
     } else {
       static_assert(
-          kStepsByMetric,
+          StepsByMetric<Scheduler>,
           "prepare: a scheduler needs step(), step(metric), or state_dict() and load_state_dict()");
       core_->add_scheduler({.state = [metrics = metrics_] { return *metrics; },
                             .load =
@@ -239,11 +250,7 @@ class PreparedScheduler {
   Scheduler* operator->() const { return base_; }
 
  private:
-  /// LibTorch's ReduceLROnPlateauScheduler and what is like it.
-  static constexpr bool kStepsByMetric = !HasStateDict<Scheduler> && requires(Scheduler & base) {
-    base.step(0.0);
-  }
-  &&!requires(Scheduler & base) { base.step(); };
+  static constexpr bool kStepsByMetric = !HasStateDict<Scheduler> && !StepsAlone<Scheduler>;
 
   static void check_goes_on(bool begins_alike) {
     TORCH_CHECK_VALUE(begins_alike,
