@@ -273,15 +273,14 @@ Pair pair_of_texts(const Json& row) {
           .rejected = Text{.prompt = std::move(prompt), .completion = std::move(rejected)}};
 }
 
-/// The messages before both answers that stand at "prompt".
-Json given_messages(const Json& row) {
+/// The messages at "prompt" that stand before `answers`; none if those repeat a text.
+Json given_messages(const Json& row, const Json& answers) {
   const auto* prompt = find(row, "prompt");
   if (prompt == nullptr) return Json::array();
   if (prompt->is_array()) return *prompt;
   if (!prompt->is_string()) {
     user_error("prompt: expected a text or a list of messages, got {}", prompt->type_name());
   }
-  const auto& answers = row.at("chosen");
   const bool is_repeated = std::ranges::any_of(answers, [&](const Json& one) {
     return one.is_object() && one.value("role", Json()) == "user" &&
            one.value("content", Json()) == *prompt;
@@ -290,25 +289,46 @@ Json given_messages(const Json& row) {
   return Json::array({message("user", prompt->get<std::string>())});
 }
 
+bool is_answer(const Json& message) {
+  return message.is_object() && message.value("role", Json()) == "assistant";
+}
+
+/// One side of a pair of messages.
+struct Side {
+  Json messages;     ///< all
+  size_t given = 0;  ///< of the prompt
+  size_t same = 0;   ///< that the other side begins with, too
+};
+
+Side side_of(const Json& row, const char* key) {
+  const auto& answers = row.at(key);
+  Side side{.messages = given_messages(row, answers)};
+  side.given = side.messages.size();
+  for (const auto& one : answers) side.messages.push_back(one);
+  return side;
+}
+
+Conversation answer_of(const Json& row, const char* key, const Side& side, Learn learn) {
+  const auto from = side.given > 0 ? side.given : side.same;
+  const auto first = side.messages.begin() + static_cast<std::ptrdiff_t>(from);
+  if (std::none_of(first, side.messages.end(), is_answer)) {
+    user_error("{}: expected an answer of the assistant, found none", key);
+  }
+  if (side.same < side.messages.size() && !is_answer(side.messages[side.same])) {
+    user_error(
+        "{}: message {}: expected both answers behind the same messages, found one that the other "
+        "lacks",
+        key, side.same + 1);
+  }
+  return conversation_of(side.messages, tools_of(row), learn, from);
+}
+
 Pair pair_of_messages(const Json& row, Learn learn) {
-  const auto prompt = given_messages(row);
-  const auto &chosen = row.at("chosen"), &rejected = row.at("rejected");
-  const auto shared =
-      prompt.empty()
-          ? static_cast<size_t>(std::ranges::mismatch(chosen, rejected).in1 - chosen.begin())
-          : 0;
-  const auto answer = [&](const char* key) {
-    const auto& answers = row.at(key);
-    const bool is_answered = std::ranges::any_of(
-        answers.begin() + static_cast<std::ptrdiff_t>(shared), answers.end(), [](const Json& one) {
-          return one.is_object() && one.value("role", Json()) == "assistant";
-        });
-    if (!is_answered) user_error("{}: expected an answer of the assistant, found none", key);
-    Json messages = prompt;
-    for (const auto& one : answers) messages.push_back(one);
-    return conversation_of(messages, tools_of(row), learn, prompt.size() + shared);
-  };
-  return {.chosen = answer("chosen"), .rejected = answer("rejected")};
+  auto chosen = side_of(row, "chosen"), rejected = side_of(row, "rejected");
+  const auto first = std::ranges::mismatch(chosen.messages, rejected.messages).in1;
+  chosen.same = rejected.same = static_cast<size_t>(first - chosen.messages.begin());
+  return {.chosen = answer_of(row, "chosen", chosen, learn),
+          .rejected = answer_of(row, "rejected", rejected, learn)};
 }
 
 }  // namespace

@@ -218,6 +218,16 @@ TEST(Pair, RefusesWhatIsNone) {
   EXPECT_THAT(refusal_of_pair(R"({"chosen": [{"role": "user", "content": "a"}],
                                   "rejected": [{"role": "user", "content": "b"}]})"),
               HasSubstr("chosen: expected an answer of the assistant, found none"));
+  const auto asked = [](const char* chosen, const char* rejected, const char* prompt) {
+    const char* side =
+        R"("{}": [{{"role": "user", "content": "{}"}}, {{"role": "assistant", "content": "{}"}}])";
+    return fmt::format("{{{}, {}{}}}", fmt::format(fmt::runtime(side), "chosen", chosen, "good"),
+                       fmt::format(fmt::runtime(side), "rejected", rejected, "bad"), prompt);
+  };
+  EXPECT_THAT(refusal_of_pair(asked("x", "y", "")),
+              HasSubstr("chosen: message 1: expected both answers behind the same messages"));
+  EXPECT_THAT(refusal_of_pair(asked("x", "y", R"(, "prompt": "x")")),
+              HasSubstr("rejected: message 2: expected both answers behind the same messages"));
   EXPECT_THAT(refusal_of_pair(R"({"prompt": 7, "chosen": [{"role": "assistant", "content": "a"}],
                                   "rejected": [{"role": "assistant", "content": "b"}]})"),
               HasSubstr("prompt: expected a text or a list of messages, got number"));

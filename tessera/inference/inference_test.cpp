@@ -71,6 +71,14 @@ TEST_F(SettingsTest, TheRequestGoesBeforeTheModelsOwn) {
   EXPECT_EQ(asked.end_tokens, Ids{5});
 }
 
+TEST_F(SettingsTest, WhatIsNotDoneIsSaid) {
+  EXPECT_EQ(
+      settings(R"({"num_beams": 1, "bad_words_ids": null, "min_length": 0, "top_k": 3})").note, "");
+  EXPECT_THAT(
+      settings(R"({"num_beams": 4, "suppress_tokens": [7]})").note,
+      ::testing::HasSubstr("generation_config.json: not done: num_beams, suppress_tokens;"));
+}
+
 TEST_F(SettingsTest, DoSample) {
   EXPECT_EQ(settings("{}").sampling.temperature, 0.7);
   EXPECT_EQ(settings(R"({"do_sample": true})").sampling.temperature, 1);

@@ -1,7 +1,10 @@
 #include "tessera/inference/settings.h"
 
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -56,6 +59,40 @@ class GenerationConfig {
     return tokens;
   }
 
+  /// A line that names what is asked for and not done.
+  std::string not_done() const {
+    // What would change a text in transformers, and the value with which it does not.
+    static const std::pair<const char*, json> kNotDone[] = {
+        {"bad_words_ids", json::array()},
+        {"begin_suppress_tokens", json::array()},
+        {"constraints", json::array()},
+        {"encoder_repetition_penalty", 1},
+        {"epsilon_cutoff", 0},
+        {"eta_cutoff", 0},
+        {"exponential_decay_length_penalty", json::array()},
+        {"force_words_ids", json::array()},
+        {"forced_bos_token_id", nullptr},
+        {"forced_eos_token_id", nullptr},
+        {"guidance_scale", 1},
+        {"min_length", 0},
+        {"min_new_tokens", 0},
+        {"no_repeat_ngram_size", 0},
+        {"num_beams", 1},
+        {"penalty_alpha", 0},
+        {"sequence_bias", json::object()},
+        {"stop_strings", json::array()},
+        {"suppress_tokens", json::array()},
+        {"typical_p", 1}};
+    std::vector<std::string> keys;
+    for (const auto& [key, without] : kNotDone) {
+      const auto* value = find(key);
+      if (value != nullptr && *value != without) keys.emplace_back(key);
+    }
+    if (keys.empty()) return "";
+    return fmt::format("{}: not done: {}; transformers may write another text", path_.string(),
+                       fmt::join(keys, ", "));
+  }
+
  private:
   [[noreturn]] void refuse(const char* key, const json& value) const {
     user_error("{}: {}: {} is not what this may be; mend it, or give the option", path_.string(),
@@ -85,7 +122,8 @@ Settings settings_of(const Request& request, const fs::path& assets) {
   set(sampling.min_p, request.min_p, stored.number("min_p", 0, 1));
   set(sampling.repetition_penalty, request.repetition_penalty,
       stored.number("repetition_penalty", 1e-9, kAny));
-  return {.sampling = sampling, .end_tokens = stored.tokens("eos_token_id")};
+  return {
+      .sampling = sampling, .end_tokens = stored.tokens("eos_token_id"), .note = stored.not_done()};
 }
 
 }  // namespace tessera::inference

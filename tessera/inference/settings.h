@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "tessera/generate/sampling.h"
@@ -13,6 +14,7 @@ namespace tessera::inference {
 struct Settings {
   generate::SamplingOptions sampling;
   std::vector<int64_t> end_tokens;  ///< eos_token_id
+  std::string note;  ///< what generation_config.json asks and nobody does; "": nothing
 };
 
 /// What the request says, else generation_config.json in `assets` (do_sample: false is temperature

@@ -12,7 +12,8 @@ double yarn_attention_factor(const JsonKeys& rope, double factor) {
   const auto grown = [factor](double scale) {
     return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
   };
-  const bool both = rope.has("mscale") && rope.has("mscale_all_dim");
+  const auto is_given = [&](const char* key) { return rope.has(key) && rope.at(key) != 0; };
+  const bool both = is_given("mscale") && is_given("mscale_all_dim");
   const double inferred =
       both ? grown(rope.positive("mscale")) / grown(rope.positive("mscale_all_dim")) : grown(1);
   return rope.positive("attention_factor", inferred);

@@ -178,6 +178,81 @@ TEST(ScaledWeights, AreTheNumbersTimesTheirScales) {
   }
 }
 
+// As compressed-tensors and fbgemm write them: one scale, one for each row, one for each group of a row.
+TEST(ScaledWeights, OfEvenPartsAreTheNumbersTimesTheirScales) {
+  const testing::TemporaryFolder folder;
+  const auto from = fs::path("tests/fixtures/llama_micro");
+  write_file(folder.path() / "config.json", read_file(from / "config.json"));
+  std::map<std::string, torch::Tensor> expected, held;
+  const checkpoint::SafetensorsFile stored(from / "model.safetensors");
+  int kind = 0;
+  for (const auto& [name, info] : stored.tensors()) {
+    expected[name] = held[name] = checkpoint::read_tensor(stored, name);
+    if (name.find("_proj") == std::string::npos) continue;
+    const auto weight = expected[name];
+    const int64_t rows = weight.size(0), columns = weight.size(1);
+    const std::vector<std::vector<int64_t>> shapes{{}, {1}, {rows}, {rows, 1}, {rows, columns / 4}};
+    const auto scales = torch::rand(shapes[static_cast<size_t>(kind % 5)]) + 0.5;
+    const auto codes = kind++ % 2 == 0 ? weight.to(torch::kFloat8_e4m3fn)
+                                       : (weight * 100).round().clamp(-127, 127).to(torch::kInt8);
+    auto each = scales.dim() == 2 ? scales : scales.reshape({-1, 1});
+    each = each.expand({rows, -1}).repeat_interleave(columns / each.size(1), 1);
+    expected[name] = codes.to(torch::kFloat32) * each;
+    held[name] = codes, held[name + "_scale"] = scales;
+    held[name.substr(0, name.size() - 6) + "input_scale"] = torch::ones({1});  // of activations
+  }
+  ASSERT_GE(kind, 10);
+  const auto file = folder.path() / "model.safetensors";
+  checkpoint::save_safetensors(file, held);
+  const auto model = loaded(folder.path());
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), expected.at(item.key()))) << item.key();
+  }
+  const std::string first = "model.layers.0.mlp.down_proj.weight";
+  const auto refusal_with = [&](const std::string& name, const torch::Tensor& tensor) {
+    auto other = held;
+    other[name] = tensor;
+    checkpoint::save_safetensors(file, other);
+    return testing::message_of([&] { loaded(folder.path()); });
+  };
+  EXPECT_THAT(refusal_with(first + "_scale", torch::ones({3, 1})),
+              ::testing::HasSubstr("expected floats that divide ["));
+  EXPECT_THAT(refusal_with(first + "_zero_point", torch::ones({1})),
+              ::testing::HasSubstr("got more than that; store it as floats"));
+  // Without a scale no one knows what whole numbers stand for.
+  EXPECT_THAT(refusal_with("model.norm.weight", torch::ones({64}, torch::kInt8)),
+              ::testing::HasSubstr("got I8 alone"));
+}
+
+// Which of the two a model was trained with, its files alone do not tell.
+TEST(TiedHead, RefusesAFileWithAnotherHead) {
+  const testing::TemporaryFolder folder;
+  const auto from = fs::path("tests/fixtures/llama_micro");
+  auto config = models::read_json_object(from / "config.json", "model_type");
+  config["tie_word_embeddings"] = true;
+  write_file(folder.path() / "config.json", config.dump());
+  std::map<std::string, torch::Tensor> held;
+  const checkpoint::SafetensorsFile stored(from / "model.safetensors");
+  for (const auto& [name, info] : stored.tensors())
+    held[name] = checkpoint::read_tensor(stored, name);
+  const auto file = folder.path() / "model.safetensors";
+  held["lm_head.weight"] = held.at("model.embed_tokens.weight").to(torch::kBFloat16);
+  held["model.embed_tokens.weight"] = held["lm_head.weight"].to(torch::kFloat32);
+  checkpoint::save_safetensors(file, held);
+  loaded(folder.path());
+  held["lm_head.weight"][5][3] += 1;
+  checkpoint::save_safetensors(file, held);
+  for (const auto& load :
+       {std::function<void()>([&] { loaded(folder.path()); }), std::function<void()>([&] {
+          checkpoint::convert({.from = {.source = folder.path()},
+                               .to = checkpoint::Target::huggingface,
+                               .destination = folder.path() / "out"});
+        })}) {
+    EXPECT_THAT(testing::message_of(load),
+                ::testing::HasSubstr("'lm_head.weight' differs from 'model.embed_tokens.weight'"));
+  }
+}
+
 /// A gpt-oss as OpenAI publishes it, and what its parameters must be.
 struct Published {
   nlohmann::json config;

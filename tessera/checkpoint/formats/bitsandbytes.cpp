@@ -194,12 +194,17 @@ std::unique_ptr<TensorSource> open_safetensors(const std::filesystem::path& path
   return std::make_unique<BitsAndBytesSource>(std::move(stored));
 }
 
+/// quant_method of what is read as floats here.
+constexpr const char* kReadAsFloats[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8",
+                                         "mxfp4"};
+
 json dequantised_config(json config) {
   const auto* const kKey = "quantization_config";
   if (!config.is_object() || !config.contains(kKey)) return config;
   const auto& said = config[kKey];
   const auto method = said.is_object() ? said.value("quant_method", json()) : json();
-  if (method == "bitsandbytes" || method == "fp8" || method == "mxfp4") config.erase(kKey);
+  const auto is = [&](const char* name) { return method == name; };
+  if (std::ranges::any_of(kReadAsFloats, is)) config.erase(kKey);
   return config;
 }
 

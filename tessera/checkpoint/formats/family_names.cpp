@@ -4,15 +4,43 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
+#include <span>
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/models/hf_config.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 constexpr std::string_view kExperts = ".experts.";
+constexpr std::string_view kHead = "lm_head.weight";
+
+/// Do two tensors of floats hold the same numbers? Those of other types are taken to.
+bool are_equal(const TensorSource& tensors, std::string_view one, std::string_view other) {
+  constexpr int64_t kAtOnce = int64_t{1} << 20;
+  const auto &first = tensors.info(one), &second = tensors.info(other);
+  if (first.shape != second.shape) return false;
+  if (!is_float(first.dtype) || !is_float(second.dtype)) return true;
+  const auto numbers = [&](std::string_view name, DType dtype, int64_t begin, int64_t count) {
+    std::vector<std::byte> stored(static_cast<size_t>(count * dtype_bytes(dtype)));
+    tensors.read(name, begin, stored);
+    std::vector<float> values(static_cast<size_t>(count));
+    convert_values(stored, dtype, std::as_writable_bytes(std::span(values)), DType::f32);
+    return values;
+  };
+  const int64_t all = first.num_elements();
+  for (int64_t begin = 0; begin < all; begin += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, all - begin);
+    if (numbers(one, first.dtype, begin, count) != numbers(other, second.dtype, begin, count)) {
+      return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -74,12 +102,24 @@ bool FamilyNames::is_behind_last(const std::string& stored) const {
          layer >= shape_->num_layers;
 }
 
+void FamilyNames::check_tied_head(const TensorSource& tensors) const {
+  if (!tied_ || !tensors.contains(kHead)) return;
+  const auto is_embedding = [](const auto& item) {
+    return item.first.ends_with("embed_tokens.weight") || item.first.ends_with("wte.weight");
+  };
+  const auto embedding = std::ranges::find_if(tensors.tensors(), is_embedding);
+  if (embedding == tensors.tensors().end() || are_equal(tensors, kHead, embedding->first)) return;
+  user_error(
+      "{}: '{}' differs from '{}', which config.json says is the head, too; set "
+      "tie_word_embeddings to false there, or leave the tensor out",
+      tensors.path().string(), kHead, embedding->first);
+}
+
 std::string FamilyNames::our_name(const std::string& stored) const {
   const bool is_buffer = stored.ends_with(".attn.bias") || stored.ends_with(".attn.masked_bias") ||
                          stored.ends_with(".rotary_emb.inv_freq");
-  if (is_buffer || is_behind_last(stored) || (tied_ && stored == "lm_head.weight")) return "";
-  if (family_ == nullptr || stored == "lm_head.weight" ||
-      stored.starts_with(family_->optional_prefix)) {
+  if (is_buffer || is_behind_last(stored) || (tied_ && stored == kHead)) return "";
+  if (family_ == nullptr || stored == kHead || stored.starts_with(family_->optional_prefix)) {
     return stored;
   }
   return family_->optional_prefix + stored;

@@ -32,6 +32,9 @@ class FamilyNames {
   /// The tensor of the family's files that holds a parameter: itself, unless ours() of that has more.
   std::string stored(const std::string& parameter) const;
 
+  /// UserError: the embedding is the head, too, by the config.json, but the tensors have another one.
+  void check_tied_head(const TensorSource& tensors) const;
+
   /// Do files of the family store several parameters together?
   bool any_together() const {
     return family_ != nullptr &&

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/bitsandbytes.h"
 #include "tessera/checkpoint/formats/family_names.h"
 #include "tessera/checkpoint/source_view.h"
@@ -31,12 +32,18 @@ struct TakenApart {
       : stored(open_safetensors(path)), apart(path) {}
 };
 
+/// A float as it is stored, or by itself one of 8 bits.
+bool is_number(DType dtype) {
+  return is_float(dtype) || dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2;
+}
+
 std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path) {
   auto both = std::make_shared<TakenApart>(path);
   const auto config = path / "config.json";
   std::shared_ptr<const TensorSource> as_stored(both, both->stored.get());
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
   const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
+  family.check_tied_head(*both->stored);
   if (!family.takes_apart()) return as_stored;
   for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {
@@ -65,7 +72,11 @@ void Pretrained::expect(const std::string& name, torch::IntArrayRef shape) const
   if (!stored_->contains(stored)) {
     user_error("{}: expected a tensor '{}', found none", path, name);
   }
-  const auto& found = stored_->info(stored).shape;
+  const auto& [dtype, found] = stored_->info(stored);
+  if (!is_number(dtype)) {
+    user_error("{}: '{}': expected floats, or codes with scales that are known here, got {} alone",
+               path, stored, dtype_name(dtype));
+  }
   if (shape != torch::IntArrayRef(found)) {
     user_error("{}: '{}': expected shape [{}], got [{}]", path, stored, fmt::join(shape, ", "),
                fmt::join(found, ", "));

@@ -1,4 +1,4 @@
-// Matrices of 8-bit floats with a scale for each block, as DeepSeek-V3's files have them, as floats.
+// Matrices of 8 bits with scales as floats: DeepSeek-V3's blocks, and the parts of compressed-tensors, fbgemm and AutoFP8.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,14 @@
 
 namespace tessera::checkpoint {
 
-/// Does a tensor X of e4m3 have an X_scale_inv?
+/// Does a tensor X of e4m3 or int8 have an X_scale_inv or X_scale?
 bool has_scaled_weights(const TensorSource& stored);
 
-/// The same tensors, but X [out, in] of float32: each number times its block's scale, whose table
-/// X_scale_inv [ceil(out / rows), ceil(in / columns)] is no tensor of its own. The block is that of
-/// weight_block_size in the folder's config.json, else 128 x 128. Scales are read with the numbers.
-/// UserError: a table of another size or dtype, a block that cannot be.
+/// The same tensors, but X [out, in] of float32: each number times its scale, whose table is no tensor of
+/// its own. X_scale_inv [ceil(out / rows), ceil(in / columns)] is of blocks: weight_block_size in the folder's
+/// config.json, else 128 x 128. X_scale [r, c], or [r], or [], divides X evenly: one scale, one a row,
+/// one for each group of a row. Scales are read with the numbers. UserError: a table of another size
+/// or dtype, a block that cannot be, a zero point or second scale beside it.
 std::unique_ptr<TensorSource> unscaled(std::unique_ptr<Safetensors> stored);
 
 }  // namespace tessera::checkpoint

@@ -218,6 +218,9 @@ TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) 
   TrainingSource training{.tensors = SourceView(options.source)};
   const auto config =
       llmc != nullptr && options.config.empty() ? gpt2_config(llmc->shape()) : read_config(options);
+  if (opened.format == Format::safetensors) {
+    FamilyNames(config, options.source.string()).check_tied_head(*opened.tensors);
+  }
   auto stored = sorted(opened);
   const bool turns = !options.our_names && turns_weights(opened);
   const FamilyNames family(options.our_names || turns ? config : json(), options.source.string());
