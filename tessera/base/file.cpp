@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/path_error.h"
 #include "tessera/base/random.h"
 
 namespace tessera {
@@ -92,8 +93,7 @@ void AtomicFile::commit() {
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error)
-    throw SystemError(fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
+  if (error) path_error(folder.string() + ": cannot be made", error);
 }
 
 std::filesystem::path make_temporary_folder(const std::filesystem::path& path) {

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/run_on_all.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/path_error.h"
 #include "tessera/checkpoint/damage.h"
 
 namespace tessera::checkpoint {
@@ -14,7 +15,7 @@ std::vector<std::string> run_on_all(const mesh::Axis& axis,
                                     const std::function<std::string()>& action) {
   std::string own;
   try {
-    own = kDone + action();
+    own = kDone + with_path_errors(action);
   } catch (const DamagedCheckpoint& error) {
     own = kDamaged + std::string(error.what());
   } catch (const UserError& error) {

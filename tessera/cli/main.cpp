@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_files.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/path_error.h"
 #include "tessera/base/text.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
       "--data.train=FOLDER");
   try {
     tessera::watch_mapped_files(tessera::WhenCut::end);
-    app.parse(argc, argv);
+    tessera::with_path_errors([&] { app.parse(argc, argv); });
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::CallForVersion& version) {

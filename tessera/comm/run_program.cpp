@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_files.h"
+#include "tessera/base/path_error.h"
 #include "tessera/base/text.h"
 
 namespace tessera {
@@ -48,7 +49,7 @@ int run_program(const std::function<int()>& program, const ProgramOptions& optio
     quieten_libtorch();
     ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of who writes it
     watch_mapped_files(WhenCut::note);
-    return program();
+    return with_path_errors(program);
   } catch (const UserError& error) {
     return tell(in_users_words(error.what()), kUserErrorExit);
   } catch (const c10::ValueError& error) {

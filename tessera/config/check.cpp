@@ -228,6 +228,10 @@ void check_schedule(const RunConfig& config, const Place& place) {
   const auto problem =
       schedule_problem(config.schedule, steps, fmt::format("train.steps {}", steps));
   if (problem) place.error(problem->key, "{}", problem->message);
+  if (config.logging.profile_step > steps) {
+    place.error("logging.profile_step", "expected at most train.steps {}, got {}", steps,
+                config.logging.profile_step);
+  }
 }
 
 void check_weights(const DataSection& data, const Place& place) {

@@ -482,9 +482,8 @@ Section parallel_section() {
            "network interface of Gloo on several machines, as eth0; empty: GLOO_SOCKET_IFNAME if "
            "set, else the one by which the master address is reached",
            kAlways, {.aliases = {"gloo_socket_ifname", "socket_ifname"}})
-      .add(
-          "timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
-          {.range = {.low = 0, .high = 1e7, .low_open = true}, .aliases = {"timeout", "timeout_s"}})
+      .add("timeout_seconds", &S::timeout_seconds, "deadline of every collective", kAlways,
+           {.range = between(0.001, 1e7), .aliases = {"timeout", "timeout_s"}})
       .add("threads_per_rank", &S::threads_per_rank,
            "0: OMP_NUM_THREADS if set, else cores / ranks", kAlways,
            {.range = between(0, 4096), .aliases = {"threads", "num_threads", "omp_num_threads"}})
@@ -624,7 +623,7 @@ Section moe_section() {
            "tokens of the global batch than the mean, or falls (Wang et al. 2024: 0.001); 0: it "
            "stays as it is",
            {kRoutersChoose},
-           {.range = at_least(0),
+           {.range = between(0, 1),
             .aliases = {"load_balance_coeff", "moe_router_bias_update_rate", "bias_update_rate"}})
       .add("force_balance", &S::force_balance,
            "experts take turns, whatever routers say: for benchmarks alone, nothing useful is "

@@ -60,10 +60,13 @@ bool assign(const Field& field, const RawValue& raw, int64_t& out) {
   return true;
 }
 
+/// What is computed with is float32 at the most.
+constexpr double kLargest = std::numeric_limits<float>::max();
+
 bool assign(const Field& field, const RawValue& raw, double& out) {
   if (raw.kind != RawValue::Kind::scalar || raw.quoted) return false;
   const auto value = parse_number(raw.text);
-  if (!value || !in_range(*value, field.rule.range)) return false;
+  if (!value || std::abs(*value) > kLargest || !in_range(*value, field.rule.range)) return false;
   out = *value;
   return true;
 }
@@ -258,6 +261,15 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
   if (fits) return;
   auto texts = raw.items;
   if (raw.kind == RawValue::Kind::scalar) texts = {raw.text};
+  const auto is_beyond = [](const auto& text) {
+    const auto number = parse_number(text);
+    return number && std::abs(*number) > kLargest;
+  };
+  if (const auto beyond = std::ranges::find_if(texts, is_beyond);
+      beyond != texts.end() && type_name(field).find("number") != std::string::npos) {
+    user_error("{}: expected a number that float32 has, at most {:.2g}, got {}", where, kLargest,
+               tessera::quoted(*beyond));
+  }
   const auto wrong =
       std::ranges::find_if(texts, [&](const auto& text) { return !is_choice(field, text); });
   const bool in_list = wrong != texts.end() && raw.kind == RawValue::Kind::list;

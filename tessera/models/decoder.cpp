@@ -175,8 +175,28 @@ int64_t RotaryTables::rows_for(int64_t length) const {
   return std::max(length, std::min(doubled, options_.scaling->original_max_seq_len));
 }
 
+nn::Positions RotaryTables::of_each_length(const RowLayout& rows, int64_t batch,
+                                           const torch::Device& device) const {
+  const int64_t original = options_.scaling->original_max_seq_len;
+  const auto longest = kernels::longest_document(rows.documents, rows.seq_len);
+  std::map<int64_t, std::tuple<torch::Tensor, torch::Tensor>> tables;  // by the length that counts
+  auto cos = torch::zeros({batch, rows.seq_len, width_}), sin = torch::zeros_like(cos);
+  for (const auto& document : kernels::documents_in(rows.documents, batch, rows.seq_len)) {
+    const int64_t size = document.size();
+    const int64_t length = size > original ? size : std::min(longest, original);
+    const auto [entry, is_new] = tables.try_emplace(length);
+    if (is_new) entry->second = kernels::rotary_tables(length, width_, options_);
+    const auto put = [&](const torch::Tensor& to, const torch::Tensor& table) {
+      to[document.row].narrow(0, document.begin, size).copy_(table.narrow(0, 0, size));
+    };
+    put(cos, std::get<0>(entry->second)), put(sin, std::get<1>(entry->second));
+  }
+  return {kernels::to_device(cos, device), kernels::to_device(sin, device), rows.documents};
+}
+
 nn::Positions RotaryTables::at(const RowLayout& rows, int64_t batch, const torch::Device& device) {
   const auto& documents = rows.documents;
+  if (documents.defined() && by_length()) return of_each_length(rows, batch, device);
   const int64_t first = rows.first_position;
   const int64_t length = first + kernels::longest_document(documents, rows.seq_len);
   if (!reach(length) || cos_.device() != device) {

@@ -105,10 +105,12 @@ class RotaryTables {
       : width_(width), options_(std::move(options)) {}
 
   /// The positions of `batch` rows: cos and sin [T, width], with documents [B, T, width]. Where they depend on the
-  /// sequence's length, that is the longest document's.
+  /// sequence's length, that is each document's own.
   nn::Positions at(const RowLayout& rows, int64_t batch, const torch::Device& device);
 
  private:
+  nn::Positions of_each_length(const RowLayout& rows, int64_t batch,
+                               const torch::Device& device) const;
   bool by_length() const;  ///< do all angles depend on the sequence's length?
   bool reach(int64_t length) const;
   int64_t rows_for(int64_t length) const;  ///< of a new table: a text that grows needs few

@@ -128,18 +128,29 @@ std::function<void(const std::string&)> told_before_start(const Run& run) {
   };
 }
 
-/// What a step says beside its figures. UserError: a loss or gradients that end the run.
+/// What may help a run that NaN or infinity ends.
+std::string advice(const Run& run, int64_t step, const std::string& cause) {
+  const auto& train = run.config.train;
+  const bool is_first = step == 1;  // nothing was updated yet
+  auto text = std::string(is_first ? "look at the weights and the data that it begins with"
+                                   : "lower optimizer.learning_rate");
+  if (!run.config.optimizer.in_backward && train.nonfinite == train::Nonfinite::stop) {
+    text += ", or set train.nonfinite to skip";
+  }
+  return cause.empty() ? text : text + ", or name the layer in precision.fp8_keep";
+}
+
+/// What a step says beside its figures. SystemError: a loss or gradients that end the run.
 void tell_of(const Run& run, const StepResult& result, int64_t step, const Say& say) {
   const auto& cause = result.without_scale;
   // Gradients alone may be those of a scale that is too large.
   const bool by_scale = run.loss_scaler && std::isfinite(result.loss);
   if (result.skipped && !by_scale && run.config.train.nonfinite == train::Nonfinite::stop) {
-    user_error(
-        "step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}){}; lower "
-        "optimizer.learning_rate, or set train.nonfinite to skip{}",
-        step, result.nonfinite_unit, result.loss, result.grad_norm,
-        cause.empty() ? "" : fmt::format(": {}, which has no scale in 8 bits", cause),
-        cause.empty() ? "" : ", or name the layer in precision.fp8_keep");
+    throw SystemError(
+        fmt::format("step {}: NaN or infinity, first in unit {} (loss {}, gradient norm {}){}; {}",
+                    step, result.nonfinite_unit, result.loss, result.grad_norm,
+                    cause.empty() ? "" : fmt::format(": {}, which has no scale in 8 bits", cause),
+                    advice(run, step, cause)));
   }
   if (result.skipped) {
     say({fmt::format("step {} skipped: NaN or infinity, first in unit {}{}", step,
@@ -211,6 +222,12 @@ struct StepTimes {
 void add_validation(report::StepRecord& record, BestValidation& best, const Run& run,
                     std::optional<ValidationResult> found) {
   if (!found) return;
+  if (!std::isfinite(found->loss) && run.config.train.nonfinite == train::Nonfinite::stop) {
+    throw SystemError(fmt::format(
+        "step {}: the validation loss is NaN or infinite, so the last update broke the weights; "
+        "go on from an earlier checkpoint and lower optimizer.learning_rate",
+        record.step));
+  }
   best.add(record.step, found->loss, run.config.train.early_stopping_threshold);
   record.validation_loss = found->loss;
   record.validation_figures = std::move(found->figures);

@@ -137,6 +137,33 @@ TEST_P(FamilyParityTest, DocumentsInARowAreAsIfEachWereAlone) {
   }
 }
 
+// Angles that depend on a sequence's length depend on each document's own, on both sides of the original one.
+TEST(RotaryScaling, GoesByEachDocumentsLength) {
+  for (const auto* name : {"llama_dynamic", "phi3_longrope"}) {
+    const auto folder = std::filesystem::path("tests/fixtures/families") / name;
+    const auto shape = models::read_model_shape(folder / "config.json");
+    const int64_t original = shape.rope_scaling->original_max_seq_len;
+    const int64_t seq_len = 2 * original + 9;
+    const torch::NoGradGuard no_grad;
+    const auto model = models::make_language_model(shape);
+    checkpoint::load_pretrained(*model, folder);
+    const auto ids = torch::arange(2 * seq_len).remainder(shape.vocab_size);
+    const std::vector<int64_t> bounds{
+        0, 5, 5, 8 + original, 8 + original, seq_len, seq_len, 2 * seq_len - 2};
+    auto targets = torch::full({2 * seq_len}, -100, torch::kLong);
+    double apart = 0;
+    for (size_t i = 0; i < bounds.size(); i += 2) {
+      const auto of = [&](const torch::Tensor& x) { return x.slice(0, bounds[i], bounds[i + 1]); };
+      of(targets).copy_(of(ids));
+      apart += model->loss(of(ids).unsqueeze(0), of(targets).unsqueeze(0), 0.1).item<double>();
+    }
+    const auto rows = [&](const torch::Tensor& x) { return x.view({2, seq_len}); };
+    const auto together = model->loss(rows(ids), rows(targets), 0.1,
+                                      torch::tensor(bounds, torch::kLong).view({-1, 2}));
+    EXPECT_NEAR(together.item<double>(), apart, 1e-6 * std::abs(apart)) << name;
+  }
+}
+
 /// Into a checkpoint and out again: what transformers loads is what it had written.
 TEST_P(FamilyParityTest, ComesBackFromACheckpointTheSame) {
   const std::filesystem::path folder =

@@ -174,6 +174,31 @@ TEST_F(BadInputTest, ImpossibleValue) {
                  "that is a multiple of model\\.num_heads");
 }
 
+TEST_F(BadInputTest, NumbersBeyondFloat32) {
+  expect_refusal({"train", "job.yaml", "--optimizer.learning_rate=1e39"},
+                 "--optimizer\\.learning_rate: expected a number that float32 has, at most "
+                 "3\\.4e\\+38, got '1e39'");
+}
+
+TEST_F(BadInputTest, ANameThatIsTooLong) {
+  const std::string name(300, 'x');
+  for (const std::string key : {"data.train", "model.path", "train.run_dir", "checkpoint.dir"}) {
+    SCOPED_TRACE(key);
+    const auto end = run_tessera({"train", "job.yaml", "--" + key + "=a/" + name});
+    EXPECT_EQ(end.exit_code, kUserErrorExit);
+    EXPECT_THAT(end.error, MatchesRegex("tessera: .*a/" + name + ".*: File name too long\n"));
+  }
+}
+
+// It trained, and a script must not take it for a mistake in the job.
+TEST_F(BadInputTest, ALossThatIsNoNumberIsAFailure) {
+  const auto end = run_tessera({"train", "job.yaml", "--optimizer.learning_rate=1e30"});
+  EXPECT_EQ(end.exit_code, kFailureExit);
+  EXPECT_THAT(end.error, HasSubstr("NaN or infinity, first in unit"));
+  EXPECT_THAT(end.error,
+              HasSubstr("lower optimizer.learning_rate, or set train.nonfinite to skip\n"));
+}
+
 TEST_F(BadInputTest, ExpertsWithoutRoomOrReason) {
   const auto mixture = (before_ / "tests/fixtures/mixtral_micro").string();
   change("  preset: micro\n  vocab_size: 256", "  path: " + mixture);

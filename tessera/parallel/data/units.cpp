@@ -112,7 +112,7 @@ Picked by_name(const std::vector<Named>& modules, const UnitRule& rule) {
       return named.hookable && matches(pattern, named.path) && has_parameters(*named.hookable);
     };
     if (std::ranges::none_of(modules, fits) && !rule.is_stage) {
-      user_error("units by name: {} matches no hookable module with parameters{}", pattern,
+      user_error("unit_patterns: {} matches no hookable module with parameters{}", pattern,
                  did_you_mean(pattern, paths));
     }
   }
