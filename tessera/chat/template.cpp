@@ -10,22 +10,6 @@
 namespace tessera::chat {
 namespace {
 
-/// The first that is not null is a message's reasoning.
-constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
-
-/// A message whose reasoning has the names that templates read, as transformers 5 gives it to them.
-Json with_reasoning(const Json& message) {
-  for (const auto* name : kReasoning) {
-    const auto found = message.find(name);
-    if (found == message.end() || found->is_null()) continue;
-    Json named{{"thinking", *found}};
-    for (const auto& [key, part] : message.items()) named[key] = part;
-    named["reasoning_content"] = *found;
-    return named;
-  }
-  return message;
-}
-
 /// The inputs as values that know where they are from.
 class Reader {
  public:
@@ -46,8 +30,7 @@ class Reader {
         throw Failure(fmt::format("expected message {} to be an object", index));
       const auto whole = sources_.id({.message = index, .field = {}});
       std::vector<std::pair<Value, Value>> entries;
-      const auto named = with_reasoning(message);
-      for (const auto& [key, part] : named.items()) {
+      for (const auto& [key, part] : message.items()) {
         entries.emplace_back(text_value(Text(checked(key), whole)),
                              value(part, sources_.id({.message = index, .field = key})));
       }

@@ -84,6 +84,22 @@ Json checked_message(const Json& given, size_t index) {
   return result;
 }
 
+/// The first that is not null is a message's reasoning.
+constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
+
+/// A message whose reasoning has the names that templates read, as transformers 5 gives it to them.
+Json with_reasoning(const Json& message) {
+  for (const auto* name : kReasoning) {
+    const auto found = message.find(name);
+    if (found == message.end() || found->is_null()) continue;
+    Json named{{"thinking", *found}};
+    for (const auto& [key, part] : message.items()) named[key] = part;
+    named["reasoning_content"] = *found;
+    return named;
+  }
+  return message;
+}
+
 /// What a message says of whether it is learned; nothing: it says nothing.
 std::optional<bool> mark_of(const Json& message, size_t index) {
   for (const auto* key : {"train", "weight"}) {
@@ -117,7 +133,7 @@ Conversation conversation_of(const Json& messages, Json tools, Learn learn,
   auto& checked = conversation.inputs.messages;
   size_t last_answer = messages.size();
   for (size_t i = 0; i < messages.size(); ++i) {
-    checked.push_back(checked_message(messages[i], i));
+    checked.push_back(with_reasoning(checked_message(messages[i], i)));
     const auto mark = mark_of(messages[i], i);
     conversation.learned.push_back(i >= answers_from && mark.value_or(learn != Learn::marked));
     if (is_of(checked.back(), "assistant")) last_answer = i;

@@ -164,6 +164,19 @@ std::string texts(const Example& example) {
   return all;
 }
 
+// Templates read one name or another.
+TEST(Example, ReasoningHasItsNames) {
+  for (const auto* name : {"reasoning_content", "thinking", "reasoning"}) {
+    auto row = Json::parse(R"({"messages": [{"role": "user", "content": "Q"}]})");
+    row["messages"].push_back({{"role", "assistant"}, {"content", "A"}, {name, "R"}});
+    const auto example = read_example(row, shape_of(row), Learn::assistant);
+    const auto& answer = std::get<Conversation>(example).inputs.messages[1];
+    EXPECT_EQ(answer.at("thinking"), "R") << name;
+    EXPECT_EQ(answer.at("reasoning_content"), "R") << name;
+    EXPECT_EQ(answer.at("content"), "A") << name;
+  }
+}
+
 TEST(Pair, OfTexts) {
   EXPECT_EQ(shape_of(Json::parse(R"({"chosen": "a", "rejected": "b"})")), RowShape::preference);
   const auto told = pair_in(R"({"prompt": "Sky? ", "chosen": "Blue.", "rejected": "Blue!"})");
@@ -224,9 +237,9 @@ TEST(Pair, RefusesWhatIsNone) {
     return fmt::format("{{{}, {}{}}}", fmt::format(fmt::runtime(side), "chosen", chosen, "good"),
                        fmt::format(fmt::runtime(side), "rejected", rejected, "bad"), prompt);
   };
-  EXPECT_THAT(refusal_of_pair(asked("x", "y", "")),
+  EXPECT_THAT(refusal_of_pair(asked("x", "y", "").c_str()),
               HasSubstr("chosen: message 1: expected both answers behind the same messages"));
-  EXPECT_THAT(refusal_of_pair(asked("x", "y", R"(, "prompt": "x")")),
+  EXPECT_THAT(refusal_of_pair(asked("x", "y", R"(, "prompt": "x")").c_str()),
               HasSubstr("rejected: message 2: expected both answers behind the same messages"));
   EXPECT_THAT(refusal_of_pair(R"({"prompt": 7, "chosen": [{"role": "assistant", "content": "a"}],
                                   "rejected": [{"role": "assistant", "content": "b"}]})"),

@@ -1,6 +1,7 @@
 // What is asked and what is answered; greedy texts beside transformers' (tests/fixtures/families),
 // on one rank and on several that divide the model.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

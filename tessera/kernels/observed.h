@@ -1,5 +1,5 @@
 // What LibTorch's observers see of operators that its dispatcher does not know: its profiler
-// (logging.profile_step, train/profile.h), and what counts the bytes of a step (bench/step_bytes.h).
+// (train/profile.h), and what counts the bytes of a step (bench/step_bytes.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
