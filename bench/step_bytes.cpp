@@ -1,11 +1,13 @@
 #include "bench/step_bytes.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,16 +20,16 @@
 namespace tessera::bench {
 namespace {
 
-/// Operators that move nothing, though no schema says so.
-const std::set<std::string> kFree = {
-    "aten::_unsafe_view", "aten::empty",       "aten::empty_like", "aten::empty_strided",
-    "aten::resize_",      "aten::result_type", "aten::set_",       "aten::scalar_tensor"};
+/// Operators with a kernel of their own that move nothing, though no schema says so.
+const std::set<std::string> kFree = {"aten::empty", "aten::empty_strided", "aten::resize_",
+                                     "aten::set_"};
 /// Operators in place that do not read what they write.
 const std::set<std::string> kOverwrite = {"aten::copy_", "aten::fill_", "aten::zero_"};
 
 int64_t bytes_of(const c10::IValue& value) {
   const auto of = [](const at::Tensor& tensor) -> int64_t {
-    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+    // A number that became a tensor is none.
+    return tensor.defined() && tensor.dim() > 0 ? static_cast<int64_t>(tensor.nbytes()) : 0;
   };
   if (value.isTensor()) return of(value.toTensor());
   int64_t sum = 0;
@@ -57,35 +59,41 @@ int64_t read_bytes(const at::RecordFunction& function, const c10::FunctionSchema
   return sum;
 }
 
+/// Has it a kernel for a kind of device? The others are made of operators that have, but for copies, which choose one
+/// themselves.
+bool has_kernel(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) == "aten::copy_") return true;
+  const auto name = function.operator_name();
+  const auto found = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  return found && (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+                   found->hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+}
+
 /// One operator under way.
 struct UnderWay : at::ObserverContext {
   int64_t bytes = 0;
-  bool counts = false;    ///< it moves something, unless it calls others for that
-  bool is_whole = false;  ///< ours: what it calls is its own
+  bool is_whole = false;        ///< what it calls is its own
+  bool counts_results = false;  ///< LibTorch's: they are not among its inputs
 };
 
-/// Of this thread, the outermost first.
-std::vector<UnderWay*>& under_way() {
-  static thread_local std::vector<UnderWay*> operators;
+/// How many of those that are whole this thread is in.
+int& depth() {
+  static thread_local int operators = 0;
   return operators;
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   auto context = std::make_unique<UnderWay>();
   const std::string name = function.name();
-  const auto schema = function.operator_schema();
-  const bool in_ours = std::ranges::any_of(under_way(), &UnderWay::is_whole);
-  if (schema && !in_ours) {
-    context->counts = !kFree.contains(name) && !is_view(*schema);
-    if (context->counts) context->bytes = read_bytes(function, *schema);
+  if (const auto schema = function.operator_schema(); schema && has_kernel(function)) {
+    context->is_whole = true;
+    context->counts_results = !kFree.contains(name) && !is_view(*schema);
+    if (context->counts_results) context->bytes = read_bytes(function, *schema);
   } else if (name.starts_with("tessera::")) {
-    context->counts = context->is_whole = true;
+    context->is_whole = true;
     for (const auto& input : function.inputs()) context->bytes += bytes_of(input);
   }
-  if (context->counts) {
-    for (auto* outer : under_way()) outer->counts = outer->is_whole;
-  }
-  under_way().push_back(context.get());
+  if (context->is_whole) ++depth();
   return context;
 }
 
@@ -100,12 +108,11 @@ ByteCount::ByteCount() {
   current() = this;
   const auto end = [](const at::RecordFunction& function, at::ObserverContext* context) {
     auto& own = *static_cast<UnderWay*>(context);
-    std::erase(under_way(), &own);
-    if (!own.counts) return;
-    if (!own.is_whole) {
+    if (!own.is_whole || --depth() > 0) return;
+    if (own.counts_results) {
       for (const auto& output : function.outputs()) own.bytes += bytes_of(output);
     }
-    current()->add(function.name(), own.bytes);
+    if (own.bytes > 0) current()->add(function.name(), own.bytes);
   };
   handle_ = at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
                                       .needsInputs(true)

@@ -34,11 +34,11 @@ TEST(StepBytes, AreThoseOfTheShapes) {
   // Weights and moments read and written, gradients read: whole numbers of float32.
   EXPECT_EQ(of("tessera::adamw").bytes, bytes.least.update);
   EXPECT_EQ(of("tessera::sum_of_squares").bytes, bytes.least.gradients);
-  // The first norm has no residual; x, residual, sum, norm; a weight; a number for each row.
+  // Rows in and out, a weight, a number for each row; a block's second one has a residual and its sum, too.
   const int64_t norms = 2 * kLayers + 1, row = kDim * 4;
   EXPECT_EQ(of("tessera::rms_norm").calls, norms);
   EXPECT_EQ(of("tessera::rms_norm").bytes,
-            norms * (4 * kRows * row + row + kRows * 4) - 2 * kRows * row);
+            norms * (2 * kRows * row + row + kRows * 4) + kLayers * 2 * kRows * row);
   EXPECT_EQ(of("tessera::attention").calls, kLayers);
   EXPECT_EQ(of("tessera::attention_backward").calls, kLayers);
   EXPECT_EQ(of("tessera::rotary").calls, 4 * kLayers);

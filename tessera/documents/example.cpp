@@ -120,7 +120,7 @@ bool is_empty_answer(const Json& message) {
   if (!is_of(message, "assistant")) return false;
   for (const auto& [key, value] : message.items()) {
     const bool is_about_it = key == "role" || key == "name";
-    if (!is_about_it && !value.is_null() && !value.empty() && value != "") return false;
+    if (!is_about_it && !value.is_null() && !value.empty() && value != std::string()) return false;
   }
   return true;
 }

@@ -23,7 +23,7 @@ at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, dou
 std::tuple<at::Tensor, at::Tensor> add_rms_norm_reference(const at::Tensor& x,
                                                           const at::Tensor& residual,
                                                           const at::Tensor& weight, double eps) {
-  const auto sum = residual.defined() ? x + residual : x;
+  const auto sum = x + residual;
   return {sum, rms_norm_reference(sum, weight, eps)};
 }
 

@@ -113,7 +113,11 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::T
                     "rms_norm: expected residual ", x.sizes(), ", got ", residual.sizes());
   const bool adds = residual.defined();
   const bool fuses = adds ? can_fuse({x, residual, weight}) : can_fuse({x, weight});
-  if (!fuses || x.numel() == 0) return add_rms_norm_reference(x, residual, weight, eps);
+  if (!fuses || x.numel() == 0) {
+    // Of two dtypes, as under autocast, the norm alone is one pass.
+    if (adds) return add_rms_norm(x + residual, {}, weight, eps);
+    return {x, rms_norm_reference(x, weight, eps)};
+  }
   variable_list added;
   if (adds) added.push_back(residual.contiguous());
   const auto out = autograd::apply<RmsNorm>(x.contiguous(), at::TensorList(added),

@@ -63,6 +63,13 @@ struct OptimizerRecord {
   std::function<void(bool training)> set_training;  ///< its train() and eval(); none: it has none
 };
 
+/// The steps that a scheduler's saved `state` has beyond those that it took: so many, or with these metrics. UserError: it
+/// took others.
+int64_t steps_behind(int64_t taken, const nlohmann::json& state);
+std::vector<double> metrics_behind(const std::vector<double>& taken, const nlohmann::json& state);
+/// Metrics as that has them: to the last bit, and no numbers too.
+nlohmann::json state_of(const std::vector<double>& metrics);
+
 /// The state of a scheduler, as it is saved.
 struct SchedulerRecord {
   std::function<nlohmann::json()> state;

@@ -5,6 +5,7 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -49,6 +50,22 @@ torch::Tensor generator_from(const std::string& text) {
   auto state = torch::empty({std::ssize(bytes)}, torch::kUInt8);
   std::ranges::copy(bytes, static_cast<char*>(state.mutable_data_ptr()));
   return state;
+}
+
+constexpr const char* kMetrics = "metrics";
+
+/// To the last bit, and also what is no number, which JSON lacks.
+std::vector<std::string> texts_of(const std::vector<double>& metrics) {
+  std::vector<std::string> texts;
+  for (const double metric : metrics) texts.push_back(fmt::format("{:a}", metric));
+  return texts;
+}
+
+void check_goes_on(bool begins_alike) {
+  if (begins_alike) return;
+  user_error(
+      "load_state: expected a scheduler that took no other steps than the saved one; make it anew, "
+      "or give it state_dict() and load_state_dict()");
 }
 
 /// LibTorch's LBFGS cannot write itself while one of its scratch numbers is undefined.
@@ -98,6 +115,26 @@ std::vector<train::SavedModel> AcceleratorCore::saved(const OptimizerRecord& opt
   for (const auto index : optimizer.models) models.push_back(saved(index));
   return models;
 }
+
+int64_t steps_behind(int64_t taken, const json& state) {
+  const auto steps = state.get<int64_t>();
+  check_goes_on(taken <= steps);
+  return steps - taken;
+}
+
+std::vector<double> metrics_behind(const std::vector<double>& taken, const json& state) {
+  const auto before = texts_of(taken);
+  const auto all = state.at(kMetrics).get<std::vector<std::string>>();
+  const auto [own, other] = std::ranges::mismatch(before, all);
+  check_goes_on(own == before.end());
+  std::vector<double> more;
+  for (auto text = other; text != all.end(); ++text) {
+    more.push_back(std::strtod(text->c_str(), nullptr));
+  }
+  return more;
+}
+
+json state_of(const std::vector<double>& metrics) { return {{kMetrics, texts_of(metrics)}}; }
 
 std::vector<checkpoint::HeldExtent> AcceleratorCore::held_state(bool all_states,
                                                                 bool buffers) const {

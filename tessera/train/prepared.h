@@ -7,8 +7,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
-#include <algorithm>
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -194,23 +192,20 @@ class PreparedScheduler {
       core_->add_scheduler({.state = [steps = steps_] { return *steps; },
                             .load =
                                 [steps = steps_, &base](const nlohmann::json& state) {
-                                  const int64_t count = state;
-                                  check_goes_on(*steps <= count);
-                                  for (; *steps < count; ++*steps) base.step();
+                                  for (auto more = steps_behind(*steps, state); more > 0; --more) {
+                                    base.step(), ++*steps;
+                                  }
                                 }});
     } else {
       static_assert(
           StepsByMetric<Scheduler>,
           "prepare: a scheduler needs step(), step(metric), or state_dict() and load_state_dict()");
-      core_->add_scheduler({.state = [metrics = metrics_] { return *metrics; },
+      core_->add_scheduler({.state = [metrics = metrics_] { return state_of(*metrics); },
                             .load =
                                 [metrics = metrics_, &base](const nlohmann::json& state) {
-                                  const std::vector<uint64_t> saved = state;
-                                  const auto [own, other] = std::ranges::mismatch(*metrics, saved);
-                                  check_goes_on(own == metrics->end());
-                                  for (auto i = other; i != saved.end(); ++i)
-                                    base.step(std::bit_cast<double>(*i));
-                                  *metrics = saved;
+                                  const auto more = metrics_behind(*metrics, state);
+                                  for (const double metric : more) base.step(metric);
+                                  metrics->insert(metrics->end(), more.begin(), more.end());
                                 }});
     }
   }
@@ -233,7 +228,7 @@ class PreparedScheduler {
       base_->step(metric...);
       ++*steps_;
       if constexpr (kStepsByMetric) {
-        metrics_->push_back(std::bit_cast<uint64_t>(static_cast<double>(metric))...);
+        metrics_->push_back(static_cast<double>(metric)...);
       }
     }
   }
@@ -252,17 +247,11 @@ class PreparedScheduler {
  private:
   static constexpr bool kStepsByMetric = !HasStateDict<Scheduler> && !StepsAlone<Scheduler>;
 
-  static void check_goes_on(bool begins_alike) {
-    TORCH_CHECK_VALUE(begins_alike,
-                      "load_state: expected a scheduler that took no other steps than the saved "
-                      "one; make it anew, or give it state_dict() and load_state_dict()");
-  }
-
   std::shared_ptr<AcceleratorCore> core_;
   Scheduler* base_;
   std::shared_ptr<int64_t> steps_ = std::make_shared<int64_t>(0);
-  // The bits of each, as JSON has no infinity. Filled where they are all that there is to save.
-  std::shared_ptr<std::vector<uint64_t>> metrics_ = std::make_shared<std::vector<uint64_t>>();
+  /// Filled where they are all that there is to save.
+  std::shared_ptr<std::vector<double>> metrics_ = std::make_shared<std::vector<double>>();
 };
 
 // ---- scopes ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "bench/step_bytes.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/step.h"
 #include "tests/gpu/job_case.h"
@@ -19,64 +20,15 @@ namespace {
 
 using Counts = std::map<std::string, int64_t>;
 
-/// Operators that start no kernel: they allocate, see memory otherwise, or call others that are counted.
-const std::set<std::string> kFree = {"aten::_reshape_alias",
-                                     "aten::_to_copy",
-                                     "aten::_unsafe_view",
-                                     "aten::alias",
-                                     "aten::as_strided",
-                                     "aten::chunk",
-                                     "aten::clone",
-                                     "aten::contiguous",
-                                     "aten::detach",
-                                     "aten::detach_",
-                                     "aten::empty",
-                                     "aten::empty_like",
-                                     "aten::empty_strided",
-                                     "aten::expand",
-                                     "aten::expand_as",
-                                     "aten::flatten",
-                                     "aten::item",
-                                     "aten::lift_fresh",
-                                     "aten::linear",
-                                     "aten::matmul",
-                                     "aten::narrow",
-                                     "aten::ones",
-                                     "aten::ones_like",
-                                     "aten::permute",
-                                     "aten::reshape",
-                                     "aten::reshape_as",
-                                     "aten::resize_",
-                                     "aten::result_type",
-                                     "aten::select",
-                                     "aten::set_",
-                                     "aten::slice",
-                                     "aten::split",
-                                     "aten::squeeze",
-                                     "aten::t",
-                                     "aten::split_with_sizes",
-                                     "aten::to",
-                                     "aten::transpose",
-                                     "aten::unbind",
-                                     "aten::unflatten",
-                                     "aten::unfold",
-                                     "aten::resolve_conj",
-                                     "aten::scalar_tensor",
-                                     "aten::unsqueeze",
-                                     "aten::view",
-                                     "aten::view_as",
-                                     "aten::zeros",
-                                     "aten::zeros_like"};
-
 /// Operators that need a result on the host.
 const std::set<std::string> kWaiting = {
     "aten::_local_scalar_dense", "aten::_unique2", "aten::equal",
     "aten::masked_select",       "aten::nonzero",  "aten::unique_dim"};
 
-/// Counts the operators of all threads while it lives.
-class OperatorCount {
+/// Counts what the host waits for, in all threads, while it lives: results that it needs, and copies from one device to another.
+class WaitCount {
  public:
-  OperatorCount() {
+  WaitCount() {
     current() = this;
     handle_ = at::addGlobalCallback(
         at::RecordFunctionCallback(
@@ -87,18 +39,15 @@ class OperatorCount {
             .needsInputs(true)
             .scopes({at::RecordScope::FUNCTION}));
   }
-  ~OperatorCount() { at::removeCallback(handle_); }
-  OperatorCount(const OperatorCount&) = delete;
-  OperatorCount& operator=(const OperatorCount&) = delete;
+  ~WaitCount() { at::removeCallback(handle_); }
+  WaitCount(const WaitCount&) = delete;
+  WaitCount& operator=(const WaitCount&) = delete;
 
-  /// Those that start a kernel, or are kernels of ours.
-  const Counts& started() const { return started_; }
-  /// Those whose results the host needs, or that copy from one device to another.
   const Counts& waits() const { return waits_; }
 
  private:
-  static OperatorCount*& current() {
-    static OperatorCount* count = nullptr;
+  static WaitCount*& current() {
+    static WaitCount* count = nullptr;
     return count;
   }
 
@@ -106,21 +55,15 @@ class OperatorCount {
     const std::string name = function.name();
     const std::lock_guard lock(mutex_);
     if (kWaiting.contains(name)) ++waits_[name];
-    if (name == "aten::to" || name == "aten::_to_copy") {
-      for (const auto& input : function.inputs()) {
-        if (input.isDevice()) ++waits_[name + " of a device"];
-      }
-    }
-    if (name.starts_with("aten::")) {
-      if (!kFree.contains(name)) ++started_[name];
-    } else if (name.starts_with("tessera::")) {
-      ++started_[name];
+    if (name != "aten::to" && name != "aten::_to_copy") return;
+    for (const auto& input : function.inputs()) {
+      if (input.isDevice()) ++waits_[name + " of a device"];
     }
   }
 
   at::CallbackHandle handle_;
   std::mutex mutex_;
-  Counts started_, waits_;
+  Counts waits_;
 };
 
 config::RunConfig job_of(const Case& c) {
@@ -135,9 +78,11 @@ void count_step(const config::RunConfig& job, const mesh::DeviceMesh& mesh, Coun
   auto run = train::assemble(job, mesh);
   train::train_step(run, 0);
   const auto batches = train::micro_batches(run, run.train_loader, 1);
-  const OperatorCount count;
+  const WaitCount waiting;
+  const bench::ByteCount count;  // of operators that move something, each of which starts a kernel
   train::train_step(run, 1, batches);
-  started = count.started(), waits = count.waits();
+  for (const auto& [name, entry] : count.operators()) started[name] = entry.calls;
+  waits = waiting.waits();
 }
 
 std::string told(const Counts& counts) {

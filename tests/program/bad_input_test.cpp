@@ -184,9 +184,10 @@ TEST_F(BadInputTest, ANameThatIsTooLong) {
   const std::string name(300, 'x');
   for (const std::string key : {"data.train", "model.path", "train.run_dir", "checkpoint.dir"}) {
     SCOPED_TRACE(key);
-    const auto end = run_tessera({"train", "job.yaml", "--" + key + "=a/" + name});
+    const auto end = run_tessera({"train", "job.yaml", "--" + key + "=" + name});
     EXPECT_EQ(end.exit_code, kUserErrorExit);
-    EXPECT_THAT(end.error, MatchesRegex("tessera: .*a/" + name + ".*: File name too long\n"));
+    EXPECT_THAT(end.error, HasSubstr(name));
+    EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
   }
 }
 
