@@ -290,7 +290,7 @@ Outcome Runner::run_peer(const PeerScript& script, int num_ranks, const Job& job
 }
 
 fs::path Runner::write_job(const OurRun& run, int num_ranks, const Job& job) const {
-  const auto job_file = folder_ / "job.yaml";
+  auto job_file = folder_ / "job.yaml";
   write_file(job_file, job_text(run, num_ranks, job, tokens_, folder_ / "run"));
   return job_file;
 }

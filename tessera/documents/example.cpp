@@ -120,7 +120,8 @@ bool is_empty_answer(const Json& message) {
   if (!is_of(message, "assistant")) return false;
   for (const auto& [key, value] : message.items()) {
     const bool is_about_it = key == "role" || key == "name";
-    if (!is_about_it && !value.is_null() && !value.empty() && value != std::string()) return false;
+    const bool is_blank = value.is_string() && value.get_ref<const std::string&>().empty();
+    if (!is_about_it && !value.is_null() && !value.empty() && !is_blank) return false;
   }
   return true;
 }
