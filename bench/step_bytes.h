@@ -20,7 +20,7 @@ using BytesByOperator = std::map<std::string, OperatorBytes>;
 
 /// Counts the operators of all threads while it lives: what each reads and what it writes, whether it comes from memory or a
 /// cache. Of LibTorch's those that have a kernel for a device, by their schemas; views and what is only allocated cost nothing; a
-/// product counts its factors and its result once, whatever it packs. Ours as they say (kernels/observed.h). One at a time.
+/// product counts its factors and its result once for each block that it is computed in, whatever it packs. Ours as they say (kernels/observed.h). One at a time.
 class ByteCount {
  public:
   ByteCount();

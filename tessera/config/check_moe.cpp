@@ -28,8 +28,8 @@ std::string capacity_problem(const RunConfig& config, const models::ExpertsShape
         least, seq_len, seq_len);
   }
   // Room for all tokens but one, or less.
-  const double most_useful =
-      static_cast<double>((seq_len - 1) * experts.num * 1000 / (seq_len * experts.top_k)) / 1000;
+  const int64_t thousandths = (seq_len - 1) * experts.num * 1000 / (seq_len * experts.top_k);
+  const double most_useful = static_cast<double>(thousandths) / 1000;
   return fmt::format(
       "has no effect here: {} of a token's {} choices among {} experts is room for all {} tokens "
       "of a row; {}remove it",

@@ -70,7 +70,7 @@ TEST(ModelShapeTest, AWindowSavesTheFlopsOfTheKeysItHides) {
   shape.sliding_window = 64;
   EXPECT_EQ(training_flops_per_token(shape, 64), full);
   shape.sliding_window = 16;  // of 64 queries: 16 * 16 / 2 + 48 * 16 keys, not 64 * 64 / 2
-  const double hidden = 64.0 / 2 - (16 * 16 / 2 + 48 * 16) / 64.0;
+  const double hidden = 64.0 / 2 - (16 * 16 / 2.0 + 48 * 16) / 64.0;
   EXPECT_EQ(training_flops_per_token(shape, 64), full - 12 * 2 * 64 * hidden);
   shape.num_full_layers = 1;
   EXPECT_EQ(training_flops_per_token(shape, 64), full - 12 * 64 * hidden);

@@ -310,6 +310,14 @@ bool is_answer(const Json& message) {
   return message.is_object() && message.value("role", Json()) == "assistant";
 }
 
+/// Whatever the order of its keys, and what else stands beside.
+bool says_the_same(const Json& one, const Json& other) {
+  if (!one.is_object() || !other.is_object()) return one == other;
+  return std::ranges::all_of(std::array{"role", "content", "tool_calls"}, [&](const char* key) {
+    return one.value(key, Json()) == other.value(key, Json());
+  });
+}
+
 /// One side of a pair of messages.
 struct Side {
   Json messages;     ///< all
@@ -331,7 +339,11 @@ Conversation answer_of(const Json& row, const char* key, const Side& side, Learn
   if (std::none_of(first, side.messages.end(), is_answer)) {
     user_error("{}: expected an answer of the assistant, found none", key);
   }
-  if (side.same < side.messages.size() && !is_answer(side.messages[side.same])) {
+  // Behind an answer that both have, what others say may differ: each side is a conversation of its own.
+  const bool is_answered = std::any_of(
+      first, side.messages.begin() + static_cast<std::ptrdiff_t>(std::max(from, side.same)),
+      is_answer);
+  if (!is_answered && side.same < side.messages.size() && !is_answer(side.messages[side.same])) {
     user_error(
         "{}: message {}: expected both answers behind the same messages, found one that the other "
         "lacks",
@@ -342,7 +354,7 @@ Conversation answer_of(const Json& row, const char* key, const Side& side, Learn
 
 Pair pair_of_messages(const Json& row, Learn learn) {
   auto chosen = side_of(row, "chosen"), rejected = side_of(row, "rejected");
-  const auto first = std::ranges::mismatch(chosen.messages, rejected.messages).in1;
+  const auto first = std::ranges::mismatch(chosen.messages, rejected.messages, says_the_same).in1;
   chosen.same = rejected.same = static_cast<size_t>(first - chosen.messages.begin());
   return {.chosen = answer_of(row, "chosen", chosen, learn),
           .rejected = answer_of(row, "rejected", rejected, learn)};

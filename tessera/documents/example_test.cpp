@@ -219,6 +219,19 @@ TEST(Pair, OfMessages) {
             "-1-2-3+4");
 }
 
+// Tools answered otherwise, keys stand in another order: the same prompt.
+TEST(Pair, OfConversationsThatPart) {
+  const char* call = R"({"role": "assistant", "content": "call"})";
+  const auto row = [&](const char* chosen, const char* rejected) {
+    return fmt::format(R"({{"prompt": [{{"role": "user", "content": "Q"}}],
+      "chosen": [{0}, {{"role": "tool", "content": "{1}"}}, {{"role": "assistant", "content": "good"}}],
+      "rejected": [{0}, {{"content": "{2}", "role": "tool"}}, {{"role": "assistant", "content": "bad", "id": 3}}]}})",
+                       call, chosen, rejected);
+  };
+  EXPECT_EQ(texts(pair_in(row("x", "y").c_str()).rejected), "-Q+call+y+bad");
+  EXPECT_EQ(texts(pair_in(row("x", "x").c_str()).chosen), "-Q+call+x+good");
+}
+
 TEST(Pair, RefusesWhatIsNone) {
   EXPECT_THAT(refusal_of_pair(R"({"chosen": "a"})"), HasSubstr("rejected: expected a text or"));
   EXPECT_THAT(refusal_of_pair(R"({"chosen": "a", "rejected": 3})"), HasSubstr("got number"));

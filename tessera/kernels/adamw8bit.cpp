@@ -10,6 +10,7 @@
 
 #include "tessera/base/choices.h"
 #include "tessera/kernels/cpu/parallel.h"
+#include "tessera/kernels/observed.h"
 #include "tessera/kernels/quantised.h"
 #include "tessera/kernels/to_device.h"
 
@@ -199,6 +200,10 @@ void adamw8bit(const at::Tensor& parameter, const at::Tensor& gradient, const Bl
     TORCH_INTERNAL_ASSERT(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
     return x.scalar_type() == at::kBFloat16 ? 1 : 0;
   };
+  const Observed run(
+      "tessera::adamw8bit",
+      {parameter, parameter, gradient, exp_avg.codes, exp_avg.codes, exp_avg.absmax, exp_avg.absmax,
+       exp_avg_sq.codes, exp_avg_sq.codes, exp_avg_sq.absmax, exp_avg_sq.absmax, copy});
   kUpdates[index(parameter)][index(gradient)](parameter, gradient, exp_avg, exp_avg_sq, options,
                                               copy);
 }

@@ -63,12 +63,15 @@ struct OptimizerRecord {
   std::function<void(bool training)> set_training;  ///< its train() and eval(); none: it has none
 };
 
+/// What each step of a scheduler was given, if anything.
+using Metrics = std::vector<std::optional<double>>;
+
 /// The steps that a scheduler's saved `state` has beyond those that it took: so many, or with these metrics. UserError: it
 /// took others.
 int64_t steps_behind(int64_t taken, const nlohmann::json& state);
-std::vector<double> metrics_behind(const std::vector<double>& taken, const nlohmann::json& state);
-/// Metrics as that has them: to the last bit, and no numbers too.
-nlohmann::json state_of(const std::vector<double>& metrics);
+Metrics metrics_behind(const Metrics& taken, const nlohmann::json& state);
+/// Metrics as that has them: to the last bit.
+nlohmann::json state_of(const Metrics& metrics);
 
 /// The state of a scheduler, as it is saved.
 struct SchedulerRecord {

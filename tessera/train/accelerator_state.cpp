@@ -5,7 +5,8 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <bit>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -54,11 +55,14 @@ torch::Tensor generator_from(const std::string& text) {
 
 constexpr const char* kMetrics = "metrics";
 
-/// To the last bit, and also what is no number, which JSON lacks.
-std::vector<std::string> texts_of(const std::vector<double>& metrics) {
-  std::vector<std::string> texts;
-  for (const double metric : metrics) texts.push_back(fmt::format("{:a}", metric));
-  return texts;
+/// The bits of each, as JSON has no infinity; null: none.
+json bits_of(const Metrics& metrics) {
+  auto bits = json::array();
+  for (const auto& metric : metrics) {
+    bits.push_back(metric ? json(fmt::format("{:016x}", std::bit_cast<uint64_t>(*metric)))
+                          : json());
+  }
+  return bits;
 }
 
 void check_goes_on(bool begins_alike) {
@@ -122,19 +126,23 @@ int64_t steps_behind(int64_t taken, const json& state) {
   return steps - taken;
 }
 
-std::vector<double> metrics_behind(const std::vector<double>& taken, const json& state) {
-  const auto before = texts_of(taken);
-  const auto all = state.at(kMetrics).get<std::vector<std::string>>();
+Metrics metrics_behind(const Metrics& taken, const json& state) {
+  const auto before = bits_of(taken);
+  const auto& all = state.at(kMetrics);
   const auto [own, other] = std::ranges::mismatch(before, all);
   check_goes_on(own == before.end());
-  std::vector<double> more;
-  for (auto text = other; text != all.end(); ++text) {
-    more.push_back(std::strtod(text->c_str(), nullptr));
+  Metrics more;
+  for (auto bits = other; bits != all.end(); ++bits) {
+    more.emplace_back();
+    if (bits->is_string()) {
+      more.back() =
+          std::bit_cast<double>(uint64_t{std::stoull(bits->get<std::string>(), nullptr, 16)});
+    }
   }
   return more;
 }
 
-json state_of(const std::vector<double>& metrics) { return {{kMetrics, texts_of(metrics)}}; }
+json state_of(const Metrics& metrics) { return {{kMetrics, bits_of(metrics)}}; }
 
 std::vector<checkpoint::HeldExtent> AcceleratorCore::held_state(bool all_states,
                                                                 bool buffers) const {

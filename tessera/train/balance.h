@@ -61,7 +61,7 @@ class Balance {
  public:
   /// `routers`: of the whole model, some of which this rank may not have. `world`: all ranks; those of
   /// `tensor_axis` see the same tokens. Gives routers their nn::RouterTraining and a bias, of zeros unless they
-  /// have one, where moe.selection_bias_rate is above 0 or their family's files have it.
+  /// have one, where moe.selection_bias_rate is above 0 or their family's files have it; others get theirs by add_biases().
   Balance(std::vector<LayerRouter> routers, const models::LanguageModel& model,
           const config::MoeSection& section, mesh::Axis world, mesh::Axis tensor_axis,
           torch::Device device);

@@ -130,13 +130,10 @@ std::function<void(const std::string&)> told_before_start(const Run& run) {
 
 /// What may help a run that NaN or infinity ends.
 std::string advice(const Run& run, int64_t step, const std::string& cause) {
-  const auto& train = run.config.train;
   const bool is_first = step == 1;  // nothing was updated yet
   auto text = std::string(is_first ? "look at the weights and the data that it begins with"
                                    : "lower optimizer.learning_rate");
-  if (!run.config.optimizer.in_backward && train.nonfinite == train::Nonfinite::stop) {
-    text += ", or set train.nonfinite to skip";
-  }
+  if (!run.config.optimizer.in_backward) text += ", or set train.nonfinite to skip";
   return cause.empty() ? text : text + ", or name the layer in precision.fp8_keep";
 }
 
@@ -224,8 +221,9 @@ void add_validation(report::StepRecord& record, BestValidation& best, const Run&
   if (!found) return;
   if (!std::isfinite(found->loss) && run.config.train.nonfinite == train::Nonfinite::stop) {
     throw SystemError(fmt::format(
-        "step {}: the validation loss is NaN or infinite, so the last update broke the weights; "
-        "go on from an earlier checkpoint and lower optimizer.learning_rate",
+        "step {}: the validation loss is NaN or infinite: the last update broke the weights, or "
+        "16 bits do not hold what a validation row gives; go on from an earlier checkpoint with a "
+        "lower optimizer.learning_rate, or set train.nonfinite to skip",
         record.step));
   }
   best.add(record.step, found->loss, run.config.train.early_stopping_threshold);

@@ -188,24 +188,25 @@ class PreparedScheduler {
       core_->add_scheduler(
           {.state = [&base] { return static_cast<int64_t>(SchedulerAccess::count(base)); },
            .load = [&base](const nlohmann::json& count) { SchedulerAccess::count(base) = count; }});
-    } else if constexpr (StepsAlone<Scheduler>) {  // is what its steps made of it
+    } else if constexpr (StepsByMetric<Scheduler>) {
+      core_->add_scheduler({.state = [metrics = metrics_] { return state_of(*metrics); },
+                            .load =
+                                [metrics = metrics_, &base](const nlohmann::json& state) {
+                                  for (const auto metric : metrics_behind(*metrics, state)) {
+                                    step_base(base, metric);
+                                    metrics->push_back(metric);
+                                  }
+                                }});
+    } else {  // is what its steps made of it
+      static_assert(
+          StepsAlone<Scheduler>,
+          "prepare: a scheduler needs step(), step(metric), or state_dict() and load_state_dict()");
       core_->add_scheduler({.state = [steps = steps_] { return *steps; },
                             .load =
                                 [steps = steps_, &base](const nlohmann::json& state) {
                                   for (auto more = steps_behind(*steps, state); more > 0; --more) {
                                     base.step(), ++*steps;
                                   }
-                                }});
-    } else {
-      static_assert(
-          StepsByMetric<Scheduler>,
-          "prepare: a scheduler needs step(), step(metric), or state_dict() and load_state_dict()");
-      core_->add_scheduler({.state = [metrics = metrics_] { return state_of(*metrics); },
-                            .load =
-                                [metrics = metrics_, &base](const nlohmann::json& state) {
-                                  const auto more = metrics_behind(*metrics, state);
-                                  for (const double metric : more) base.step(metric);
-                                  metrics->insert(metrics->end(), more.begin(), more.end());
                                 }});
     }
   }
@@ -227,8 +228,10 @@ class PreparedScheduler {
       }
       base_->step(metric...);
       ++*steps_;
-      if constexpr (kStepsByMetric) {
-        metrics_->push_back(static_cast<double>(metric)...);
+      if constexpr (kSavesMetrics) {
+        if constexpr (sizeof...(metric) == 1)
+          metrics_->emplace_back(static_cast<double>(metric)...);
+        if constexpr (sizeof...(metric) == 0) metrics_->emplace_back();
       }
     }
   }
@@ -238,6 +241,9 @@ class PreparedScheduler {
     if constexpr (requires { base_->get_last_lr(); }) {
       return base_->get_last_lr();
     } else {
+      static_assert(
+          std::derived_from<Scheduler, torch::optim::LRScheduler>,
+          "get_last_lr: this scheduler does not tell; ask its optimizer's param_groups()");
       return SchedulerAccess::rates(*base_);
     }
   }
@@ -245,13 +251,24 @@ class PreparedScheduler {
   Scheduler* operator->() const { return base_; }
 
  private:
-  static constexpr bool kStepsByMetric = !HasStateDict<Scheduler> && !StepsAlone<Scheduler>;
+  static constexpr bool kSavesMetrics = !HasStateDict<Scheduler> && StepsByMetric<Scheduler> &&
+                                        !std::derived_from<Scheduler, torch::optim::LRScheduler>;
+
+  static void step_base(Scheduler& base, std::optional<double> metric) {
+    if constexpr (StepsAlone<Scheduler>) {
+      if (!metric) {
+        base.step();
+        return;
+      }
+    }
+    base.step(metric.value());
+  }
 
   std::shared_ptr<AcceleratorCore> core_;
   Scheduler* base_;
   std::shared_ptr<int64_t> steps_ = std::make_shared<int64_t>(0);
   /// Filled where they are all that there is to save.
-  std::shared_ptr<std::vector<double>> metrics_ = std::make_shared<std::vector<double>>();
+  std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
 };
 
 // ---- scopes ------------------------------------------------------------------------------------

@@ -105,7 +105,12 @@ void check_own(const fs::path& directory, const checkpoint::Checkpoint& found) {
 void take_learned_biases(Run& run, const checkpoint::Checkpoint& found) {
   if (!run.balance) return;
   const auto has_bias = [&](const LayerRouter& layer) { return found.contains(layer.bias_name()); };
-  if (std::ranges::any_of(run.balance->all(), has_bias)) run.balance->add_biases();
+  if (std::ranges::none_of(run.balance->all(), has_bias)) return;
+  if (run.config.moe.sampling != nn::ExpertSampling::none) {
+    user_error("moe.sampling: expected none beside the selection biases of {}; set none",
+               found.path().string());
+  }
+  run.balance->add_biases();
 }
 
 /// Reads `folder` into the run. DamagedCheckpoint: the next one may do. Collective.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -178,7 +179,7 @@ TEST(ScaledWeights, AreTheNumbersTimesTheirScales) {
   }
 }
 
-// As compressed-tensors and fbgemm write them: one scale, one for each row, one for each group of a row.
+// As compressed-tensors and fbgemm write them: one scale, one for each row, one for each group of a row, one for each block.
 TEST(ScaledWeights, OfEvenPartsAreTheNumbersTimesTheirScales) {
   const testing::TemporaryFolder folder;
   const auto from = fs::path("tests/fixtures/llama_micro");
@@ -191,12 +192,24 @@ TEST(ScaledWeights, OfEvenPartsAreTheNumbersTimesTheirScales) {
     if (name.find("_proj") == std::string::npos) continue;
     const auto weight = expected[name];
     const int64_t rows = weight.size(0), columns = weight.size(1);
-    const std::vector<std::vector<int64_t>> shapes{{}, {1}, {rows}, {rows, 1}, {rows, columns / 4}};
-    const auto scales = torch::rand(shapes[static_cast<size_t>(kind % 5)]) + 0.5;
-    const auto codes = kind++ % 2 == 0 ? weight.to(torch::kFloat8_e4m3fn)
-                                       : (weight * 100).round().clamp(-127, 127).to(torch::kInt8);
+    const std::vector<std::vector<int64_t>> shapes{{},
+                                                   {1},
+                                                   {rows},
+                                                   {rows, 1},
+                                                   {rows, columns / 4},
+                                                   {(rows + 127) / 128, (columns + 127) / 128}};
+    const auto scales = torch::rand(shapes[static_cast<size_t>(kind % 6)]) + 0.5;
+    const std::array codes_of{weight.to(torch::kFloat8_e4m3fn), weight.to(torch::kFloat8_e5m2),
+                              (weight * 100).round().clamp(-127, 127).to(torch::kInt8)};
+    const auto& codes = codes_of[static_cast<size_t>(kind % 3)];
+    const bool by_blocks = kind++ % 6 == 5;
     auto each = scales.dim() == 2 ? scales : scales.reshape({-1, 1});
-    each = each.expand({rows, -1}).repeat_interleave(columns / each.size(1), 1);
+    if (by_blocks) {  // the last ones are smaller
+      each = each.repeat_interleave(128, 0).repeat_interleave(128, 1);
+      each = each.slice(0, 0, rows).slice(1, 0, columns);
+    } else {
+      each = each.expand({rows, -1}).repeat_interleave(columns / each.size(1), 1);
+    }
     expected[name] = codes.to(torch::kFloat32) * each;
     held[name] = codes, held[name + "_scale"] = scales;
     held[name.substr(0, name.size() - 6) + "input_scale"] = torch::ones({1});  // of activations
@@ -216,7 +229,7 @@ TEST(ScaledWeights, OfEvenPartsAreTheNumbersTimesTheirScales) {
     return testing::message_of([&] { loaded(folder.path()); });
   };
   EXPECT_THAT(refusal_with(first + "_scale", torch::ones({3, 1})),
-              ::testing::HasSubstr("expected floats that divide ["));
+              ::testing::HasSubstr("a scale for each block of 128 x 128, or [64, 1] or [1], got"));
   EXPECT_THAT(refusal_with(first + "_zero_point", torch::ones({1})),
               ::testing::HasSubstr("got more than that; store it as floats"));
   // Without a scale no one knows what whole numbers stand for.

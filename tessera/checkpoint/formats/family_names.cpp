@@ -19,25 +19,41 @@ namespace {
 constexpr std::string_view kExperts = ".experts.";
 constexpr std::string_view kHead = "lm_head.weight";
 
-/// Do two tensors of floats hold the same numbers? Those of other types are taken to.
+bool is_tied(const nlohmann::json& config, const models::FamilySpec* family) {
+  const auto said = config.find("tie_word_embeddings");
+  return said != config.end() ? *said == true : family != nullptr && family->tied_unless_said;
+}
+
+const models::FamilySpec* family_of(const nlohmann::json& config) {
+  const auto type = config.find("model_type");
+  const bool is_named = type != config.end() && type->is_string();
+  return is_named ? models::find_spec(type->get<std::string>()) : nullptr;
+}
+
+/// Do two tensors hold the same numbers? In the narrower type, if theirs differ.
 bool are_equal(const TensorSource& tensors, std::string_view one, std::string_view other) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   const auto &first = tensors.info(one), &second = tensors.info(other);
   if (first.shape != second.shape) return false;
-  if (!is_float(first.dtype) || !is_float(second.dtype)) return true;
-  const auto numbers = [&](std::string_view name, DType dtype, int64_t begin, int64_t count) {
-    std::vector<std::byte> stored(static_cast<size_t>(count * dtype_bytes(dtype)));
+  const auto narrow =
+      dtype_bytes(first.dtype) <= dtype_bytes(second.dtype) ? first.dtype : second.dtype;
+  if (!is_convertible(first.dtype, narrow) || !is_convertible(second.dtype, narrow)) return true;
+  std::vector<std::byte> stored;
+  const auto read = [&](std::string_view name, DType dtype, int64_t begin, int64_t count,
+                        std::vector<std::byte>& numbers) {
+    numbers.resize(static_cast<size_t>(count * dtype_bytes(narrow)));
+    if (dtype == narrow) return tensors.read(name, begin, numbers);
+    stored.resize(static_cast<size_t>(count * dtype_bytes(dtype)));
     tensors.read(name, begin, stored);
-    std::vector<float> values(static_cast<size_t>(count));
-    convert_values(stored, dtype, std::as_writable_bytes(std::span(values)), DType::f32);
-    return values;
+    convert_values(stored, dtype, numbers, narrow);
   };
+  std::vector<std::byte> ours, theirs;
   const int64_t all = first.num_elements();
   for (int64_t begin = 0; begin < all; begin += kAtOnce) {
     const int64_t count = std::min(kAtOnce, all - begin);
-    if (numbers(one, first.dtype, begin, count) != numbers(other, second.dtype, begin, count)) {
-      return false;
-    }
+    read(one, first.dtype, begin, count, ours);
+    read(other, second.dtype, begin, count, theirs);
+    if (ours != theirs) return false;
   }
   return true;
 }
@@ -46,12 +62,8 @@ bool are_equal(const TensorSource& tensors, std::string_view one, std::string_vi
 
 FamilyNames::FamilyNames(const nlohmann::json& config, const std::string& where) {
   if (!config.is_object()) return;
-  const auto type = config.find("model_type");
-  if (type != config.end() && type->is_string()) {
-    family_ = models::find_spec(type->get<std::string>());
-  }
-  const auto tied = config.find("tie_word_embeddings");
-  tied_ = tied != config.end() ? *tied == true : family_ != nullptr && family_->tied_unless_said;
+  family_ = family_of(config);
+  tied_ = is_tied(config, family_);
   if (family_ == nullptr) return;
   if (!any_together() && !family_->predicts_further && family_->mixture == nullptr) return;
   shape_ = models::model_shape_of(config, where);
@@ -100,19 +112,6 @@ bool FamilyNames::is_behind_last(const std::string& stored) const {
   const auto read = std::from_chars(stored.data() + block_prefix_.size(), end, layer);
   return read.ec == std::errc() && read.ptr != end && *read.ptr == '.' &&
          layer >= shape_->num_layers;
-}
-
-void FamilyNames::check_tied_head(const TensorSource& tensors) const {
-  if (!tied_ || !tensors.contains(kHead)) return;
-  const auto is_embedding = [](const auto& item) {
-    return item.first.ends_with("embed_tokens.weight") || item.first.ends_with("wte.weight");
-  };
-  const auto embedding = std::ranges::find_if(tensors.tensors(), is_embedding);
-  if (embedding == tensors.tensors().end() || are_equal(tensors, kHead, embedding->first)) return;
-  user_error(
-      "{}: '{}' differs from '{}', which config.json says is the head, too; set "
-      "tie_word_embeddings to false there, or leave the tensor out",
-      tensors.path().string(), kHead, embedding->first);
 }
 
 std::string FamilyNames::our_name(const std::string& stored) const {
@@ -201,6 +200,20 @@ void add_stored(const FamilyNames& family, const TensorSource& ours, const std::
   for (const auto& [name, part] : family.ours(stored)) {
     view.put_part(prefix + stored, ours, prefix + name, part.value(), dtype);
   }
+}
+
+void check_tied_head(const nlohmann::json& config, const TensorSource& tensors) {
+  if (!config.is_object() || !is_tied(config, family_of(config)) || !tensors.contains(kHead))
+    return;
+  const auto is_embedding = [](const auto& item) {
+    return item.first.ends_with("embed_tokens.weight") || item.first.ends_with("wte.weight");
+  };
+  const auto embedding = std::ranges::find_if(tensors.tensors(), is_embedding);
+  if (embedding == tensors.tensors().end() || are_equal(tensors, kHead, embedding->first)) return;
+  user_error(
+      "{}: '{}' differs from '{}', which config.json says is the head, too; set "
+      "tie_word_embeddings to false there, or leave the tensor out",
+      tensors.path().string(), kHead, embedding->first);
 }
 
 }  // namespace tessera::checkpoint

@@ -32,9 +32,6 @@ class FamilyNames {
   /// The tensor of the family's files that holds a parameter: itself, unless ours() of that has more.
   std::string stored(const std::string& parameter) const;
 
-  /// UserError: the embedding is the head, too, by the config.json, but the tensors have another one.
-  void check_tied_head(const TensorSource& tensors) const;
-
   /// Do files of the family store several parameters together?
   bool any_together() const {
     return family_ != nullptr &&
@@ -65,6 +62,9 @@ class FamilyNames {
   const models::MixtureNames* mixture_ = nullptr;
   std::vector<OfExperts> of_experts_;
 };
+
+/// UserError: by the config.json the embedding is the head, too, but the tensors have another one. Reads both, if they do.
+void check_tied_head(const nlohmann::json& config, const TensorSource& tensors);
 
 struct AddStoredOptions {
   std::string prefix;  ///< of every name in `ours` and in the view

@@ -42,8 +42,9 @@ std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path
   const auto config = path / "config.json";
   std::shared_ptr<const TensorSource> as_stored(both, both->stored.get());
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
-  const FamilyNames family(models::read_json_object(config, "model_type"), config.string());
-  family.check_tied_head(*both->stored);
+  const auto said = models::read_json_object(config, "model_type");
+  check_tied_head(said, *both->stored);
+  const FamilyNames family(said, config.string());
   if (!family.takes_apart()) return as_stored;
   for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -30,7 +31,9 @@ constexpr std::string_view kScales = "_scale";
 /// What would change the numbers in another way, beside a weight with scales.
 constexpr std::string_view kUnknown[] = {"_scale_2", "_zero_point", "_scale_ub"};
 
-bool is_code(DType dtype) { return dtype == DType::f8_e4m3 || dtype == DType::i8; }
+bool is_code(DType dtype) {
+  return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2 || dtype == DType::i8;
+}
 
 /// The scales of a tensor that holds codes; "": it has none.
 std::string scales_of(const TensorSource& stored, const std::string& name, DType dtype) {
@@ -42,34 +45,52 @@ std::string scales_of(const TensorSource& stored, const std::string& name, DType
   return "";
 }
 
-/// What each code of e4m3 stands for (OCP 8-bit Floating Point, 2023: no infinities).
-const std::array<float, 256>& e4m3_values() {
-  static const auto values = [] {
-    std::array<float, 256> table{};
-    for (size_t code = 0; code < table.size(); ++code) {
-      const int exponent = static_cast<int>(code >> 3) & 15, mantissa = static_cast<int>(code & 7);
-      float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                  : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-      if (exponent == 15 && mantissa == 7) value = std::numeric_limits<float>::quiet_NaN();
-      table[code] = code >= 128 ? -value : value;
+/// What each code stands for: of 8-bit floats (OCP 8-bit Floating Point, 2023: E4M3 has no infinities) or a whole number.
+std::array<float, 256> values_of(DType dtype) {
+  std::array<float, 256> table{};
+  const int mantissa_bits = dtype == DType::f8_e4m3 ? 3 : 2,
+            bias = dtype == DType::f8_e4m3 ? 7 : 15;
+  const int steps = 1 << mantissa_bits, last = 127 >> mantissa_bits;
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = (code & 127) >> mantissa_bits, mantissa = code & (steps - 1);
+    const int number = exponent == 0 ? mantissa : steps + mantissa;
+    float value =
+        std::ldexp(static_cast<float>(number), std::max(exponent, 1) - bias - mantissa_bits);
+    if (exponent == last && dtype == DType::f8_e5m2) {
+      value = std::numeric_limits<float>::infinity();
     }
-    return table;
-  }();
-  return values;
+    const bool is_nan =
+        exponent == last && (dtype == DType::f8_e4m3 ? mantissa == 7 : mantissa > 0);
+    if (is_nan) value = std::numeric_limits<float>::quiet_NaN();
+    table[static_cast<size_t>(code)] = code >= 128 ? -value : value;
+    if (dtype == DType::i8) {
+      table[static_cast<size_t>(code)] = static_cast<float>(static_cast<int8_t>(code));
+    }
+  }
+  return table;
 }
 
 struct Block {
   int64_t rows = 128, columns = 128;
 };
 
-/// weight_block_size of the config.json that lies with the tensors.
+/// The size of blocks in the config.json that lies with the tensors: weight_block_size, or compressed-tensors'
+/// block_structure.
 Block block_of(const fs::path& path) {
   const auto config = (fs::is_directory(path) ? path : path.parent_path()) / "config.json";
   if (!fs::exists(config)) return {};
   const auto json = parse_strict_json(config, read_file(config));
   const auto said = json.value("quantization_config", nlohmann::json::object());
-  if (!said.is_object() || !said.contains("weight_block_size")) return {};
-  const auto& size = said["weight_block_size"];
+  if (!said.is_object()) return {};
+  auto size = said.value("weight_block_size", nlohmann::json());
+  const auto groups = said.value("config_groups", nlohmann::json());
+  for (const auto& group : groups.is_object() ? groups : nlohmann::json::object()) {
+    const auto weights =
+        group.is_object() ? group.value("weights", nlohmann::json()) : nlohmann::json();
+    if (size.is_null() && weights.is_object())
+      size = weights.value("block_structure", nlohmann::json());
+  }
+  if (size.is_null()) return {};
   const auto fits = [](const nlohmann::json& number) {
     return number.is_number_unsigned() && number >= 1 && number <= 1 << 20;
   };
@@ -96,8 +117,7 @@ class ScaledSource : public TensorSource {
       const auto scales = checkpoint::scales_of(*stored_, name, info.dtype);
       if (scales.empty()) continue;
       for (const auto ending : kUnknown) refuse_beside(name, ending);
-      scales_.emplace(name, scales.ends_with(kBlockScales) ? of_blocks(scales, info)
-                                                           : of_even_parts(scales, info));
+      scales_.emplace(name, scales_for(scales, info));
       tensors_.erase(scales);
       tensors_[name].dtype = DType::f32;
     }
@@ -115,31 +135,29 @@ class ScaledSource : public TensorSource {
         path_.string(), other, weight);
   }
 
-  /// DeepSeek-V3's: blocks of the size that config.json says, of which the last may be smaller.
-  Scales of_blocks(const std::string& scales, const TensorInfo& weight) const {
-    check_matrix(scales, weight);
-    const std::vector expected{blocks(weight.shape[0], block_.rows),
-                               blocks(weight.shape[1], block_.columns)};
-    const auto& found = stored_->info(scales);
-    if (found.shape == expected && is_float(found.dtype)) return {scales, block_, expected[1]};
-    user_error("{}: '{}': expected floats [{}], a scale for each block of {} x {}, got {} [{}]",
-               path_.string(), scales, fmt::join(expected, ", "), block_.rows, block_.columns,
-               dtype_name(found.dtype), fmt::join(found.shape, ", "));
-  }
-
-  /// compressed-tensors', fbgemm's, AutoFP8's: one, one for each row, or one for each group of a row.
-  Scales of_even_parts(const std::string& scales, const TensorInfo& weight) const {
+  /// Of a whole matrix, of each row, of groups of a row as long as a power of two, or of blocks, of which the last may be
+  /// smaller.
+  Scales scales_for(const std::string& scales, const TensorInfo& weight) const {
     check_matrix(scales, weight);
     const auto& found = stored_->info(scales);
+    const int64_t rows = weight.shape[0], columns = weight.shape[1];
     auto shape = found.shape;
     if (shape.size() < 2) shape.resize(2, 1);
-    const int64_t rows = weight.shape[0], columns = weight.shape[1];
-    const bool fits = shape.size() == 2 && is_float(found.dtype) && shape[0] > 0 && shape[1] > 0 &&
-                      rows % shape[0] == 0 && columns % shape[1] == 0;
-    if (fits) return {scales, {rows / shape[0], columns / shape[1]}, shape[1]};
-    user_error("{}: '{}': expected floats that divide [{}] evenly, as [{}, 1], got {} [{}]",
-               path_.string(), scales, fmt::join(weight.shape, ", "), rows, dtype_name(found.dtype),
-               fmt::join(found.shape, ", "));
+    const bool of_parts = !scales.ends_with(kBlockScales) && is_float(found.dtype);
+    if (of_parts && shape == std::vector<int64_t>{1, 1}) return {scales, {rows, columns}, 1};
+    if (of_parts && shape.size() == 2 && shape[0] == rows && shape[1] > 0 &&
+        columns % shape[1] == 0) {
+      const int64_t group = columns / shape[1];
+      if (shape[1] == 1 || std::has_single_bit(static_cast<uint64_t>(group))) {
+        return {scales, {1, group}, shape[1]};
+      }
+    }
+    const std::vector of_blocks{blocks(rows, block_.rows), blocks(columns, block_.columns)};
+    if (found.shape == of_blocks && is_float(found.dtype)) return {scales, block_, of_blocks[1]};
+    user_error("{}: '{}': expected floats [{}], a scale for each block of {} x {}{}, got {} [{}]",
+               path_.string(), scales, fmt::join(of_blocks, ", "), block_.rows, block_.columns,
+               scales.ends_with(kBlockScales) ? "" : fmt::format(", or [{}, 1] or [1]", rows),
+               dtype_name(found.dtype), fmt::join(found.shape, ", "));
   }
 
   void check_matrix(const std::string& scales, const TensorInfo& weight) const {
@@ -167,7 +185,7 @@ class ScaledSource : public TensorSource {
     if (count == 0) return;
     std::vector<uint8_t> codes(static_cast<size_t>(count));
     stored_->read(name, begin, std::as_writable_bytes(std::span(codes)));
-    const bool whole_numbers = stored_->info(name).dtype == DType::i8;
+    const auto values = values_of(stored_->info(name).dtype);
     const auto& [_, block, across] = found->second;
     const int64_t width = info.shape[1];
     const int64_t first = begin / width / block.rows;
@@ -176,10 +194,7 @@ class ScaledSource : public TensorSource {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = (begin + i) / width, column = (begin + i) % width;
       const auto at = (row / block.rows - first) * across + column / block.columns;
-      const auto code = codes[static_cast<size_t>(i)];
-      const float number =
-          whole_numbers ? static_cast<float>(static_cast<int8_t>(code)) : e4m3_values()[code];
-      const float value = number * scales[static_cast<size_t>(at)];
+      const float value = values[codes[static_cast<size_t>(i)]] * scales[static_cast<size_t>(at)];
       std::memcpy(destination.data() + static_cast<size_t>(i) * sizeof value, &value, sizeof value);
     }
   }

@@ -219,7 +219,7 @@ TrainingSource from_others(const TrainingOptions& options, OpenedSource opened) 
   const auto config =
       llmc != nullptr && options.config.empty() ? gpt2_config(llmc->shape()) : read_config(options);
   if (opened.format == Format::safetensors) {
-    FamilyNames(config, options.source.string()).check_tied_head(*opened.tensors);
+    check_tied_head(config, *opened.tensors);
   }
   auto stored = sorted(opened);
   const bool turns = !options.our_names && turns_weights(opened);
