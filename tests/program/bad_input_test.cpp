@@ -1,5 +1,6 @@
 // What a user gets wrong is one line and exit code 2, before any training, and leaves nothing
 // behind.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -184,7 +185,7 @@ TEST_F(BadInputTest, ANameThatIsTooLong) {
   const std::string name(300, 'x');
   for (const std::string key : {"data.train", "model.path", "train.run_dir", "checkpoint.dir"}) {
     SCOPED_TRACE(key);
-    const auto end = run_tessera({"train", "job.yaml", "--" + key + "=" + name});
+    const auto end = run_tessera({"train", "job.yaml", fmt::format("--{}={}", key, name)});
     EXPECT_EQ(end.exit_code, kUserErrorExit);
     EXPECT_THAT(end.error, HasSubstr(name));
     EXPECT_EQ(std::count(end.error.begin(), end.error.end(), '\n'), 1) << end.error;
