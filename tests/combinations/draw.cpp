@@ -172,7 +172,7 @@ Settings Draw::draw_mesh(const models::ModelShape& shape) {
   std::vector<int64_t> widths{1};
   for (mesh_shape.ep = 2; mesh_shape.ep <= 4; ++mesh_shape.ep) {
     if (mesh::ep_problem(mesh_shape) || !has_experts) continue;
-    if (!models::experts_problem(shape, mesh_shape.ep)) widths.push_back(mesh_shape.ep);
+    if (!config::experts_problem(shape, mesh_shape)) widths.push_back(mesh_shape.ep);
   }
   Settings mesh{{"parallel.num_ranks", fmt::format("{}", pp * replicate * shard * tp)},
                 {"parallel.pp", fmt::format("{}", pp)},
