@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Throws the error of a path: UserError for one that may not be looked at or cannot be (permission, a
-/// name too long, a file in the place of a folder), else SystemError. "<what>: <why>".
+/// name too long, links in circles), else SystemError. "<what>: <why>".
 [[noreturn]] void path_error(const std::string& what, const std::error_code& code);
 
 /// What `action` gives; what the standard library says of a path becomes a path_error.
