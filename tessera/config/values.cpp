@@ -261,9 +261,9 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
   if (fits) return;
   auto texts = raw.items;
   if (raw.kind == RawValue::Kind::scalar) texts = {raw.text};
-  const auto is_beyond = [](const auto& text) {
+  const auto is_beyond = [&](const auto& text) {
     const auto number = parse_number(text);
-    return number && std::abs(*number) > kLargest;
+    return number && std::abs(*number) > kLargest && std::isinf(field.rule.range.high);
   };
   if (const auto beyond = std::ranges::find_if(texts, is_beyond);
       beyond != texts.end() && type_name(field).find("number") != std::string::npos) {
