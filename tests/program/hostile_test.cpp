@@ -62,6 +62,7 @@ struct Situation {
   bool keeps_checkpoints = true;     ///< what stood there must stand there afterwards
 };
 
+// NOLINTNEXTLINE(readability-identifier-naming): GoogleTest's name
 void PrintTo(const Situation& situation, std::ostream* out) { *out << situation.name; }
 
 Words train(Words more = {}) {
