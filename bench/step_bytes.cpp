@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -114,7 +115,7 @@ ByteCount::ByteCount() {
     if (own.counts_results) {
       for (const auto& output : function.outputs()) own.bytes += bytes_of(output);
     }
-    if (own.bytes > 0) current()->add(function.name(), own.bytes);
+    if (own.counts_results || own.bytes > 0) current()->add(function.name(), own.bytes);
   };
   handle_ = at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
                                       .needsInputs(true)

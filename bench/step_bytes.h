@@ -4,7 +4,6 @@
 #include <ATen/record_function.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -54,7 +53,7 @@ struct StepBytes {
   int64_t touched() const;
 };
 
-/// Of the second step of `job`, which this process runs alone; the first one makes what stays.
+/// Counts the second step of `job`, which this process runs alone; the first one makes what stays.
 StepBytes step_bytes(const config::RunConfig& job);
 
 /// A line for each operator that passes over 1 % of them or more, one for the others, and what is least.

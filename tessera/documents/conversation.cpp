@@ -50,11 +50,11 @@ constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasonin
 /// A message whose reasoning has the names that templates read, as transformers 5 gives it to them.
 Json with_reasoning(const Json& message) {
   for (const auto* name : kReasoning) {
-    const auto found = message.find(name);
-    if (found == message.end() || found->is_null()) continue;
-    Json named{{"thinking", *found}};
+    const auto* reasoning = find(message, name);
+    if (reasoning == nullptr) continue;
+    Json named{{"thinking", *reasoning}};
     for (const auto& [key, part] : message.items()) named[key] = part;
-    named["reasoning_content"] = *found;
+    named["reasoning_content"] = *reasoning;
     return named;
   }
   return message;

@@ -114,7 +114,7 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::T
   const bool adds = residual.defined();
   const bool fuses = adds ? can_fuse({x, residual, weight}) : can_fuse({x, weight});
   if (!fuses || x.numel() == 0) {
-    // Of two dtypes, as under autocast, the norm alone is one pass.
+    // Where both have other dtypes, as under autocast, the norm alone is one pass.
     if (adds) return add_rms_norm(x + residual, {}, weight, eps);
     return {x, rms_norm_reference(x, weight, eps)};
   }

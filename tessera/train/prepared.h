@@ -163,7 +163,7 @@ concept StepsAlone = requires(T& object) {
   object.step();
 };
 
-/// As LibTorch's ReduceLROnPlateauScheduler.
+/// LibTorch's ReduceLROnPlateauScheduler is one.
 template <typename T>
 concept StepsByMetric = requires(T& object) {
   object.step(0.0);

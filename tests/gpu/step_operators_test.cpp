@@ -79,8 +79,7 @@ void count_step(const config::RunConfig& job, const mesh::DeviceMesh& mesh, Coun
   train::train_step(run, 0);
   const auto batches = train::micro_batches(run, run.train_loader, 1);
   const WaitCount waiting;
-  const bench::ByteCount
-      count;  // of operators that move more than a number, each of which starts a kernel
+  const bench::ByteCount count;  // of operators that move something, each of which starts a kernel
   train::train_step(run, 1, batches);
   for (const auto& [name, entry] : count.operators()) started[name] = entry.calls;
   waits = waiting.waits();

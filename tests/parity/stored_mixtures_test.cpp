@@ -179,7 +179,7 @@ TEST(ScaledWeights, AreTheNumbersTimesTheirScales) {
   }
 }
 
-// As compressed-tensors and fbgemm write them: one scale, one for each row, one for each group of a row, one for each block.
+// Scales as compressed-tensors and fbgemm write them: one, one for each row, one for each group of a row, one for each block.
 TEST(ScaledWeights, OfEvenPartsAreTheNumbersTimesTheirScales) {
   const testing::TemporaryFolder folder;
   const auto from = fs::path("tests/fixtures/llama_micro");

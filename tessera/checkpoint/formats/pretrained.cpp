@@ -32,7 +32,7 @@ struct TakenApart {
       : stored(open_safetensors(path)), apart(path) {}
 };
 
-/// A float as it is stored, or by itself one of 8 bits.
+/// Does it hold floats? Those of 8 bits, too, where no scale lies beside them.
 bool is_number(DType dtype) {
   return is_float(dtype) || dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2;
 }

@@ -135,7 +135,7 @@ class ScaledSource : public TensorSource {
         path_.string(), other, weight);
   }
 
-  /// Of a whole matrix, of each row, of groups of a row as long as a power of two, or of blocks, of which the last may be
+  /// The scales of a whole matrix, of each row, of groups of a row as long as a power of two, or of blocks, of which the last may be
   /// smaller.
   Scales scales_for(const std::string& scales, const TensorInfo& weight) const {
     check_matrix(scales, weight);
