@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -142,6 +143,61 @@ TEST(GradientSink, LinearCrossEntropyAddsInFloat32) {
   linear_cross_entropy_reference(hidden.to(at::kDouble), exact, targets).backward();
   // At 100 a bfloat16 steps by 0.5, more than any of these gradients; the logits' are rounded.
   EXPECT_LT(relative_distance(sink - 100, exact.grad()), 5e-3);
+}
+
+/// Gradients of two backwards: `unwritten`: into memory of NaN that is said to hold nothing, else into zeros.
+Tensors gradients_of(const SinkCase& c, bool unwritten) {
+  Tensors leaves, gradients;
+  for (const auto& x : c.inputs) {
+    leaves.push_back(x.detach().clone().requires_grad_());
+    leaves.back().mutable_grad() = at::full_like(x, unwritten && leaves.size() > 1 ? NAN : 0);
+    if (unwritten && leaves.size() > 1) set_unwritten(leaves.back().grad());
+  }
+  for (int pass = 0; pass < 2; ++pass) c.ours(leaves).sin().sum().backward();
+  for (const auto& leaf : leaves) gradients.push_back(leaf.grad());
+  return gradients;
+}
+
+TEST(GradientSink, WhatIsUnwrittenIsWrittenByTheFirstAndAddedToByTheNext) {
+  auto all = cases();
+  const auto targets = at::randint(40, {36}, at::kLong);
+  for (const int64_t chunk_rows : {5, 100}) {
+    all.push_back({"head",
+                   [=](const Tensors& t) {
+                     return linear_cross_entropy(
+                         t[0].reshape({-1, 48}), t[1], targets,
+                         {.weight_gradient = t[1].grad(), .chunk_rows = chunk_rows});
+                   },
+                   {},
+                   {all[0].inputs[0], at::randn({40, 48}) * 0.1}});
+  }
+  all.push_back({"head of no rows",
+                 [](const Tensors& t) {
+                   return linear_cross_entropy(t[0].reshape({-1, 48}), t[1],
+                                               at::empty({0}, at::kLong),
+                                               {.weight_gradient = t[1].grad()});
+                 },
+                 {},
+                 {at::empty({0, 48}), at::randn({40, 48})}});
+  for (const auto& c : all) {
+    const auto got = gradients_of(c, true), want = gradients_of(c, false);
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], want[i])) << c.name << " " << i;
+    }
+  }
+}
+
+TEST(GradientSink, AnUnwrittenGradientIsZeroBesideOthers) {
+  const auto first = at::full({3}, NAN), second = at::ones({3}), third = at::full({3}, NAN);
+  set_unwritten(first), set_unwritten(third);
+  EXPECT_TRUE(adds_to({first, second}));
+  EXPECT_TRUE(at::equal(first, at::zeros({3})));
+  EXPECT_TRUE(at::equal(second, at::ones({3})));
+  EXPECT_TRUE(adds_to(first));
+  set_unwritten(first);
+  EXPECT_TRUE(adds_to(first.detach()));  // another tensor
+  EXPECT_FALSE(adds_to({first, third}));
+  EXPECT_TRUE(adds_to({first, third}));  // what the caller wrote
 }
 
 // What LibTorch does itself with such a parameter: operators without a sink keep the buffer, too.

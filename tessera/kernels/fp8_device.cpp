@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/fp8_codes.h"
 #include "tessera/kernels/fp8_linear.h"
 #include "tessera/kernels/fp8_recipe.h"
@@ -85,10 +86,9 @@ class DeviceProducts : public LinearProducts {
     const auto x = rounded(rows, Fp8Operand::input, Sum::along_columns);
     const int64_t out = gradient.size(1), in = rows.size(1);
     const auto target = sink.defined() ? sink.scalar_type() : options.dtype().toScalarType();
-    auto result = in_out ? product(x, g, {in, out}, target) : product(g, x, {out, in}, target);
-    if (!sink.defined()) return result;
-    sink.add_(result);
-    return {};
+    const auto result =
+        in_out ? product(x, g, {in, out}, target) : product(g, x, {out, in}, target);
+    return autograd::hand_over(sink, result, target);
   }
 
  private:

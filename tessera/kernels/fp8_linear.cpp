@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/fp8_recipe.h"
 
@@ -50,9 +51,7 @@ class EmulatedProducts : public LinearProducts {
     }
     const auto wide =
         multiply_into({}, left.values.t(), right.values, options.dtype(at::kFloat), factor);
-    if (!sink.defined()) return wide.to(target);
-    sink.add_(wide);
-    return {};
+    return autograd::hand_over(sink, wide, target);
   }
 
  private:

@@ -132,7 +132,9 @@ variable_list weight_gradients(const at::Tensor& x, const at::Tensor& grad, at::
     if (count > 0) {
       result[e] =
           multiply_into(sinks[e], grad.narrow(0, row, count).t(), x.narrow(0, row, count), options);
-    } else if (!sinks[e].defined()) {
+    } else if (sinks[e].defined()) {
+      autograd::fill_unwritten(sinks[e]);
+    } else {
       result[e] = at::zeros(weights[e].sizes(), options);
     }
   });
@@ -155,13 +157,18 @@ class Members {
     return tensors_.slice(member * groups_, groups_);
   }
 
+  /// Those of a group, a member after the other.
+  std::vector<at::Tensor> of_group(size_t group) const {
+    std::vector<at::Tensor> parts;
+    for (size_t m = 0; m < size(); ++m) parts.push_back(tensors_[m * groups_ + group]);
+    return parts;
+  }
+
   /// Each group's matrices as one; nothing if they do not all lie one below the other, and of one member.
   std::vector<at::Tensor> joined() const {
     std::vector<at::Tensor> result;
     for (size_t e = 0; e < groups_; ++e) {
-      std::vector<at::Tensor> parts;
-      for (size_t m = 0; m < size(); ++m) parts.push_back(tensors_[m * groups_ + e]);
-      result.push_back(one_below_other(parts));
+      result.push_back(one_below_other(of_group(e)));
       if (!result.back().defined()) return {};
     }
     return result;
@@ -203,6 +210,9 @@ variable_list gradients_of_members(const at::Tensor& x, at::TensorList grads,
                                    const at::Tensor& counts) {
   if (const auto together = side_by_side(grads); together.defined()) {
     if (const auto joined = sinks.joined(); !joined.empty()) {
+      for (size_t e = 0; e < joined.size(); ++e) {
+        if (!autograd::adds_to(sinks.of_group(e))) autograd::set_unwritten(joined[e]);
+      }
       weight_gradients(x, together, joined, joined, counts);
       return variable_list(weights.size() * joined.size());
     }

@@ -6,10 +6,12 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
 #include "tessera/autograd/deferred_gradients.h"
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/adjacent.h"
 
@@ -165,6 +167,28 @@ TEST_P(GroupedLinearTest, MembersAreOneProductWhereTheyLieTogether) {
   };
   const auto got = gradients(members), want = gradients(apart);
   for (size_t i = 0; i < got.size(); ++i) EXPECT_LT(error(got[i], want[i]), tolerance()) << i;
+}
+
+// Of groups without rows it is zero.
+TEST_P(GroupedLinearTest, WritesGradientsThatAreUnwritten) {
+  const auto gradients = [&](bool unwritten) {
+    const Operands at(GetParam());
+    const auto members = gates_and_ups(GetParam(), /*kept=*/true, false);
+    std::vector<at::Tensor> all;
+    for (const auto& member : members) {
+      for (const auto& weight : member.weights) all.push_back(weight.grad());
+    }
+    for (const auto& gradient : all) {
+      if (unwritten) autograd::set_unwritten(gradient.fill_(NAN));
+    }
+    for (int pass = 0; pass < 2; ++pass) {
+      const auto y = grouped_linears(at.x, members, at.counts);
+      loss_of(pass == 0 ? swiglu(y[0], y[1]) : y[0] * y[1].sin()).backward();
+    }
+    return all;
+  };
+  const auto got = gradients(true), want = gradients(false);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, GroupedLinearTest,

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/base/loss_chunk.h"
 #include "tessera/kernels/autocast.h"
 #include "tessera/kernels/cpu/matmul.h"
@@ -193,6 +194,10 @@ at::Tensor sum_of(const at::Tensor& losses) {
 
 /// LibTorch's sum of two dtypes takes a GPU three times as long as the memory does.
 void add_to(at::Tensor sink, const at::Tensor& sum) {
+  if (!autograd::adds_to(sink)) {
+    sink.copy_(sum);
+    return;
+  }
   const auto* kernels = fused_kernels(sink.device().type());
   const bool fits = kernels != nullptr && kernels->add != nullptr && sink.is_contiguous() &&
                     sum.is_contiguous() && sum.scalar_type() == at::kFloat &&
@@ -230,7 +235,8 @@ Result compute(const Problem& problem) {
                       !sum_of_weight.is_contiguous())) {
     sum_of_weight = at::empty(weight.sizes(), weight.options().dtype(wide));
   }
-  const bool into_sink = sum_of_weight.is_same(options.weight_gradient);
+  const bool into_sink = want_weight && sum_of_weight.is_same(options.weight_gradient);
+  const bool adds = into_sink && autograd::adds_to(sum_of_weight);
   if (options.weight_gradient.defined() && want_weight) {
     options.weight_gradient.unsafeGetTensorImpl()->bump_version();
   }
@@ -240,11 +246,12 @@ Result compute(const Problem& problem) {
   if (want_gradient || !objective) {
     const auto losses =
         pass_over(problem, want_gradient ? found.slopes : at::Tensor(),
-                  {.of_hidden = result.grad_hidden, .of_weight = sum_of_weight, .adds = into_sink});
+                  {.of_hidden = result.grad_hidden, .of_weight = sum_of_weight, .adds = adds});
     if (!objective) result.loss = sum_of(losses).mul_(options.loss.scale).to(wide);
   }
-  if (!want_weight || into_sink) return result;
-  if (hidden.size(0) == 0) sum_of_weight.zero_();
+  if (!want_weight) return result;
+  if (hidden.size(0) == 0 && !adds) sum_of_weight.zero_();
+  if (into_sink) return result;
   if (options.weight_gradient.defined()) {
     add_to(options.weight_gradient, sum_of_weight);
   } else {

@@ -131,7 +131,7 @@ variable_list add_weight_gradients(const at::Tensor& x, at::TensorList gradients
   if (is_joinable(options)) {
     const auto together = side_by_side(gradients), sink = one_below_other(sinks);
     if (together.defined() && sink.defined()) {
-      multiply(sink, together.t(), rows, /*accumulate=*/true);
+      multiply(sink, together.t(), rows, /*accumulate=*/autograd::adds_to(sinks));
       return results;
     }
   }

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
 #include <memory>
 #include <tuple>
 #include <vector>
 
 #include "tessera/autograd/deferred_gradients.h"
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/activation.h"
 #include "tessera/kernels/adjacent.h"
 
@@ -121,6 +123,23 @@ INSTANTIATE_TEST_SUITE_P(All, LinearsTest,
                                             ::testing::Values(ResultLayout::apart,
                                                               ResultLayout::side_by_side),
                                             ::testing::Values(at::kFloat, at::kBFloat16)));
+
+// Gradients that hold no numbers yet: all, or one of those that are one matrix.
+TEST(Linears, WriteWhatIsUnwritten) {
+  Model plain(Place::apart, false, false);
+  const auto want = plain.gradients(one_by_one, gated);
+  for (const auto place : {Place::apart, Place::in_one_buffer}) {
+    for (const auto layout : {ResultLayout::apart, ResultLayout::side_by_side}) {
+      for (const size_t unwritten : {1, 2}) {
+        Model model(place, true, false);
+        for (size_t i = 0; i < unwritten; ++i) {
+          autograd::set_unwritten(model.weights[i].grad().fill_(NAN));
+        }
+        expect_close(model.gradients(by_linears(layout), gated), want, 1e-6);
+      }
+    }
+  }
+}
 
 // One product: the results lie side by side, and swiglu's gradients do.
 TEST(Linears, AreOneProductWhereWeightsAreOneMatrix) {

@@ -50,6 +50,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     auto rows = gradients[0].reshape({-1, weight.size(1)});
     if (saved.size() == 3) rows = rows.masked_fill(saved[2], 0);
     if (auto sink = autograd::gradient_sink(weight); sink.defined()) {
+      autograd::fill_unwritten(sink);
       add_rows(sink, ids, rows.to(sink.scalar_type()));
       return variable_list(3);
     }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
 #include "tessera/kernels/cpu/parallel.h"
@@ -321,7 +322,7 @@ at::Tensor added(const at::Tensor& sum, const Factors& more) {
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
                          const at::TensorOptions& options, float factor) {
   if (sink.defined()) {
-    multiply(sink, a, b, /*accumulate=*/true, factor);
+    multiply(sink, a, b, /*accumulate=*/autograd::adds_to(sink), factor);
     return {};
   }
   auto product = at::empty({a.size(0), b.size(1)}, options.requires_grad(false));

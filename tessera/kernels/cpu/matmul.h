@@ -31,7 +31,7 @@ at::Tensor sum_of_products(const Factors& factors, const Factors& more);
 /// `sum`, to which the product of `more` was added.
 at::Tensor added(const at::Tensor& sum, const Factors& more);
 
-/// factor a b, added to `sink` if that is defined, else as a new tensor with `options`.
+/// factor a b, added to `sink` (autograd/gradient_sink.h) if that is defined, else as a new tensor with `options`.
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
                          const at::TensorOptions& options, float factor = 1);
 

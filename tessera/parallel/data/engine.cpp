@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/recomputation.h"
 
@@ -147,7 +148,8 @@ void DataParallel::Engine::after_backward(size_t index) {
   const bool in_use = !counted && state.in_backward > 0;
   if (!unsharded && !in_use && !keeps_whole(index)) units[index].reshard();
   note_memory(index);
-  if (!counted || !requires_sync || !state.backwards.empty()) return;  // it may be of two stages
+  if (!counted || !state.backwards.empty()) return;  // it may be of two stages
+  if (!requires_sync) return units[index].fill_gradient();
   state.done = true;
   launch_ready();
 }
@@ -228,9 +230,11 @@ void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& p
   if (calls[index].launched) {
     reopen(index);
   } else if (parameter.grad().defined() && !units[index].reduced()) {
-    return;  // the unit's gradient is there; asking all of its parameters each time would be dear
+    // The unit's gradient is there; asking all of its parameters each time would be dear.
+    return autograd::fill_unwritten(parameter.grad());
   }
   units[index].begin_gradient();
+  if (parameter.grad().defined()) autograd::fill_unwritten(parameter.grad());
 }
 
 /// Finishes reductions, in order: all beyond `at_most`, and those that are done anyway. Not these

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/nn/replace_values.h"
 
 namespace tessera::parallel {
@@ -315,16 +316,44 @@ void FlatBuffer::note_versions() {
 
 void FlatBuffer::begin_gradient() {
   if (!plan_.trained) return;
-  const bool was_there = gradient.allocated();
-  if (!was_there) gradient.allocate_zero();
+  if (!gradient.allocated()) {
+    gradient.allocate();
+    clear_gaps();
+  }
   for (size_t i = 0; i < entries_.size(); ++i) {
     const auto& parameter = entries_[i].parameter;
     if (parameter.grad().defined() || !parameter.requires_grad()) continue;
     auto part = gradient.part(entries_[i].offset, parameter.sizes());
-    if (was_there) part.zero_();
+    autograd::set_unwritten(part);
     arrivals_[i].version = part._version();
     parameter.mutable_grad() = std::move(part);
   }
+}
+
+void FlatBuffer::fill_gradient() {
+  if (!plan_.trained || !gradient.allocated()) return;
+  for (const auto& entry : entries_) {
+    const auto& grad = entry.parameter.grad();
+    if (grad.defined() && autograd::adds_to(grad)) continue;  // else frozen, or nothing arrived
+    // Not through grad itself, whose version tells of what arrives.
+    gradient.part(entry.offset, entry.parameter.sizes()).zero_();
+  }
+}
+
+void FlatBuffer::clear_gradient() {
+  for (const auto& entry : entries_) {
+    if (entry.parameter.grad().defined()) autograd::set_unwritten(entry.parameter.grad());
+  }
+}
+
+/// Between the parameters, where nobody writes.
+void FlatBuffer::clear_gaps() {
+  int64_t end = 0;  // of the parameter before
+  for (const auto& entry : entries_) {
+    gradient.tensor().narrow(0, end, entry.offset - end).zero_();
+    end = entry.offset + entry.parameter.numel();
+  }
+  gradient.tensor().narrow(0, end, size_ - end).zero_();
 }
 
 void FlatBuffer::note_arrivals() {

@@ -225,10 +225,12 @@ class FlatBuffer {
   int64_t whole_bytes() const {  ///< on its way, too
     return whole.bytes() + (arriving_.defined() ? static_cast<int64_t>(arriving_.nbytes()) : 0);
   }
-  /// Gives the gradient memory, zero if it had none; every grad() is a view of it. What a user
-  /// dropped (zero_grad) is zero.
+  /// Gives the gradient memory, if it had none; every grad() is a view of it. Those that are new, or that a user
+  /// dropped (zero_grad), are unwritten (autograd/gradient_sink.h), and zero once fill_gradient() was called.
   void begin_gradient();
-  void free_gradient();  ///< unless it is kept; every grad() is undefined then
+  void fill_gradient();
+  void clear_gradient();  ///< all of it is unwritten
+  void free_gradient();   ///< unless it is kept; every grad() is undefined then
   /// Did a backward add to the gradient of entries()[i] since reset_arrivals()? After
   /// note_arrivals().
   bool arrived(size_t i) const { return arrivals_[i].arrived; }
@@ -249,6 +251,7 @@ class FlatBuffer {
   void make_slice(torch::Dtype dtype);
   void make_copy();
   void make_gradient();
+  void clear_gaps();
   torch::Tensor rounded_slice() const;
   void note_slice();
   torch::Tensor sample_of_slice() const;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/autograd/gradient_sink.h"
+
 namespace tessera::parallel {
 namespace {
 
@@ -26,8 +28,40 @@ TEST(FlatBuffer, HoldsParametersAsAlignedViewsDecayedFirst) {
   EXPECT_TRUE(buffer.plan().slice_in_whole);
   buffer.whole.tensor().fill_(3);
   EXPECT_EQ(parameters[0].second.sum().item<float>(), 15);
+  buffer.fill_gradient();
   parameters[1].second.square().sum().backward();
   EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 21 * 6);
+}
+
+TEST(FlatBuffer, GradientsAreZeroWhereNothingArrived) {
+  for (const auto placement : {Placement::replicate, Placement::full_shard}) {
+    const auto parameters = norm_and_weight();
+    FlatBuffer buffer(parameters,
+                      {.placement = placement, .num_slices = 2, .decays = has_two_dims});
+    for (int step = 0; step < 3; ++step) {
+      buffer.begin_gradient();
+      const auto sink = autograd::gradient_sink(parameters[1].second);
+      EXPECT_FALSE(autograd::adds_to(sink));
+      sink.fill_(step + 1);
+      buffer.fill_gradient();
+      buffer.note_arrivals();
+      EXPECT_EQ(buffer.gradient.tensor().sum().item<float>(), 21 * (step + 1)) << "gaps, too";
+      EXPECT_TRUE(buffer.arrived(0));
+      EXPECT_FALSE(buffer.arrived(1));
+      buffer.clear_gradient();
+      buffer.free_gradient();
+      buffer.reset_arrivals();
+    }
+    // A user dropped one gradient, and froze another parameter after that.
+    buffer.begin_gradient();
+    for (const auto& [_, parameter] : parameters) parameter.grad().fill_(7);
+    parameters[0].second.mutable_grad().reset();
+    parameters[0].second.requires_grad_(false);
+    parameters[1].second.mutable_grad().reset();
+    buffer.begin_gradient();
+    buffer.fill_gradient();
+    EXPECT_EQ(buffer.gradient.tensor().abs().sum().item<float>(), 0);
+  }
 }
 
 TEST(FlatBuffer, BlocksThatShareAScaleLieAlikeForAnyNumberOfSlices) {

@@ -31,11 +31,6 @@ void Transient::allocate() {
   storage()->set_data_ptr_noswap(storage()->allocator()->allocate(storage()->nbytes()));
 }
 
-void Transient::allocate_zero() {
-  allocate();
-  tensor_.detach().zero_();
-}
-
 void Transient::free() {
   if (!allocated()) return;
   storage()->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor_.device()));

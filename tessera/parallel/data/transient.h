@@ -29,9 +29,8 @@ class Transient {
   torch::Tensor ahead() const { return torch::empty({size()}, tensor_.options()); }
   void take(const torch::Tensor& ahead);  ///< which has no memory then; nobody may use it
 
-  void allocate();       ///< contents undefined; nothing if there is memory
-  void allocate_zero();  ///< zero in any case
-  void free();           ///< nothing if there is no memory
+  void allocate();  ///< contents undefined; nothing if there is memory
+  void free();      ///< nothing if there is no memory
 
  private:
   c10::StorageImpl* storage() const { return tensor_.storage().unsafeGetStorageImpl(); }

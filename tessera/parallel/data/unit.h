@@ -90,7 +90,8 @@ class Unit {
   // for all; then start_replicate and finish_replicate (sums over replicas, and over the ranks of
   // FlatOptions::replication); after the optimizer's step, forget.
   void begin_gradient();
-  void start_reduce();  ///< zeros if no backward reached the unit
+  void fill_gradient();  ///< of what no backward added to
+  void start_reduce();   ///< zeros if no backward reached the unit
   bool reducing() const { return reducing_; }
   bool reduced() const { return reduced_; }  ///< since begin_gradient
   bool reduce_done() const;                  ///< finish_reduce would not wait

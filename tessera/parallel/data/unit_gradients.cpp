@@ -14,15 +14,20 @@ void Unit::begin_gradient() {
     // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
     if (reduced_ && buffer.trained() && buffer.plan().gradient_slice_in_gradient) {
       earlier_[i] = buffer.own_part(buffer.gradient).clone();
-      buffer.gradient.allocate_zero();
+      buffer.clear_gradient();
     }
     if (adds_in_place_) buffer.add_to_stored_gradient();
   }
   reduced_ = false;
 }
 
+void Unit::fill_gradient() {
+  for (auto& buffer : buffers_) buffer.fill_gradient();
+}
+
 void Unit::start_reduce() {
   begin_gradient();
+  fill_gradient();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
     if (!buffer.trained()) continue;
@@ -96,7 +101,7 @@ void Unit::finish_sum(size_t index, double factor) {
   }
   buffer.put_gradient_away();
   if (buffer.plan().gradient_slice_in_gradient) return;
-  if (buffer.plan().keeps_gradient) buffer.gradient.allocate_zero();
+  buffer.clear_gradient();
   buffer.free_gradient();
 }
 
@@ -169,9 +174,7 @@ void Unit::set_sums_apart() {
 void Unit::forget_gradients() {
   for (auto& buffer : buffers_) {
     if (!buffer.trained()) continue;
-    if (buffer.plan().keeps_gradient && buffer.gradient.allocated()) {
-      buffer.gradient.allocate_zero();
-    }
+    buffer.clear_gradient();
     buffer.free_gradient();
     buffer.forget_gradient_slice();
     buffer.reset_arrivals();
