@@ -153,7 +153,10 @@ Tensors gradients_of(const SinkCase& c, bool unwritten) {
     leaves.back().mutable_grad() = at::full_like(x, unwritten && leaves.size() > 1 ? NAN : 0);
     if (unwritten && leaves.size() > 1) set_unwritten(leaves.back().grad());
   }
-  for (int pass = 0; pass < 2; ++pass) c.ours(leaves).sin().sum().backward();
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto y = c.ours(leaves);
+    (y.dim() == 0 ? y : y.sin().sum()).backward();
+  }
   for (const auto& leaf : leaves) gradients.push_back(leaf.grad());
   return gradients;
 }

@@ -321,8 +321,9 @@ void DataParallel::Engine::check_frozen() const {
 
 /// Hooks see calls through a module's holder alone. A unit whose gradients came without would be
 /// out of date, or lose them.
-void DataParallel::Engine::check_all_ran() const {
+void DataParallel::Engine::check_all_ran() {
   for (size_t i = 0; i < units.size(); ++i) {
+    if (!calls[i].ran) units[i].fill_gradient();
     for (const auto& buffer : units[i].buffers()) {
       auto stray = buffer.stray_gradient();
       if (!stray && !calls[i].ran && units[i].sharded() && buffer.trained() &&

@@ -137,7 +137,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void launch(size_t unit);
   void reopen(size_t unit);
   void gradient_arrives(size_t unit, const torch::Tensor& parameter);
-  void check_all_ran() const;
+  void check_all_ran();
   void settle(size_t at_most);
   void update(size_t unit);
   void check_not_updated(size_t unit) const;

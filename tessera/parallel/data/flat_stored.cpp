@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/flat.h"
 #include "tessera/parallel/data/flat_buffer.h"
 
