@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -9,6 +10,8 @@
 
 #include <cmath>
 #include <fstream>
+#include <map>
+#include <string>
 
 #include "tessera/checkpoint/formats/pretrained.h"
 #include "tessera/checkpoint/tensors.h"
@@ -115,6 +118,25 @@ TEST(Pretrained, CopiesStripesOfAParameter) {
   const auto whole = at::zeros({100});
   pretrained.copy_part("weight", 5, whole);
   EXPECT_TRUE(whole.equal(stored.reshape({-1}).slice(0, 5)));
+}
+
+TEST(Pretrained, NamesWhatHasNoPlaceInTheModel) {
+  const TemporaryFolder folder;
+  torch::nn::Module model;
+  model.register_parameter("weight", at::zeros({2}));
+  std::map<std::string, at::Tensor> tensors{
+      {"weight", at::ones({2})},
+      {"0.attn.masked_bias", at::ones({1})},          // a buffer
+      {"0.e_score_correction_bias", at::ones({1})}};  // whoever has routers reads it
+  const auto note = [&] {
+    save_safetensors(folder.path() / "model.safetensors", tensors);
+    return Pretrained(model, folder.path()).note_of_unread();
+  };
+  EXPECT_EQ(note(), "");
+  tensors["bias"] = tensors["norm"] = at::ones({2});
+  EXPECT_THAT(note(), HasSubstr("has no place for it: bias, norm (2 of 5 tensors)"));
+  tensors["u"] = tensors["v"] = at::ones({1});
+  EXPECT_THAT(note(), HasSubstr("bias, norm, u, .."));
 }
 
 TEST(OpenCheckpoint, ShardsEqualTheSingleFile) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -131,6 +133,22 @@ INSTANTIATE_TEST_SUITE_P(Some, FamilySessionTest,
                            return std::get<0>(given.param) + "_" +
                                   std::to_string(std::get<1>(given.param));
                          });
+
+TEST(Session, NamesStoredTensorsThatHaveNoPlaceInTheModel) {
+  const std::filesystem::path source = "tests/fixtures/families/llama_3";
+  const testing::TemporaryFolder folder;
+  const checkpoint::SafetensorsFile stored(source / "model.safetensors");
+  std::map<std::string, torch::Tensor> tensors;
+  for (const auto& name : stored.names()) tensors[name] = checkpoint::read_tensor(stored, name);
+  tensors["model.layers.0.self_attn.q_norm.weight"] = torch::ones({8});
+  checkpoint::save_safetensors(folder.path() / "model.safetensors", tensors);
+  std::filesystem::copy(source / "config.json", folder.path());
+  on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
+    EXPECT_EQ(load_model({.source = source}, FloatType::fp32, mesh).note, "");
+    EXPECT_THAT(load_model({.source = folder.path()}, FloatType::fp32, mesh).note,
+                ::testing::HasSubstr("it: model.layers.0.self_attn.q_norm.weight (1 of "));
+  });
+}
 
 /// Beside log-softmax of whole logits, text by text.
 TEST(Scores, AreThoseOfEachPassageAlone) {

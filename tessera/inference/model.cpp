@@ -118,7 +118,8 @@ StoredModel load_model(checkpoint::TrainingOptions from, std::optional<FloatType
   model->eval();
   return {.model = std::move(model),
           .assets = training.assets_folder,
-          .job = config::read_stored_job(training.about.config)};
+          .job = config::read_stored_job(training.about.config),
+          .note = pretrained.note_of_unread()};
 }
 
 }  // namespace tessera::inference

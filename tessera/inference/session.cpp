@@ -67,6 +67,7 @@ Session::Session(const Request& request, const mesh::DeviceMesh& mesh)
     : request_(request),
       stored_(load_model({.source = request.model}, request.dtype, mesh, request.weights)),
       settings_(settings_of(request, stored_.assets)) {
+  write_note(mesh, stored_.note);
   write_note(mesh, settings_.note);
   const auto path = tokenizer_for(request, stored_);
   const bool chats = request.task == Task::chat;

@@ -40,12 +40,19 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
   return model;
 }
 
+/// The weights that the job's model begins with, if they are stored; of the whole model, before it is changed.
+std::optional<checkpoint::Pretrained> stored_weights(const models::LanguageModel& model,
+                                                     const config::ModelSection& section) {
+  if (section.init != models::Init::pretrained) return {};
+  return checkpoint::Pretrained(model, section.path);
+}
+
 /// Writes first values of the whole model's parameters.
 models::FirstValues first_values(const models::LanguageModel& model,
-                                 const config::ModelSection& section) {
-  if (section.init == models::Init::pretrained) {
-    return [stored = checkpoint::Pretrained(model, section.path)](
-               const std::string& name, int64_t begin, const torch::Tensor& part) {
+                                 const config::ModelSection& section,
+                                 const std::optional<checkpoint::Pretrained>& stored) {
+  if (stored) {
+    return [stored = *stored](const std::string& name, int64_t begin, const torch::Tensor& part) {
       stored.copy_part(name, begin, part);
     };
   }
@@ -65,10 +72,11 @@ std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
                                     {.format = section.weights, .block = section.weights_block});
 }
 
-/// Gives the model the job's format of weights and its adapter, and their first values.
+/// Gives the model the job's format of weights and its adapter, and their first values. `begun_with`: first_values().
 parallel::FlatBuffer::Fill complete(models::LanguageModel& model, JobAdapter& adapter,
-                                    const config::RunConfig& config, const mesh::Axis& axis) {
-  const auto base = change_base(model, adapter, config, first_values(model, config.model), axis);
+                                    const config::RunConfig& config, models::FirstValues begun_with,
+                                    const mesh::Axis& axis) {
+  const auto base = change_base(model, adapter, config, std::move(begun_with), axis);
   const auto layers = quantise(model, config.model);
   return quantised(
       add_adapter(model, adapter, {.values = base, .begun_with = dequantised(base, layers)}),
@@ -345,8 +353,11 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
-  const auto routers = routers_of(*model, config.model, mesh.device());
-  const auto fill = complete(*model, adapter, config, mesh.all_of_training());
+  const auto stored = stored_weights(*model, config.model);
+  const auto routers = routers_of(*model);
+  if (stored) take_selection_biases(routers, *stored, mesh.device());
+  const auto fill = complete(*model, adapter, config, first_values(*model, config.model, stored),
+                             mesh.all_of_training());
   auto parameters = parameters_of(*model, config);
   if (mesh.shape().pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks
   auto tensor_parts = parallel::tensor_parallel(
@@ -384,6 +395,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .pipeline = std::move(pipeline),
           .plan = std::move(plan),
           .fp8 = std::move(fp8),
+          .weights_note = stored ? stored->note_of_unread() : "",
           .fp8_note = std::move(fp8_note),
           .adapter = adapter.spec,
           .initial = adapter.initial,

@@ -79,6 +79,7 @@ struct Run {
   parallel::Pipeline pipeline;  ///< without pipeline parallelism: one stage on one rank
   plan::RunPlan plan;
   std::vector<Fp8Layer> fp8;         ///< in 8 bits, of the whole model
+  std::string weights_note;          ///< what of those that are stored has no place, if any
   std::string fp8_note;              ///< by what they multiply, where that is to be said
   std::unique_ptr<Balance> balance;  ///< null: the model has no routers
   models::AdapterSpec adapter;       ///< the job's, or that of adapter.path

@@ -97,15 +97,6 @@ void take_selection_biases(const std::vector<LayerRouter>& routers,
   }
 }
 
-std::vector<LayerRouter> routers_of(const models::LanguageModel& model,
-                                    const config::ModelSection& section, torch::Device device) {
-  auto routers = routers_of(model);
-  if (!routers.empty() && section.init == models::Init::pretrained) {
-    take_selection_biases(routers, checkpoint::Pretrained(model, section.path), device);
-  }
-  return routers;
-}
-
 std::unique_ptr<Balance> make_balance(std::vector<LayerRouter> routers,
                                       const models::LanguageModel& model,
                                       const config::MoeSection& section,

@@ -29,10 +29,6 @@ struct LayerRouter {
 /// In the order of layers. To be called before pipeline parallelism divides the model.
 std::vector<LayerRouter> routers_of(const models::LanguageModel& model);
 
-/// The same of a job's model, with the biases that its stored weights have; before it is changed.
-std::vector<LayerRouter> routers_of(const models::LanguageModel& model,
-                                    const config::ModelSection& section, torch::Device device);
-
 /// Gives routers the selection biases that `stored` has, float32 on `device`. UserError where one of a
 /// family that has them (nn::RouterOptions) lacks.
 void take_selection_biases(const std::vector<LayerRouter>& routers,

@@ -132,6 +132,7 @@ void Watch::introduce(int world_size) {
                   config.data.seq_len, folder_.string()));
   for (const auto& line : data_lines(run_)) message("data: " + line);
   message("precision: " + config::row_text(config::precision_row(config.precision)));
+  if (!run_.weights_note.empty()) message(run_.weights_note);
   if (!run_.fp8_note.empty()) message("precision.matmul: " + run_.fp8_note);
   if (config::keeps_losers(config.precision)) {
     message("precision.fp8_keep auto, by what products in 8 bits gain on a device that has them:");

@@ -38,8 +38,9 @@ class FamilyParityTest : public ::testing::TestWithParam<std::string> {
   std::shared_ptr<models::LanguageModel> model() const {
     auto model = models::make_language_model(models::read_model_shape(folder_ + "/config.json"));
     checkpoint::load_pretrained(*model, folder_);
-    train::take_selection_biases(train::routers_of(*model), checkpoint::Pretrained(*model, folder_),
-                                 torch::kCPU);
+    const checkpoint::Pretrained stored(*model, folder_);
+    EXPECT_EQ(stored.note_of_unread(), "");
+    train::take_selection_biases(train::routers_of(*model), stored, torch::kCPU);
     return model;
   }
 };

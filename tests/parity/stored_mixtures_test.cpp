@@ -369,6 +369,7 @@ TEST_P(PublishedGptOss, ParametersAreWhatTheCodesSay) {
   const auto model = models::make_language_model(models::read_model_shape(source_ / "config.json"),
                                                  torch::device(torch::kMeta));
   const checkpoint::Pretrained stored(*model, source_);
+  EXPECT_EQ(stored.note_of_unread(), "");
   std::mt19937 random(2);
   for (const auto& [name, whole] : model_.parameters) {
     const auto begin = static_cast<int64_t>(random() % static_cast<uint64_t>(whole.numel()));

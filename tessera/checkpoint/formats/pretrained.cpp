@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "tessera/checkpoint/formats/family_names.h"
 #include "tessera/checkpoint/source_view.h"
 #include "tessera/checkpoint/tensors.h"
+#include "tessera/models/mixture_spec.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -37,15 +40,19 @@ bool is_number(DType dtype) {
   return is_float(dtype) || dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2;
 }
 
-std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path) {
-  auto both = std::make_shared<TakenApart>(path);
+/// What the folder's config.json says of the tensors' names; nothing of a file alone.
+nlohmann::json config_beside(const std::filesystem::path& path) {
   const auto config = path / "config.json";
-  std::shared_ptr<const TensorSource> as_stored(both, both->stored.get());
-  if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return as_stored;
-  const auto said = models::read_json_object(config, "model_type");
+  if (!std::filesystem::is_directory(path) || !std::filesystem::exists(config)) return {};
+  return models::read_json_object(config, "model_type");
+}
+
+std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path,
+                                               const nlohmann::json& said,
+                                               const FamilyNames& family) {
+  auto both = std::make_shared<TakenApart>(path);
   check_tied_head(said, *both->stored);
-  const FamilyNames family(said, config.string());
-  if (!family.takes_apart()) return as_stored;
+  if (!family.takes_apart()) return {both, both->stored.get()};
   for (const auto& [name, info] : both->stored->tensors()) {
     for (const auto& ours : family.ours(name)) {
       if (ours.part) {
@@ -60,12 +67,33 @@ std::shared_ptr<const TensorSource> open_apart(const std::filesystem::path& path
 
 }  // namespace
 
-Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::path& path)
-    : Pretrained(model, open_apart(path)) {}
+Pretrained::Pretrained(const torch::nn::Module& model, const std::filesystem::path& path) {
+  const auto said = config_beside(path);
+  const FamilyNames family(said, (path / "config.json").string());
+  *this = Pretrained(model, open_apart(path, said, family));
+  std::erase_if(unread_, [&](const auto& name) { return family.ours(name).empty(); });
+}
 
 Pretrained::Pretrained(const torch::nn::Module& model, std::shared_ptr<const TensorSource> stored)
     : stored_(std::move(stored)) {
-  for (const auto& item : model.named_parameters()) expect(item.key(), item.value().sizes());
+  std::set<std::string> taken;
+  for (const auto& item : model.named_parameters()) {
+    expect(item.key(), item.value().sizes());
+    taken.insert(stored_name(*stored_, item.key()));
+  }
+  for (const auto& [name, _] : stored_->tensors()) {
+    if (!taken.contains(name) && !name.ends_with(models::kSelectionBias)) unread_.push_back(name);
+  }
+}
+
+std::string Pretrained::note_of_unread() const {
+  if (unread_.empty()) return "";
+  constexpr size_t kNamed = 3;
+  const auto named = std::span(unread_).first(std::min(unread_.size(), kNamed));
+  return fmt::format("{}: not read, as the model has no place for it: {}{} ({} of {} tensors)",
+                     stored_->path().string(), fmt::join(named, ", "),
+                     unread_.size() > kNamed ? ", .." : "", unread_.size(),
+                     stored_->tensors().size());
 }
 
 void Pretrained::expect(const std::string& name, torch::IntArrayRef shape) const {
