@@ -63,10 +63,15 @@ bool assign(const Field& field, const RawValue& raw, int64_t& out) {
 /// What is computed with is float32 at the most.
 constexpr double kLargest = std::numeric_limits<float>::max();
 
+std::optional<double> parse_float32(std::string_view text) {
+  const auto value = parse_number(text);
+  return value && std::abs(*value) <= kLargest ? value : std::nullopt;
+}
+
 bool assign(const Field& field, const RawValue& raw, double& out) {
   if (raw.kind != RawValue::Kind::scalar || raw.quoted) return false;
-  const auto value = parse_number(raw.text);
-  if (!value || std::abs(*value) > kLargest || !in_range(*value, field.rule.range)) return false;
+  const auto value = parse_float32(raw.text);
+  if (!value || !in_range(*value, field.rule.range)) return false;
   out = *value;
   return true;
 }
@@ -130,7 +135,7 @@ bool assign(const Field& field, const RawValue& raw, std::vector<int64_t>& out) 
 }
 
 bool assign(const Field& field, const RawValue& raw, std::vector<double>& out) {
-  return assign_list(field, raw, parse_number, out);
+  return assign_list(field, raw, parse_float32, out);
 }
 
 template <typename T>
@@ -155,7 +160,7 @@ bool assign(const Field& field, const RawValue& raw, models::Patterns<int64_t>& 
 }
 
 bool assign(const Field& field, const RawValue& raw, models::Patterns<double>& out) {
-  return assign_map(field, raw, parse_number, out);
+  return assign_map(field, raw, parse_float32, out);
 }
 
 /// Quotes make no difference: earlier versions printed it as a text.
@@ -261,6 +266,7 @@ void set_field(const Field& field, const RawValue& raw, const std::string& where
   if (fits) return;
   auto texts = raw.items;
   if (raw.kind == RawValue::Kind::scalar) texts = {raw.text};
+  for (const auto& [_, text] : raw.entries) texts.push_back(text);
   const auto is_beyond = [&](const auto& text) {
     const auto number = parse_number(text);
     return number && std::abs(*number) > kLargest && std::isinf(field.rule.range.high);

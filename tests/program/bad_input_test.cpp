@@ -179,6 +179,13 @@ TEST_F(BadInputTest, NumbersBeyondFloat32) {
   expect_refusal({"train", "job.yaml", "--optimizer.learning_rate=1e39"},
                  "--optimizer\\.learning_rate: expected a number that float32 has, at most "
                  "3\\.4e\\+38, got '1e39'");
+  SetUp();
+  expect_refusal(
+      {"train", "job.yaml", "--data.weights=[1, 2e39]"},
+      "--data\\.weights: expected a number that float32 has, at most 3\\.4e\\+38, got '2e39'");
+  SetUp();
+  expect_refusal({"train", "job.yaml", "--adapter.alpha_pattern={q_proj: 3e39}"},
+                 "--adapter\\.alpha_pattern: expected a number that float32 has.*got '3e39'");
 }
 
 TEST_F(BadInputTest, ANameThatIsTooLong) {
