@@ -14,6 +14,7 @@
 #include "tessera/autograd/recompute.h"
 #include "tessera/autograd/shared_input.h"
 #include "tessera/kernels/autocast.h"
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {

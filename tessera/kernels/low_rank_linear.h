@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "tessera/kernels/cpu/matmul.h"
+#include "tessera/kernels/factors.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::kernels {

@@ -126,7 +126,8 @@ torch::Tensor LanguageModelHeadImpl::forward(const torch::Tensor& hidden,
   }
   kernels::LinearCrossEntropyOptions options{
       .loss = loss, .softcap = softcap, .vocabulary = vocabulary};
-  if (torch::GradMode::is_enabled() && adds_in_forward) options.weight_gradient = weight.grad();
+  if (torch::GradMode::is_enabled() && adds_in_forward)
+    options.weight_gradient = autograd::gradient_sink(weight);
   return kernels::linear_cross_entropy(hidden.reshape({-1, weight.size(1)}), weight,
                                        targets.reshape(-1), options);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/kernels/quantised_linear.h"
 
 namespace tessera::nn {

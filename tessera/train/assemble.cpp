@@ -17,6 +17,7 @@
 #include "tessera/parallel/expert/share.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/train/engine_options.h"
+#include "tessera/train/first_weights.h"
 #include "tessera/train/job_adapter.h"
 #include "tessera/train/join_run.h"
 #include "tessera/train/layer_costs.h"
@@ -38,62 +39,6 @@ std::shared_ptr<models::LanguageModel> make_model(const config::RunConfig& confi
       shape, options.device(whole ? device : torch::Device(torch::kMeta)));
   if (whole) checkpoint::load_pretrained(*model, config.model.path);
   return model;
-}
-
-/// The weights that the job's model begins with, if they are stored; of the whole model, before it is changed.
-std::optional<checkpoint::Pretrained> stored_weights(const models::LanguageModel& model,
-                                                     const config::ModelSection& section) {
-  if (section.init != models::Init::pretrained) return {};
-  return checkpoint::Pretrained(model, section.path);
-}
-
-/// Writes first values of the whole model's parameters.
-models::FirstValues first_values(const models::LanguageModel& model,
-                                 const config::ModelSection& section,
-                                 const std::optional<checkpoint::Pretrained>& stored) {
-  if (stored) {
-    return [stored = *stored](const std::string& name, int64_t begin, const torch::Tensor& part) {
-      stored.copy_part(name, begin, part);
-    };
-  }
-  std::map<std::string, int64_t> dims;
-  for (const auto& item : model.named_parameters()) dims[item.key()] = item.value().dim();
-  return [&model, dims, seed = section.seed, std = section.init_std](
-             const std::string& name, int64_t begin, const torch::Tensor& part) {
-    models::initialise_part(model, name, dims.at(name), seed, std, begin, part);
-  };
-}
-
-/// Keeps the linear layers of blocks as model.weights says.
-std::vector<nn::QuantisedLayer> quantise(models::LanguageModel& model,
-                                         const config::ModelSection& section) {
-  if (section.weights == WeightFormat::as_stored) return {};
-  return nn::quantise_linear_layers(model, model.layout().layers,
-                                    {.format = section.weights, .block = section.weights_block});
-}
-
-/// Gives the model the job's format of weights and its adapter, and their first values. `begun_with`: first_values().
-parallel::FlatBuffer::Fill complete(models::LanguageModel& model, JobAdapter& adapter,
-                                    const config::RunConfig& config, models::FirstValues begun_with,
-                                    const mesh::Axis& axis) {
-  const auto base = change_base(model, adapter, config, std::move(begun_with), axis);
-  const auto layers = quantise(model, config.model);
-  return quantised(
-      add_adapter(model, adapter, {.values = base, .begun_with = dequantised(base, layers)}),
-      layers);
-}
-
-/// Makes of `fill`, which is for whole parameters, one for what this rank has of them.
-parallel::FlatBuffer::Fill fill_parts(models::FirstValues fill,
-                                      const parallel::TensorParts& parts) {
-  if (parts.empty()) return fill;
-  return [fill = std::move(fill), parts](const std::string& name, int64_t begin,
-                                         const torch::Tensor& part) {
-    parts.at(name).stripe.for_each_stretch(begin, part.numel(),
-                                           [&](int64_t position, int64_t k, int64_t n) {
-                                             fill(name, position, part.narrow(0, k - begin, n));
-                                           });
-  };
 }
 
 /// The units of the model, whole or (`is_stage`) what a rank of a pipeline has of it; `parts`: what
@@ -327,6 +272,12 @@ void fill_slices(parallel::DataParallel& parallel, optim::Optimizer& optimizer,
   parallel.fill(fill);
 }
 
+void set_precision(Run& run) {
+  const auto& precision = run.config.precision;
+  if (precision.autocast) run.autocast = torch_dtype(precision.compute);
+  if (precision.compute == FloatType::fp16) run.loss_scaler.emplace();
+}
+
 }  // namespace
 
 void set_length(Run& run, int64_t step, int64_t samples_seen) {
@@ -350,14 +301,11 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto planning = plan_options(config, shape, mesh);
   auto adapter = adapter_of(config, shape);
   auto plan = plan::make_plan(with_adapter(config, adapter), shape, mesh.shape(), planning);
-  const auto& schedule = plan.pipeline.schedule;
   auto loaders = open_loaders(config, shape, data_axis);
   auto model = make_model(config, shape, data_axis.rank(), mesh.device());
   const auto stored = stored_weights(*model, config.model);
-  const auto routers = routers_of(*model);
-  if (stored) take_selection_biases(routers, *stored, mesh.device());
-  const auto fill = complete(*model, adapter, config, first_values(*model, config.model, stored),
-                             mesh.all_of_training());
+  const auto routers = routers_of(*model, stored, mesh.device());
+  const auto fill = complete(*model, adapter, config, stored, mesh.all_of_training());
   auto parameters = parameters_of(*model, config);
   if (mesh.shape().pp > 1) make_units(*model, config.parallel, /*is_stage=*/false, {});  // checks
   auto tensor_parts = parallel::tensor_parallel(
@@ -366,14 +314,14 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
   auto fp8 = layers_in_fp8(plan.fp8);
   auto fp8_note = multiply_in_fp8(*model, fp8, config.precision, mesh.device());
   const auto stage_replication = parallel::keep_stages(*model, stage_modules(*model, plan.pipeline),
-                                                       schedule.rank_of_stage, mesh);
+                                                       plan.pipeline.schedule.rank_of_stage, mesh);
   auto activations = checkpoint_activations(*model, adapter.spec, config, mesh);
   auto parallel =
       make_data_parallel(*model, config, mesh, parameters, tensor_parts, stage_replication, fp8);
   note_fp8_here(*model, fp8);
   auto optimizer = make_optimizer(parallel, config, tensor_parts, mesh);
   fill_slices(parallel, optimizer, config, fill_parts(fill, tensor_parts));
-  parallel::Pipeline pipeline(schedule, mesh);
+  parallel::Pipeline pipeline(plan.pipeline.schedule, mesh);
   Run run{.config = config,
           .data_axis = data_axis,
           .tensor_axis = mesh.axis("tp"),
@@ -404,8 +352,7 @@ Run assemble(const config::RunConfig& config, const mesh::DeviceMesh& mesh) {
           .learning_rate = learning_rate_options(config)};
   run.balance = make_balance(routers, *run.model, config.moe, mesh);
   set_length(run, /*step=*/0, /*samples_seen=*/0);
-  if (config.precision.autocast) run.autocast = torch_dtype(config.precision.compute);
-  if (config.precision.compute == FloatType::fp16) run.loss_scaler.emplace();
+  set_precision(run);
   return run;
 }
 

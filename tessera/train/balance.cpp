@@ -97,6 +97,14 @@ void take_selection_biases(const std::vector<LayerRouter>& routers,
   }
 }
 
+std::vector<LayerRouter> routers_of(const models::LanguageModel& model,
+                                    const std::optional<checkpoint::Pretrained>& stored,
+                                    torch::Device device) {
+  auto routers = routers_of(model);
+  if (stored) take_selection_biases(routers, *stored, device);
+  return routers;
+}
+
 std::unique_ptr<Balance> make_balance(std::vector<LayerRouter> routers,
                                       const models::LanguageModel& model,
                                       const config::MoeSection& section,

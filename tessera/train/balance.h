@@ -29,6 +29,11 @@ struct LayerRouter {
 /// In the order of layers. To be called before pipeline parallelism divides the model.
 std::vector<LayerRouter> routers_of(const models::LanguageModel& model);
 
+/// The same with the biases that the weights which the model begins with have, if they are stored.
+std::vector<LayerRouter> routers_of(const models::LanguageModel& model,
+                                    const std::optional<checkpoint::Pretrained>& stored,
+                                    torch::Device device);
+
 /// Gives routers the selection biases that `stored` has, float32 on `device`. UserError where one of a
 /// family that has them (nn::RouterOptions) lacks.
 void take_selection_biases(const std::vector<LayerRouter>& routers,

@@ -73,6 +73,15 @@ if command -v man >/dev/null && command -v groff >/dev/null; then
   done
 fi
 
+# Every header that an installed one includes is installed.
+(cd "$prefix/include" && find tessera -name '*.h' -exec sed -n 's|^#include "\(tessera/.*\)"$|\1|p' {} + | sort -u) >"$folder/included"
+while read -r header; do
+  [ -e "$prefix/include/$header" ] || {
+    echo "install.sh: FAILED: $header is included by an installed header, and is not installed" >&2
+    exit 1
+  }
+done <"$folder/included"
+
 step train "$prefix/bin/tessera" train tests/integration/tiny_job.yaml --train.steps=3 --train.run_dir="$folder/run"
 expect run/metrics.jsonl '"step": ?3,'
 

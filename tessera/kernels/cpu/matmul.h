@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/kernels/factors.h"
+
 namespace tessera::kernels {
 
 /// Rows and columns of the blocks in which `multiply` widens its operands.
@@ -18,11 +20,6 @@ inline constexpr int64_t kWidenedBlock = 1024;
 /// 16 bits into float32 are one product without rounding in between.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
               float factor = 1);
-
-/// a [M, K] and b [K, N] of a product, as `multiply` takes them; or undefined, which is none.
-struct Factors {
-  at::Tensor a, b;
-};
 
 /// The product of `factors` plus that of `more`, new, of their dtype. Where `more` is of a small depth, as an adapter's, it costs
 /// little by a matrix unit: the sum is rounded once and passed over once. Else as two calls of `multiply`.

@@ -83,7 +83,7 @@ void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   if (!order_known && !std::exchange(calls[index].forwarded, true)) forwarded.push_back(index);
   share_amax();
   unit.finish_gather();
-  if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) unit.begin_gradient();
+  if (torch::GradMode::is_enabled() && module.forward_computes_gradients()) begin_gradient(index);
   note_memory(index);
   if (options.forward_prefetch) prefetch(index, 1);
   read_ahead(index, nn::Recomputation::ran_before() ? -1 : 1);
@@ -125,11 +125,9 @@ void DataParallel::Engine::before_backward(size_t index) {
   TORCH_CHECK_VALUE(!torch::GradMode::is_enabled(), "unit ", units[index].name(),
                     ": expected a backward without create_graph; gradients of gradients are not "
                     "computed for a data-parallel model");
-  check_not_updated(index);
-  if (calls[index].launched) reopen(index);
+  begin_gradient(index);
   ++calls[index].in_backward;
   if (backward_reads(index)) units[index].finish_gather();
-  units[index].begin_gradient();
   note_memory(index);
   if (options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1);
   read_ahead(index, -1);
@@ -149,9 +147,16 @@ void DataParallel::Engine::after_backward(size_t index) {
   if (!unsharded && !in_use && !keeps_whole(index)) units[index].reshard();
   note_memory(index);
   if (!counted || !state.backwards.empty()) return;  // it may be of two stages
-  if (!requires_sync) return units[index].fill_gradient();
-  state.done = true;
-  launch_ready();
+  if (requires_sync) {
+    state.done = true;
+    launch_ready();
+  }
+  // Who reads gradients before they are reduced finds zeros where nothing arrived.
+  const auto is_over = [](const Calls& of_unit) { return of_unit.backwards.empty(); };
+  if (!std::ranges::all_of(calls, is_over)) return;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!calls[i].launched) units[i].fill_gradient();
+  }
 }
 
 void DataParallel::Engine::prefetch(size_t index, int direction) {
@@ -215,6 +220,13 @@ void DataParallel::Engine::launch(size_t index) {
   settle(holds_more ? 1 : order.size());
 }
 
+/// Something is about to add to the unit's gradient.
+void DataParallel::Engine::begin_gradient(size_t index) {
+  check_not_updated(index);
+  if (calls[index].launched) reopen(index);
+  units[index].begin_gradient();
+}
+
 /// A second backward before finish_backward (retain_graph, another loss) reaches a unit that was
 /// launched: what it adds is reduced once more, at the end.
 void DataParallel::Engine::reopen(size_t index) {
@@ -262,6 +274,7 @@ void DataParallel::Engine::finish_backward() {
   check_all_ran();
   while (launched < order.size()) launch_next();
   settle(0);
+  if (leaves_taken) agree_on_arrivals();
   for (const size_t index : order) {
     if (calls[index].again) launch(index);
   }
@@ -280,7 +293,6 @@ void DataParallel::Engine::finish_backward() {
   forwarded.clear();
   if (slices_taken) check_frozen();
   if (!leaves_taken) return;
-  agree_on_arrivals();
   give_leaves_gradients();
   if (num_steps > 0) return;
   // A loop that forgets finish_step() does so in its first step.
@@ -290,9 +302,10 @@ void DataParallel::Engine::finish_backward() {
 }
 
 /// Ranks agree on the parameters that took part in the loss: as in a plain model, the optimizer
-/// leaves one alone that took part on no rank.
+/// leaves one alone that took part on no rank. And on the units that a backward reached after they were launched: on another rank
+/// they may have been launched after it.
 void DataParallel::Engine::agree_on_arrivals() {
-  std::vector<int64_t> arrived;
+  std::vector<int64_t> flags;
   const auto for_each = [&](const auto& visit) {
     for (auto& unit : units) {
       for (auto& buffer : unit.buffers()) {
@@ -300,11 +313,15 @@ void DataParallel::Engine::agree_on_arrivals() {
       }
     }
   };
-  for_each([&](const auto& buffer, size_t i) { arrived.push_back(buffer.arrived(i)); });
-  if (arrived.empty()) return;
-  const auto anywhere = torch::tensor(arrived);
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (auto& buffer : units[i].buffers()) buffer.note_arrivals();
+    flags.push_back(calls[i].again);
+  }
+  for_each([&](const auto& buffer, size_t i) { flags.push_back(buffer.arrived(i)); });
+  const auto anywhere = torch::tensor(flags);
   axes.all.all_reduce(anywhere, comm::ReduceOp::max).wait();
   const auto* found = anywhere.const_data_ptr<int64_t>();
+  for (auto& state : calls) state.again = *found++ != 0;
   for_each([&](auto& buffer, size_t i) { buffer.set_arrived(i, *found++ != 0); });
 }
 

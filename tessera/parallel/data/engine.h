@@ -135,6 +135,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void launch_ready();
   void launch_next();
   void launch(size_t unit);
+  void begin_gradient(size_t unit);
   void reopen(size_t unit);
   void gradient_arrives(size_t unit, const torch::Tensor& parameter);
   void check_all_ran();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/autograd/gradient_sink.h"
 #include "tessera/nn/replace_values.h"
 
 namespace tessera::parallel {
@@ -314,75 +313,6 @@ void FlatBuffer::note_versions() {
   for (const auto& entry : entries_) versions_.push_back(entry.parameter._version());
 }
 
-void FlatBuffer::begin_gradient() {
-  if (!plan_.trained) return;
-  if (!gradient.allocated()) {
-    gradient.allocate();
-    clear_gaps();
-  }
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const auto& parameter = entries_[i].parameter;
-    if (parameter.grad().defined() || !parameter.requires_grad()) continue;
-    auto part = gradient.part(entries_[i].offset, parameter.sizes());
-    autograd::set_unwritten(part);
-    arrivals_[i].version = part._version();
-    parameter.mutable_grad() = std::move(part);
-  }
-}
-
-void FlatBuffer::fill_gradient() {
-  if (!plan_.trained || !gradient.allocated()) return;
-  for (const auto& entry : entries_) {
-    const auto& grad = entry.parameter.grad();
-    if (grad.defined() && autograd::adds_to(grad)) continue;  // else frozen, or nothing arrived
-    // Not through grad itself, whose version tells of what arrives.
-    gradient.part(entry.offset, entry.parameter.sizes()).zero_();
-  }
-}
-
-void FlatBuffer::clear_gradient() {
-  for (const auto& entry : entries_) {
-    if (entry.parameter.grad().defined()) autograd::set_unwritten(entry.parameter.grad());
-  }
-}
-
-/// Between the parameters, where nobody writes.
-void FlatBuffer::clear_gaps() {
-  int64_t end = 0;  // of the parameter before
-  for (const auto& entry : entries_) {
-    gradient.tensor().narrow(0, end, entry.offset - end).zero_();
-    end = entry.offset + entry.parameter.numel();
-  }
-  gradient.tensor().narrow(0, end, size_ - end).zero_();
-}
-
-void FlatBuffer::note_arrivals() {
-  if (!plan_.trained) return;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const auto& grad = entries_[i].parameter.grad();
-    if (!grad.defined()) continue;
-    auto& arrival = arrivals_[i];
-    if (grad._version() != arrival.version) arrival.arrived = true;
-    arrival.version = grad._version();
-  }
-}
-
-void FlatBuffer::reset_arrivals() {
-  note_arrivals();  // whoever changed gradients since did not add to them
-  for (auto& arrival : arrivals_) arrival.arrived = false;
-}
-
-std::optional<std::string> FlatBuffer::stray_gradient() const {
-  if (!plan_.trained) return {};
-  for (const auto& entry : entries_) {
-    const auto& grad = entry.parameter.grad();
-    if (grad.defined() && !grad.storage().is_alias_of(gradient.tensor().storage())) {
-      return entry.name;
-    }
-  }
-  return {};
-}
-
 void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
   for (const auto& entry : entries_) {
     entry.parameter.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
@@ -415,12 +345,6 @@ void FlatBuffer::leave_views() {
   if (whole.tensor().storage().use_count() == 1) return;
   make_unreadable(*whole.tensor().storage().unsafeGetStorageImpl());
   whole = Transient(size_, whole.tensor().scalar_type(), options_.device);
-}
-
-void FlatBuffer::free_gradient() {
-  if (plan_.keeps_gradient) return;
-  gradient.free();
-  for (auto& entry : entries_) entry.parameter.mutable_grad().reset();
 }
 
 }  // namespace tessera::parallel

@@ -289,6 +289,69 @@ TEST(OwnModules, AWeightInTheLoss) {
   }
 }
 
+struct TwoPathsNet : nn::Hookable {
+  TwoPathsNet() : one(4, 6), middle(4, 6), head(6, 9) {
+    register_module("one", one), register_module("middle", middle), register_module("head", head);
+    torch::manual_seed(3);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool by_one) {
+    const auto targets = torch::full({x.size(0)}, 4, torch::kLong);
+    return head((by_one ? one(x) : middle(x)).tanh(), targets);
+  }
+  nn::Linear one, middle;
+  nn::LanguageModelHead head;
+};
+
+// The head's second forward adds to a gradient whose first sum is under way.
+TEST(OwnModules, TwoLossesThroughAHeadThatAddsInItsForward) {
+  const auto twice = [](TwoPathsNet& net, const torch::Tensor& x) {
+    net.forward(x, true).backward();
+    net.forward(x * 2, false).backward();
+  };
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    expect_gradient<TwoPathsNet>([&](TwoPathsNet& net) { twice(net, batch()); },
+                                 [&](TwoPathsNet& net, DataParallel& model, int rank, int ranks) {
+                                   twice(net, part_of_batch(rank, ranks));
+                                   model.finish_backward();
+                                 });
+  }
+}
+
+TEST(OwnModules, AHookSeesTheGradientOfAHead) {
+  const auto hooked = [](TwoPathsNet& net, const torch::Tensor& x) {
+    net.head->weight.register_hook([](const torch::Tensor& gradient) { return gradient * 0.5; });
+    net.forward(x, true).backward();
+  };
+  expect_gradient<TwoPathsNet>([&](TwoPathsNet& net) { hooked(net, batch()); },
+                               [&](TwoPathsNet& net, DataParallel& model, int rank, int ranks) {
+                                 hooked(net, part_of_batch(rank, ranks));
+                                 model.finish_backward();
+                               });
+}
+
+// What no backward of a step reached is zero before it is reduced, too.
+TEST(OwnModules, GradientsAreReadBeforeTheyAreReduced) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    TwoPathsNet net;
+    auto model =
+        fully_shard(net, mesh, {.unit = {.placement = Placement::shard_optimizer}}, kUnitRules[0]);
+    model.slices();  // as for an optimizer
+    for (const bool by_one : {true, false}) {
+      for (const bool last : {false, true}) {
+        model.set_requires_gradient_sync(last);
+        net.forward(batch(), by_one).backward();
+        const auto& unused = by_one ? net.middle : net.one;
+        EXPECT_EQ(unused->weight.grad().abs().max().item<float>(), 0);
+        EXPECT_GT(net.head->weight.grad().abs().max().item<float>(), 0);
+        model.finish_backward();
+      }
+      model.finish_step();
+    }
+  });
+}
+
 TEST(OwnModules, ACallPastTheHolderIsNamed) {
   on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
     for (const auto placement : {Placement::shard_optimizer, Placement::shard_gradients}) {

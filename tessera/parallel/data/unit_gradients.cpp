@@ -13,6 +13,7 @@ void Unit::begin_gradient() {
     buffer.begin_gradient();  // what a user dropped is zero
     // A kept gradient that was reduced makes room: the next backward's is reduced on its own.
     if (reduced_ && buffer.trained() && buffer.plan().gradient_slice_in_gradient) {
+      buffer.fill_gradient();
       earlier_[i] = buffer.own_part(buffer.gradient).clone();
       buffer.clear_gradient();
     }
