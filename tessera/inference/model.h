@@ -19,8 +19,7 @@ struct StoredModel {
   std::shared_ptr<models::LanguageModel> model;  ///< on the mesh's device, divided over its axis tp
   std::filesystem::path assets;                  ///< tokenizer and the like; "": there are none
   config::StoredJob job;                         ///< what trained it, where that is known
-  std::string
-      note;  ///< names stored tensors with no place in the model, if any (checkpoint::Pretrained)
+  std::string note;  ///< Pretrained::note_of_unread(), of checkpoint/formats/pretrained.h
 };
 
 /// Reads what checkpoint::open_training opens, without an optimizer's state: a checkpoint of any layout,

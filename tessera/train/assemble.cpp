@@ -23,7 +23,6 @@
 #include "tessera/train/layer_costs.h"
 #include "tessera/train/muon.h"
 #include "tessera/train/open_data.h"
-#include "tessera/train/quantised_load.h"
 
 namespace tessera::train {
 namespace {

@@ -238,14 +238,10 @@ void DataParallel::Engine::reopen(size_t index) {
 /// autograd is about to add to a parameter of the unit: in its modules' backward, or from elsewhere
 /// (a penalty on the weights), which may be after that.
 void DataParallel::Engine::gradient_arrives(size_t index, const torch::Tensor& parameter) {
-  check_not_updated(index);
-  if (calls[index].launched) {
-    reopen(index);
-  } else if (parameter.grad().defined() && !units[index].reduced()) {
-    // The unit's gradient is there; asking all of its parameters each time would be dear.
-    return autograd::fill_unwritten(parameter.grad());
-  }
-  units[index].begin_gradient();
+  // Asking all of the unit's parameters each time would be dear.
+  const bool is_there =
+      !calls[index].launched && parameter.grad().defined() && !units[index].reduced();
+  is_there ? check_not_updated(index) : begin_gradient(index);
   if (parameter.grad().defined()) autograd::fill_unwritten(parameter.grad());
 }
 

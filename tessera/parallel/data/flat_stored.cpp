@@ -83,7 +83,7 @@ void FlatBuffer::add_to_stored_gradient() {
   const auto to = own_part(gradient);
   if (to.dtype() != gradient_slice.tensor().dtype() || !to.is_cpu()) return;
   std::ranges::copy(gradient_regions_->read(gradient_region_), bytes_of(to).begin());
-  for (const auto& entry : entries_) {
+  for (const auto& entry : entries_) {  // which hold numbers from here on
     if (entry.parameter.grad().defined()) autograd::adds_to(entry.parameter.grad());
   }
   forget_gradient_slice();

@@ -2,6 +2,7 @@
 // or is one clear line at the first place where it can be known.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/sgd.h>
 
@@ -51,13 +52,19 @@ double plain_norm(const std::function<void(Model& net)>& backward) {
   return std::sqrt(square);
 }
 
-/// `part_of(rank, ranks)` of a loop on every rank, placement and unit rule leaves the gradient of
-/// `whole` on one plain net.
+torch::Tensor batch() {
+  torch::manual_seed(5);
+  return torch::randn({6, 4});
+}
+torch::Tensor part_of_batch(int rank, int ranks) {
+  return batch().slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
+}
+
+/// `run` on each rank's part of the batch, by every placement and unit rule, leaves the gradient that it leaves on the whole
+/// batch in one plain net.
 template <typename Model>
-void expect_gradient(
-    const std::function<void(Model& net)>& whole,
-    const std::function<void(Model& net, DataParallel& model, int rank, int ranks)>& part) {
-  const double expected = plain_norm<Model>(whole);
+void expect_gradient(const std::function<void(Model& net, const torch::Tensor& x)>& run) {
+  const double expected = plain_norm<Model>([&](Model& net) { run(net, batch()); });
   for (const int ranks : {1, 2, 3}) {
     on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
       for (const auto placement : kAllPlacements) {
@@ -67,7 +74,8 @@ void expect_gradient(
           Model net;
           auto model = fully_shard(
               net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
-          part(net, model, mesh.axis("dp_shard").rank(), ranks);
+          run(net, part_of_batch(mesh.axis("dp_shard").rank(), ranks));
+          model.finish_backward();
           EXPECT_NEAR(model.gradient_norm().norm / expected, 1, 1e-5);
           model.finish_step();
         }
@@ -76,13 +84,6 @@ void expect_gradient(
   }
 }
 
-torch::Tensor batch() {
-  torch::manual_seed(5);
-  return torch::randn({6, 4});
-}
-torch::Tensor part_of_batch(int rank, int ranks) {
-  return batch().slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
-}
 torch::Tensor loss(const torch::Tensor& y) { return y.square().sum(); }
 
 TEST(OwnModules, OneGraphTwoBackwards) {
@@ -91,11 +92,7 @@ TEST(OwnModules, OneGraphTwoBackwards) {
     loss(y).backward({}, /*retain_graph=*/true);
     y.sin().sum().backward();
   };
-  expect_gradient<OwnNet>([&](OwnNet& net) { twice(net, batch()); },
-                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
-                            twice(net, part_of_batch(rank, ranks));
-                            model.finish_backward();
-                          });
+  expect_gradient<OwnNet>(twice);
 }
 
 TEST(OwnModules, TwoForwardsTwoBackwardsOneFinish) {
@@ -103,11 +100,7 @@ TEST(OwnModules, TwoForwardsTwoBackwardsOneFinish) {
     loss(net.forward(x)).backward();
     net.forward(x * 2).sin().sum().backward();
   };
-  expect_gradient<OwnNet>([&](OwnNet& net) { twice(net, batch()); },
-                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
-                            twice(net, part_of_batch(rank, ranks));
-                            model.finish_backward();
-                          });
+  expect_gradient<OwnNet>(twice);
 }
 
 TEST(OwnModules, AGradientOfTheInputBeforeTheBackward) {
@@ -118,11 +111,7 @@ TEST(OwnModules, AGradientOfTheInputBeforeTheBackward) {
         torch::autograd::grad({value}, {input}, {}, /*retain_graph=*/true)[0].detach();
     (value * of_input.abs().sum().clamp_max(1)).backward();
   };
-  expect_gradient<OwnNet>([&](OwnNet& net) { both(net, batch()); },
-                          [&](OwnNet& net, DataParallel& model, int rank, int ranks) {
-                            both(net, part_of_batch(rank, ranks));
-                            model.finish_backward();
-                          });
+  expect_gradient<OwnNet>(both);
 }
 
 TEST(OwnModules, GradientsOfGradientsAreRefused) {
@@ -212,11 +201,8 @@ struct WithOwner : nn::Hookable {
 };
 
 TEST(OwnModules, ALeafIsCalledTwiceBeforeItsOwnersParameter) {
-  expect_gradient<WithOwner>([&](WithOwner& net) { loss(net.forward(batch())).backward(); },
-                             [&](WithOwner& net, DataParallel& model, int rank, int ranks) {
-                               loss(net.forward(part_of_batch(rank, ranks))).backward();
-                               model.finish_backward();
-                             });
+  expect_gradient<WithOwner>(
+      [](WithOwner& net, const torch::Tensor& x) { loss(net.forward(x)).backward(); });
 }
 
 /// Calls its child at times, and uses a parameter of its own after it.
@@ -248,11 +234,8 @@ struct WithAtTimes : nn::Hookable {
 };
 
 TEST(OwnModules, AChildIsCalledAtTimes) {
-  expect_gradient<WithAtTimes>([&](WithAtTimes& net) { loss(net.forward(batch())).backward(); },
-                               [&](WithAtTimes& net, DataParallel& model, int rank, int ranks) {
-                                 loss(net.forward(part_of_batch(rank, ranks))).backward();
-                                 model.finish_backward();
-                               });
+  expect_gradient<WithAtTimes>(
+      [](WithAtTimes& net, const torch::Tensor& x) { loss(net.forward(x)).backward(); });
 }
 
 // A penalty reads a weight outside of its module: before or after the module's own backward.
@@ -311,11 +294,7 @@ TEST(OwnModules, TwoLossesThroughAHeadThatAddsInItsForward) {
     net.forward(x * 2, false).backward();
   };
   for (int repeat = 0; repeat < 5; ++repeat) {
-    expect_gradient<TwoPathsNet>([&](TwoPathsNet& net) { twice(net, batch()); },
-                                 [&](TwoPathsNet& net, DataParallel& model, int rank, int ranks) {
-                                   twice(net, part_of_batch(rank, ranks));
-                                   model.finish_backward();
-                                 });
+    expect_gradient<TwoPathsNet>(twice);
   }
 }
 
@@ -324,11 +303,7 @@ TEST(OwnModules, AHookSeesTheGradientOfAHead) {
     net.head->weight.register_hook([](const torch::Tensor& gradient) { return gradient * 0.5; });
     net.forward(x, true).backward();
   };
-  expect_gradient<TwoPathsNet>([&](TwoPathsNet& net) { hooked(net, batch()); },
-                               [&](TwoPathsNet& net, DataParallel& model, int rank, int ranks) {
-                                 hooked(net, part_of_batch(rank, ranks));
-                                 model.finish_backward();
-                               });
+  expect_gradient<TwoPathsNet>(hooked);
 }
 
 // What no backward of a step reached is zero before it is reduced, too.
