@@ -60,11 +60,9 @@ void AcceleratorCore::end_join() {
     axis_.all_reduce(active).wait();
     if (active.item<int64_t>() == 0) break;
     last = false;
-    for (auto& model : models_) {
-      model->parallel.set_requires_gradient_sync(true);
-      model->parallel.finish_backward();
-      model->parallel.finish_step();
-    }
+    for (auto& model : models_) model->parallel.set_requires_gradient_sync(true);
+    finish_backwards();
+    for (auto& model : models_) model->parallel.finish_step();
   }
   joining_ = false;
   const auto root = torch::full({1}, last ? axis_.rank() : -1, torch::kInt64);

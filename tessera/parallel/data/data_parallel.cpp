@@ -68,6 +68,11 @@ void DataParallel::set_gradient_divide_factor(double factor) { engine().divide_f
 void DataParallel::on_reduced(std::function<void(size_t slice)> update) {
   engine().on_reduced = std::move(update);
 }
+void DataParallel::reduce_after(const DataParallel& other) {
+  engine().reduces_after = other.engine_;
+  other.engine().reduces_before = engine_;
+}
+void DataParallel::start_reductions() { engine().start_reductions(); }
 void DataParallel::finish_backward() { engine().finish_backward(); }
 void DataParallel::finish_step() { engine().finish_step(); }
 bool DataParallel::forward_is_open() const {

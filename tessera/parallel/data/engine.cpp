@@ -199,10 +199,23 @@ void DataParallel::Engine::note_all_memory() {
   for (size_t i = 0; i < units.size(); ++i) note_memory(i);
 }
 
+/// Has the model before this one launched all that it has?
+bool DataParallel::Engine::may_launch() const {
+  const auto before = reduces_after.lock();
+  if (!before || before->launched == before->order.size()) return true;
+  const auto has_trained = [](const Unit& unit) {
+    return std::ranges::any_of(unit.buffers(), &FlatBuffer::trained);
+  };
+  return std::ranges::none_of(before->units, has_trained) && before->may_launch();
+}
+
 // All ranks launch in one order, whatever the order in which backwards end: collectives match by
 // order, not by name.
 void DataParallel::Engine::launch_ready() {
+  if (!may_launch()) return;
   while (launched < order.size() && calls[order[order.size() - 1 - launched]].done) launch_next();
+  const auto next = reduces_before.lock();
+  if (next && launched == order.size()) next->launch_ready();
 }
 
 void DataParallel::Engine::launch_next() { launch(order[order.size() - 1 - launched++]); }
@@ -265,10 +278,15 @@ void DataParallel::Engine::settle(size_t at_most) {
   }
 }
 
-void DataParallel::Engine::finish_backward() {
+void DataParallel::Engine::start_reductions() {
   if (!requires_sync) return;
   check_all_ran();
   while (launched < order.size()) launch_next();
+}
+
+void DataParallel::Engine::finish_backward() {
+  if (!requires_sync) return;
+  start_reductions();
   settle(0);
   if (leaves_taken) agree_on_arrivals();
   for (const size_t index : order) {

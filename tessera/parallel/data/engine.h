@@ -63,6 +63,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
   size_t launched = 0;            // units whose reduction was started, from the end of `order`
+  std::weak_ptr<Engine> reduces_after, reduces_before;  // of DataParallel
   Pass pass;
   int num_steps = 0;           // finish_step() was called
   bool has_gradients = false;  // since the last of them
@@ -132,6 +133,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void set_order(std::vector<size_t> next);
 
   // Gradients.
+  bool may_launch() const;
   void launch_ready();
   void launch_next();
   void launch(size_t unit);
@@ -144,6 +146,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void check_not_updated(size_t unit) const;
   /// Sum of squares of this rank's part of the unit's gradient: float64, 0-d, on the gradient's device; the host does not wait.
   torch::Tensor sum_of_squares(size_t unit) const;
+  void start_reductions();
   void finish_backward();
   void check_frozen() const;
   void agree_on_arrivals();
