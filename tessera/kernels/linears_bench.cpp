@@ -76,22 +76,31 @@ void gated(benchmark::State& state, bool together) {
   all.count(state);
 }
 
-/// A product of bfloat16 with a matrix that comes from memory, as the weight of a layer does for its input's gradient. Ours, or LibTorch's.
+/// A layer's products: of its forward, where the weight lies by columns; of its input's gradient, where it does not; of its weight's, where
+/// the left factor does.
+enum class LayerProduct { forward, of_input, of_weight };
+
+/// With a matrix that comes from memory, as a layer's. Ours, or LibTorch's.
 void product(benchmark::State& state, bool ours) {
-  const int64_t rows = state.range(0), columns = state.range(1), depth = state.range(2);
-  const auto a = at::randn({rows, depth}).to(at::kBFloat16);
-  auto out = at::empty({rows, columns}, at::kBFloat16);
+  const int64_t rows = state.range(2), columns = state.range(3), depth = state.range(4);
+  const auto which = static_cast<LayerProduct>(state.range(1));
+  const auto matrix = [&](int64_t height, int64_t width, bool by_columns) {
+    return by_columns ? at::randn({width, height}).to(dtype_of(state)).t()
+                      : at::randn({height, width}).to(dtype_of(state));
+  };
+  const auto a = matrix(rows, depth, which == LayerProduct::of_weight);
+  auto out = at::empty({rows, columns}, a.options());
   std::vector<at::Tensor> matrices;
   for (int64_t bytes = 0; bytes < 64 << 20; bytes += 2 * depth * columns) {
-    matrices.push_back(at::randn({depth, columns}).to(at::kBFloat16));
+    matrices.push_back(matrix(depth, columns, which == LayerProduct::forward));
   }
   size_t next = 0;
   for (auto _ : state) {
-    const auto& matrix = matrices[next++ % matrices.size()];
+    const auto& b = matrices[next++ % matrices.size()];
     if (ours) {
-      multiply(out, a, matrix, /*accumulate=*/false);
+      multiply(out, a, b, /*accumulate=*/false);
     } else {
-      at::mm_out(out, a, matrix);
+      at::mm_out(out, a, b);
     }
   }
   state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(rows * columns * depth),
@@ -99,17 +108,23 @@ void product(benchmark::State& state, bool ours) {
 }
 
 void shapes_of_products(benchmark::internal::Benchmark* bench) {
-  bench->ArgNames({"rows", "columns", "depth"})->Unit(benchmark::kMicrosecond)->UseRealTime();
-  for (const int64_t rows : {64, 512, 1024}) {
-    for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{512, 1376},
-                                         {768, 768},
-                                         {2048, 768},
-                                         {768, 2048},
-                                         {2048, 2048},
-                                         {2048, 8192},
-                                         {8192, 2048},
-                                         {768, 32000}}) {
-      bench->Args({rows, columns, depth});
+  bench->ArgNames({"bf16", "product", "rows", "columns", "depth"})
+      ->Unit(benchmark::kMicrosecond)
+      ->UseRealTime();
+  for (const int64_t bf16 : {0, 1}) {
+    for (const int64_t which : {0, 1, 2}) {
+      for (const int64_t rows : {64, 512, 1024}) {
+        for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{512, 1376},
+                                             {768, 768},
+                                             {2048, 768},
+                                             {768, 2048},
+                                             {2048, 2048},
+                                             {2048, 8192},
+                                             {8192, 2048},
+                                             {768, 32000}}) {
+          bench->Args({bf16, which, rows, columns, depth});
+        }
+      }
     }
   }
 }

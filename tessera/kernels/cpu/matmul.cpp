@@ -189,8 +189,9 @@ bool goes_into_float(const at::Tensor& a) {
 /// Does the processor multiply these by tiles, and are there enough of them?
 bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 64, kFewest = 32;
+  const auto type = a.scalar_type();
   return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
-         a.scalar_type() == at::kBFloat16 && a.is_contiguous() && out.is_contiguous() &&
+         (type == at::kFloat || (type == at::kBFloat16 && is_plain(a))) && out.stride(1) == 1 &&
          a.size(0) >= kFewestRows && b.size(0) >= kFewest && b.size(1) >= kFewest;
 }
 
@@ -215,6 +216,7 @@ TileFactors tile_factors(const Factors& factors) {
   if (!a.defined()) return {};
   return {.a = a.const_data_ptr(),
           .b = b.const_data_ptr(),
+          .a_by_columns = !a.is_contiguous(),
           .b_by_columns = !b.is_contiguous(),
           .depth = a.size(1)};
 }
@@ -222,10 +224,12 @@ TileFactors tile_factors(const Factors& factors) {
 void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,
                     bool accumulate, float factor) {
   const TileProduct product{.factors = {tile_factors(first), tile_factors(second)},
+                            .of_float = first.a.scalar_type() == at::kFloat,
                             .out = out.data_ptr(),
                             .into_float = out.scalar_type() == at::kFloat,
                             .rows = out.size(0),
                             .columns = out.size(1),
+                            .out_stride = out.stride(0),
                             .factor = factor,
                             .accumulate = accumulate};
   const Observed run("tessera::multiply",

@@ -30,7 +30,9 @@ const std::vector<Size> kSizes = {{1, 1, 1},
                                   {2, 16, 66},
                                   {37, 20, 5003},
                                   {4, 130, 1031},
-                                  {5, 130, 31}};
+                                  {5, 130, 31},
+                                  {97, 300, 545},
+                                  {545, 33, 64}};
 
 class MultiplyTest : public ::testing::TestWithParam<Isa> {};
 
@@ -92,6 +94,63 @@ TEST_P(MultiplyTest, WritesRowsThatLieApart) {
   }
 }
 
+/// Root of the mean square of the error, in units of what float32 rounds a result of the mean size by.
+double product_error(const at::Tensor& a, const at::Tensor& b) {
+  const auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+  const auto out = at::full({a.size(0), b.size(1)}, NAN);
+  multiply(out, a, b, /*accumulate=*/false);
+  return ((out.to(at::kDouble) - exact).square().mean().sqrt() / exact.square().mean().sqrt() *
+          0x1p24)
+      .item<double>();
+}
+
+// Six products of bfloat16 stand for one of float32.
+TEST(Multiply, FloatsByTilesAreAsExactAsOthers) {
+  if (detected_isa() < Isa::amx_bf16) GTEST_SKIP() << "this processor has no matrix unit";
+  at::manual_seed(4);
+  const auto with_sizes = [](const at::Tensor& x) {  // of 12 orders of magnitude
+    return x * at::pow(10, at::randint(-6, 7, {x.size(0), 1}).to(at::kFloat));
+  };
+  for (const auto& [rows, depth, columns] :
+       {Size{96, 64, 80}, Size{130, 515, 99}, Size{256, 4096, 64}, Size{64, 33, 32}}) {
+    const auto normal_a = at::randn({rows, depth}), normal_b = at::randn({depth, columns});
+    const std::vector<std::pair<at::Tensor, at::Tensor>> all = {
+        {normal_a, normal_b},
+        {normal_a.abs(), normal_b.abs()},  // nothing cancels
+        {with_sizes(normal_a), normal_b},
+        {normal_a, with_sizes(normal_b)},  // large ones beside small ones
+        {at::softmax(normal_a * 3, 1), normal_b + 100},
+        {normal_a * 1e-20, normal_b * 1e20},
+        {normal_a.t().contiguous().t(), normal_b.t().contiguous().t()}};
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto& [a, b] = all[i];
+      SCOPED_TRACE(fmt::format("{}x{}x{} {}", rows, depth, columns, i));
+      double other = 0;
+      {
+        const IsaScope scope(Isa::avx512_bf16);
+        other = product_error(a, b);
+      }
+      const IsaScope scope(Isa::amx_bf16);
+      const double error = product_error(a, b);
+      EXPECT_LE(error, 1.25 * other) << "the library's " << other;
+      EXPECT_GT(error, 0);
+    }
+  }
+}
+
+TEST(Multiply, FloatsByTilesSayWhatIsNotFinite) {
+  if (detected_isa() < Isa::amx_bf16) GTEST_SKIP() << "this processor has no matrix unit";
+  const IsaScope scope(Isa::amx_bf16);
+  for (const float bad : {NAN, INFINITY, -INFINITY, 3.4e38F}) {
+    auto a = at::ones({70, 64});
+    const auto b = at::ones({64, 40}), out = at::zeros({70, 40});
+    a[3][5] = bad;
+    multiply(out, a, b, /*accumulate=*/false);
+    EXPECT_FALSE(out[3].isfinite().any().item<bool>()) << bad;
+    EXPECT_TRUE(out[2].eq(64).all().item<bool>() && out[4].eq(64).all().item<bool>()) << bad;
+  }
+}
+
 // LibTorch keeps what it compiled for each: two thirds of a MiB.
 TEST(Multiply, RowsThatAreOthersEachTimeLeaveNothingBehind) {
   if (!multiplies_bf16_into_float()) GTEST_SKIP() << "multiplied in float32 here";
@@ -111,18 +170,21 @@ TEST(Multiply, ThreadsChangeNoBitOfProductsByTiles) {
   if (detected_isa() < Isa::amx_bf16) GTEST_SKIP() << "this processor has no matrix unit";
   const IsaScope scope(Isa::amx_bf16);
   at::manual_seed(2);
-  const auto a = at::randn({203, 700}, at::kBFloat16), b = at::randn({700, 1100}, at::kBFloat16);
+  const auto float_a = at::randn({203, 700}), float_b = at::randn({700, 1100});
   const int before = at::get_num_threads();
   std::vector<at::Tensor> results;
   for (const int threads : {1, 2, 3, 8}) {
     at::set_num_threads(threads);
-    for (const auto dtype : {at::kBFloat16, at::kFloat}) {
-      results.push_back(at::full({203, 1100}, NAN, dtype));
-      multiply(results.back(), a, b, /*accumulate=*/false);
+    for (const auto from : {at::kBFloat16, at::kFloat}) {
+      const auto a = float_a.to(from), b = float_b.to(from);
+      for (const auto to : {from, at::kFloat}) {
+        results.push_back(at::full({203, 1100}, NAN, to));
+        multiply(results.back(), a, b, /*accumulate=*/false);
+      }
     }
   }
   at::set_num_threads(before);
-  for (size_t i = 2; i < results.size(); ++i) EXPECT_TRUE(at::equal(results[i], results[i % 2]));
+  for (size_t i = 4; i < results.size(); ++i) EXPECT_TRUE(at::equal(results[i], results[i % 4]));
 }
 
 TEST_P(MultiplyTest, SumOfProductsAddsBoth) {

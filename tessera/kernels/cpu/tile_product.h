@@ -1,25 +1,31 @@
-// Products of bfloat16 by a processor's matrix unit (Intel's AMX): raw pointers, a part of the result each, no threads of its own.
+// Products by a processor's matrix unit (Intel's AMX), which multiplies bfloat16: raw pointers, a part of the result each, no threads of its own.
 #pragma once
 
 #include <stdint.h>
 
 namespace tessera::kernels {
 
-/// Factors of a product.
+/// Factors of a product, each contiguous, as it is or transposed.
 struct TileFactors {
-  const void* a;  ///< bfloat16 [rows, depth], contiguous
-  const void* b;  ///< bfloat16 [depth, columns] or, `b_by_columns`, [columns, depth], contiguous
-  bool b_by_columns;
+  const void* a;  ///< [rows, depth] or, `a_by_columns`, [depth, rows]
+  const void* b;  ///< [depth, columns] or, `b_by_columns`, [columns, depth]
+  bool a_by_columns, b_by_columns;
   int64_t depth;
 };
 
 /// out = factor (a b + a' b'), or added to out if `accumulate`. Sums are in float32, rounded once, and each is added up in one order,
 /// whatever part of the result is computed.
+///
+/// A float32 is taken for the sum of three bfloat16, which have its 24 bits, so a product is six of them: those that are left out are below
+/// 2^-25 of it. The five small ones are added up before the large ones are, within each 96 of the depth, so rounding adds no more
+/// than it does in float32. Parts below 2^-126 are zero, so numbers below 2^-110 lose bits; what is not finite, or
+/// above 3.38e38, makes NaN of all that it is added to.
 struct TileProduct {
   TileFactors factors[2];  ///< the second one's depth may be zero
-  void* out;               ///< [rows, columns], contiguous; bfloat16 or, `into_float`, float32
+  bool of_float;           ///< float32, else bfloat16
+  void* out;  ///< [rows, columns], rows out_stride apart; float32 if `into_float`, else bfloat16
   bool into_float;
-  int64_t rows, columns;
+  int64_t rows, columns, out_stride;
   float factor;
   bool accumulate;
 };
@@ -33,7 +39,7 @@ struct TilePart {
 
 namespace amx_bf16 {
 
-/// Bytes that a part of so many rows and columns needs to work in, at most 1.4 MiB and a multiple of 64; the memory is aligned to it.
+/// Bytes that a part of so many rows and columns needs to work in, at most 1.5 MiB and a multiple of 64; the memory is aligned to it.
 int64_t tile_product_workspace(int64_t rows, int64_t columns);
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace);
 
