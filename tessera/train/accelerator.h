@@ -195,8 +195,9 @@ class Accelerator {
   template <typename T>
   std::vector<T> gather_object(const std::vector<T>& objects) const {
     std::vector<T> all;
-    for (const auto& text : core_->axis().all_gather_bytes(nlohmann::json(objects).dump())) {
-      for (auto& object : nlohmann::json::parse(text).get<std::vector<T>>()) {
+    const auto bytes = nlohmann::json::to_cbor(objects);  // has NaN, as JSON's text has not
+    for (const auto& text : core_->axis().all_gather_bytes({bytes.begin(), bytes.end()})) {
+      for (auto& object : nlohmann::json::from_cbor(text).template get<std::vector<T>>()) {
         all.push_back(std::move(object));
       }
     }

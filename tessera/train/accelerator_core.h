@@ -60,6 +60,7 @@ struct OptimizerRecord {
   bool skipped = false;        ///< its last step found an overflow
   bool done = false;           ///< stepped, or dropped its gradients, since the last backward
   bool stepped = false;        ///< and nobody called zero_grad() since
+  bool added_up = false;       ///< a backward gave it gradients before that zero_grad()
   std::function<void(bool training)> set_training;  ///< its train() and eval(); none: it has none
 };
 
@@ -199,8 +200,8 @@ class AcceleratorCore {
   void finish_step(OptimizerRecord& optimizer, bool updated);
   void adopt_parameters(OptimizerRecord& optimizer);
   void finish_backwards();
-  void check_steps() const;     // before a backward
-  void check_added_up() const;  // after one
+  void check_steps() const;  // before a backward
+  void note_added_up();      // after one
   void give_local_gradients();
   void join_backward();
   void send_joined(int root);

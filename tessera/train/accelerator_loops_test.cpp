@@ -323,7 +323,8 @@ TEST_P(LoopsTest, SaysWhatALoopForgot) {
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     accelerator.backward(model(torch::ones({2, 1})).sum());
     optimizer.step();
-    EXPECT_THROW(accelerator.backward(model(torch::ones({2, 1})).sum()), c10::ValueError);
+    accelerator.backward(model(torch::ones({2, 1})).sum());
+    EXPECT_THROW(optimizer.step(), c10::ValueError);
     optimizer.zero_grad();
 
     // A batch that the other ranks do not have.
@@ -340,6 +341,19 @@ TEST_P(LoopsTest, SaysWhatALoopForgot) {
       }
     }
     EXPECT_EQ(batches, GetParam() == 1 || accelerator.is_main_process() ? 2 : 1);
+  });
+}
+
+TEST_P(LoopsTest, ALoopInsideOfItselfIsRefused) {
+  with_accelerator(GetParam(), {}, [&](Accelerator& accelerator) {
+    auto loader = accelerator.prepare(numbered_loader<>(30, 2));
+    for (int epoch = 0; epoch < 2; ++epoch) {  // one that is left by break has ended
+      for (auto& batch : loader) {
+        EXPECT_EQ(batch.data.numel(), 2);
+        EXPECT_THROW(loader.begin(), c10::ValueError);
+        break;
+      }
+    }
   });
 }
 

@@ -104,37 +104,44 @@ TEST_P(PortsTest, GradientsAreDroppedBetweenAForwardAndItsBackward) {
   });
 }
 
-// The order of PyTorch's DCGAN example, with one more zero_grad().
-TEST_P(PortsTest, AGeneratorIsZeroedBeforeItsBackward) {
-  with_accelerator({}, [](Accelerator& accelerator) {
-    const auto run = [&](auto& generator, auto& judge, auto& of_generator, auto& of_judge,
-                         const auto& backward) {
-      for (int64_t step = 0; step < 4; ++step) {
-        const auto made = generator(rows(step));
-        of_judge.zero_grad();
-        backward(judge(torch::cat({made.detach(), made.detach()}, 1).narrow(1, 0, 5)).mean());
-        of_judge.step();
-        of_judge.zero_grad();
-        of_generator.zero_grad();
-        backward(judge(torch::cat({made, made}, 1).narrow(1, 0, 5)).pow(2).mean());
-        of_generator.step();
-        of_judge.zero_grad();
-      }
-    };
-    PortNet plain_generator, plain_judge;
-    torch::optim::SGD plain_of_generator(plain_generator->parameters(), 0.2),
-        plain_of_judge(plain_judge->parameters(), 0.1);
-    run(plain_generator, plain_judge, plain_of_generator, plain_of_judge,
-        [](const Tensor& loss) { loss.backward(); });
-    PortNet net, judge_net;
-    torch::optim::SGD sgd(net->parameters(), 0.2), of_judge_net(judge_net->parameters(), 0.1);
-    auto [generator, of_generator] = accelerator.prepare(net, sgd);
-    auto [judge, of_judge] = accelerator.prepare(judge_net, of_judge_net);
-    run(generator, judge, of_generator, of_judge,
-        [&](const Tensor& loss) { accelerator.backward(loss); });
-    expect_equal(accelerator, generator, plain_generator);
-    expect_equal(accelerator, judge, plain_judge);
-  });
+// The orders of PyTorch's DCGAN example and of one that begins with the generator: the judge keeps the generator's gradients until
+// its own turn.
+TEST_P(PortsTest, AGeneratorAndItsJudge) {
+  for (const bool generator_first : {false, true}) {
+    with_accelerator({}, [&](Accelerator& accelerator) {
+      const auto run = [&](auto& generator, auto& judge, auto& of_generator, auto& of_judge,
+                           const auto& backward) {
+        const auto judgement = [&](const Tensor& made) {
+          return judge(torch::cat({made, made}, 1).narrow(1, 0, 5));
+        };
+        for (int64_t step = 0; step < 8; ++step) {
+          const auto made = generator(rows(step / 2));
+          if ((step % 2 == 0) == generator_first) {
+            of_generator.zero_grad();
+            backward(judgement(made).pow(2).mean());
+            of_generator.step();
+          } else {
+            of_judge.zero_grad();
+            backward(judgement(made.detach()).mean());
+            of_judge.step();
+          }
+        }
+      };
+      PortNet plain_generator, plain_judge;
+      torch::optim::SGD plain_of_generator(plain_generator->parameters(), 0.2),
+          plain_of_judge(plain_judge->parameters(), 0.1);
+      run(plain_generator, plain_judge, plain_of_generator, plain_of_judge,
+          [](const Tensor& loss) { loss.backward(); });
+      PortNet net, judge_net;
+      torch::optim::SGD sgd(net->parameters(), 0.2), of_judge_net(judge_net->parameters(), 0.1);
+      auto [generator, of_generator] = accelerator.prepare(net, sgd);
+      auto [judge, of_judge] = accelerator.prepare(judge_net, of_judge_net);
+      run(generator, judge, of_generator, of_judge,
+          [&](const Tensor& loss) { accelerator.backward(loss); });
+      expect_equal(accelerator, generator, plain_generator);
+      expect_equal(accelerator, judge, plain_judge);
+    });
+  }
 }
 
 TEST_P(PortsTest, ABackwardOfTheLossItselfIsRefused) {

@@ -73,16 +73,16 @@ void AcceleratorCore::check_steps() const {
                     "is false); train inside of join_uneven_inputs(), or with even_batches");
 }
 
-/// There, gradients of steps without zero_grad() add up, mostly by mistake.
-void AcceleratorCore::check_added_up() const {
-  for (const auto& optimizer : optimizers_) {
-    if (!optimizer->stepped) continue;
+/// There, gradients of steps without zero_grad() add up, mostly by mistake: none is to step with such. A zero_grad() may
+/// still come, as a discriminator's does behind the generator's backward.
+void AcceleratorCore::note_added_up() {
+  const auto has_gradient = [](const torch::Tensor& parameter) {
+    return parameter.grad().defined();
+  };
+  for (auto& optimizer : optimizers_) {
     for (const auto& group : optimizer->base->param_groups()) {
-      for (const auto& parameter : group.params()) {
-        TORCH_CHECK_VALUE(!parameter.grad().defined(),
-                          "backward: expected zero_grad() of the optimizer between its step() and "
-                          "the next backward; gradients do not add up over steps");
-      }
+      const bool has_any = std::ranges::any_of(group.params(), has_gradient);
+      optimizer->added_up |= optimizer->stepped && has_any;
     }
   }
 }
@@ -108,7 +108,7 @@ void AcceleratorCore::backward(const torch::Tensor& loss) {
   (factor == 1 ? loss : loss * factor).backward();
   finish_backwards();
   if (local_ && sync_gradients_) give_local_gradients();
-  if (sync_gradients_) check_added_up();
+  if (sync_gradients_) note_added_up();
   ++num_micro_batches_;
 }
 
@@ -229,6 +229,9 @@ void AcceleratorCore::step(OptimizerRecord& optimizer,
     const torch::AutoGradMode grad_mode(true);
     closure();
   }
+  TORCH_CHECK_VALUE(!optimizer.added_up,
+                    "step: expected zero_grad() of the optimizer between its last step() and a "
+                    "backward; gradients do not add up over steps");
   if (clip_always_ > 0) {
     std::vector<torch::Tensor> all;
     for (const auto& model : models_) {
@@ -270,7 +273,7 @@ void AcceleratorCore::finish_step(OptimizerRecord& optimizer, bool updated) {
 
 void AcceleratorCore::zero_grad(OptimizerRecord& optimizer) {
   if (!sync_gradients_) return;
-  optimizer.stepped = optimizer.unscaled = false;
+  optimizer.stepped = optimizer.added_up = optimizer.unscaled = false;
   finish_step(optimizer, /*updated=*/false);
 }
 

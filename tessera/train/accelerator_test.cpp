@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -508,6 +509,7 @@ TEST_P(AcceleratorTest, ExchangesTensors) {
     EXPECT_EQ(one[0].item<double>(), static_cast<double>(rank + 1));  // unchanged
     const auto mine = accelerator.split_between_processes(torch::arange(7));
     EXPECT_EQ(mine[0].item<int64_t>(), rank * (7 / n) + std::min(rank, 7 % n));
+    EXPECT_TRUE(std::isnan(accelerator.gather_object(std::vector{0.5, std::nan("")})[1]));
     EXPECT_TRUE(torch::equal(accelerator.gather(mine), torch::arange(7)));
     EXPECT_EQ(accelerator.split_between_processes(torch::arange(7), true).size(0), (7 + n - 1) / n);
     if (accelerator.is_last_process()) accelerator.set_trigger();

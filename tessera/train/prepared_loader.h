@@ -55,7 +55,8 @@ struct LoaderAccess : Loader {
 };
 
 /// This rank's batches of a data loader, on its device: `for (auto& batch : loader)`. Every rank
-/// reads the whole loader and keeps its rows (dispatch_batches: rank 0 reads). One pass at a time.
+/// reads the whole loader and keeps its rows (dispatch_batches: rank 0 reads). One pass at a time: ValueError for one
+/// inside of another.
 template <typename Loader>
 class PreparedLoader {
  public:
@@ -176,6 +177,10 @@ class PreparedLoader {
 
   /// A loop that was left by `break` is over: its other batches are dropped.
   Iterator begin() {
+    const auto under_way = record_->pass.lock();
+    TORCH_CHECK_VALUE(!under_way || under_way->at_end,
+                      "begin: expected the loop over this loader to have ended, as another would "
+                      "take its batches; prepare a second loader for a loop inside of it");
     const auto resumed = std::exchange(record_->resumed, std::nullopt);
     auto skip = std::exchange(skip_, 0);
     if (resumed && core_->options().use_stateful_dataloader && skip == 0) skip = resumed->position;

@@ -86,15 +86,17 @@ TESSERA_INLINE void transpose_tile(Bf16* tile) {
 /// Packs in panels of kTileBlock places, each along the depth, with zeros behind the last place: of each unit the parts, of each part two
 /// tiles, one for 16 places each, of a [places, pairs of the depth], of b [pairs, places]. Reads runs of memory one after the other.
 template <typename Number, bool kOfB>
-class Packed {
+class Packer {
  public:
-  Packed(const PackedBlock& block, Bf16* to) : block_(block), to_(to) {
-    const int64_t stride = block.along_depth ? block.all_depth : block.all_places;
-    const auto* numbers = static_cast<const Number*>(block.factor);
-    if (block.along_depth) {
-      pack_places(numbers + block.place * stride + block.step, stride);
+  Packer(const PackedBlock& block, Bf16* to) : block_(block), to_(to) {}
+
+  void pack() const {
+    const int64_t stride = block_.along_depth ? block_.all_depth : block_.all_places;
+    const auto* numbers = static_cast<const Number*>(block_.factor);
+    if (block_.along_depth) {
+      pack_places(numbers + block_.place * stride + block_.step, stride);
     } else {
-      pack_depth(numbers + block.step * stride + block.place, stride);
+      pack_depth(numbers + block_.step * stride + block_.place, stride);
     }
   }
 
@@ -155,7 +157,7 @@ class Packed {
     for (int64_t i = 0; i < 2 * kAll; ++i) transpose_tile(tile + i * kTileNumbers);
   }
 
-  const PackedBlock& block_;
+  const PackedBlock block_;
   Bf16* to_;
   const int64_t units_ = ceil_div(block_.depth, kUnit);
   const int64_t panels_ = ceil_div(block_.places, kTileBlock);

@@ -217,26 +217,28 @@ struct Block {
     const int64_t depth = least(kDepth<Number>, f.depth - step), units = ceil_div(depth, kUnit);
     float* sums = all_sums;
     Panels<Number> panels;
-    const Packed<Number, true> b({.factor = f.b,
-                                  .along_depth = f.b_by_columns,
-                                  .all_places = product.columns,
-                                  .all_depth = f.depth,
-                                  .place = part.first_column,
-                                  .places = columns,
-                                  .step = step,
-                                  .depth = depth},
-                                 packed_b);
+    const Packer<Number, true> pack_b({.factor = f.b,
+                                       .along_depth = f.b_by_columns,
+                                       .all_places = product.columns,
+                                       .all_depth = f.depth,
+                                       .place = part.first_column,
+                                       .places = columns,
+                                       .step = step,
+                                       .depth = depth},
+                                      packed_b);
+    pack_b.pack();
     for (int64_t first = 0; first < rows; first += kRows) {
       const int64_t count = least(kRows, rows - first);
-      const Packed<Number, false> a({.factor = f.a,
-                                     .along_depth = !f.a_by_columns,
-                                     .all_places = product.rows,
-                                     .all_depth = f.depth,
-                                     .place = part.first_row + first,
-                                     .places = count,
-                                     .step = step,
-                                     .depth = depth},
-                                    packed_a);
+      const Packer<Number, false> pack_a({.factor = f.a,
+                                          .along_depth = !f.a_by_columns,
+                                          .all_places = product.rows,
+                                          .all_depth = f.depth,
+                                          .place = part.first_row + first,
+                                          .places = count,
+                                          .step = step,
+                                          .depth = depth},
+                                         packed_a);
+      pack_a.pack();
       for (int64_t column = 0; column < columns; column += kTileBlock) {
         for (int64_t row = 0; row < count; row += kTileBlock, sums += kSumNumbers) {
           const Bf16* left = packed_a + row * units * kPlace;
