@@ -91,7 +91,8 @@ void product(benchmark::State& state, bool ours) {
   const auto a = matrix(rows, depth, which == LayerProduct::of_weight);
   auto out = at::empty({rows, columns}, a.options());
   std::vector<at::Tensor> matrices;
-  for (int64_t bytes = 0; bytes < 64 << 20; bytes += 2 * depth * columns) {
+  for (int64_t bytes = 0; bytes < 64 << 20;
+       bytes += static_cast<int64_t>(a.element_size()) * depth * columns) {
     matrices.push_back(matrix(depth, columns, which == LayerProduct::forward));
   }
   size_t next = 0;

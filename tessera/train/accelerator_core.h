@@ -199,7 +199,6 @@ class AcceleratorCore {
   /// `updated`: by a step; else its gradients are dropped.
   void finish_step(OptimizerRecord& optimizer, bool updated);
   void adopt_parameters(OptimizerRecord& optimizer);
-  void finish_backwards();
   void check_steps() const;  // before a backward
   void note_added_up();      // after one
   void give_local_gradients();

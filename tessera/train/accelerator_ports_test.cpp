@@ -302,9 +302,11 @@ TEST_P(PortsTest, RanksUseDifferentModels) {
     }
   };
   with_accelerator({}, [&](Accelerator& accelerator) {
-    PortNet first(5), second(5);
+    PortNet first(5), frozen(5), second(5);
+    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
     torch::optim::SGD sgd(first->parameters(), 0.2), other(second->parameters(), 0.2);
-    auto [model, model_2, optimizer, optimizer_2] = accelerator.prepare(first, second, sgd, other);
+    auto [model, still, model_2, optimizer, optimizer_2] =
+        accelerator.prepare(first, frozen, second, sgd, other);
     PortNet plain(5), plain_2(5);
     torch::optim::SGD plain_sgd(plain->parameters(), 0.2), plain_other(plain_2->parameters(), 0.2);
     for (int64_t step = 0; step < 6; ++step) {

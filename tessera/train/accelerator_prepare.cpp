@@ -121,7 +121,8 @@ void AcceleratorCore::add_model(torch::nn::Module& inner,
     model_of_[parameter.unsafeGetTensorImpl()] = models_.size();
   }
   tell_heads(*root);
-  // Sharded models are gathered in one order anyway, and their gradients shall not wait for another's.
+  // All ranks reduce in one order, whichever of the models a rank's loss is of: the last that was prepared (a decoder, a discriminator)
+  // first, as backward mostly comes to it. Sharded models are gathered in one order anyway, and their gradients shall not wait.
   if (replicates() && !models_.empty()) models_.back()->parallel.reduce_after(model->parallel);
   models_.push_back(std::move(model));
 }

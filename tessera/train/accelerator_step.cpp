@@ -106,19 +106,10 @@ void AcceleratorCore::backward(const torch::Tensor& loss) {
   const double scale = scaler_ ? scaler_->scale() : 1;
   const double factor = scale / static_cast<double>(accumulation_steps_);
   (factor == 1 ? loss : loss * factor).backward();
-  finish_backwards();
+  for (auto& model : models_) model->parallel.finish_backward();
   if (local_ && sync_gradients_) give_local_gradients();
   if (sync_gradients_) note_added_up();
   ++num_micro_batches_;
-}
-
-/// All ranks reduce in one order, whichever of the models a rank's loss is of: the last that was prepared (a decoder, a
-/// discriminator) first, as backward mostly comes to them.
-void AcceleratorCore::finish_backwards() {
-  for (auto model = models_.rbegin(); model != models_.rend(); ++model) {
-    (*model)->parallel.start_reductions();
-  }
-  for (auto& model : models_) model->parallel.finish_backward();
 }
 
 // ---- gradients ---------------------------------------------------------------------------------

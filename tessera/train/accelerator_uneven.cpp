@@ -61,7 +61,7 @@ void AcceleratorCore::end_join() {
     if (active.item<int64_t>() == 0) break;
     last = false;
     for (auto& model : models_) model->parallel.set_requires_gradient_sync(true);
-    finish_backwards();
+    for (auto& model : models_) model->parallel.finish_backward();
     for (auto& model : models_) model->parallel.finish_step();
   }
   joining_ = false;

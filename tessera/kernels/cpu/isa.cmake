@@ -5,12 +5,12 @@
 # and it might be the one that an older processor cannot run.
 function(tessera_isa_sources out prefix)
   set(common -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized$<SEMICOLON>-Wno-uninitialized>)  # GCC 12 raises them in its own AVX-512 headers (PR 105593)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)  # GCC 12 raises it in its own AVX-512 headers (PR 105593)
   set(flags_generic)
   set(flags_avx2 -mavx2 -mfma)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
-  set(flags_amx_bf16 ${flags_avx512_bf16} -mamx-tile -mamx-bf16)
+  set(flags_amx_bf16 ${flags_avx512_bf16} -mamx-tile -mamx-bf16 $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>)  # likewise
   set(sets generic avx2 avx512 avx512_bf16)
   if("AMX" IN_LIST ARGN)
     list(APPEND sets amx_bf16)

@@ -137,9 +137,18 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
 /// Not the transpose of a matrix in memory.
 bool is_plain(const at::Tensor& matrix) { return matrix.stride(1) == 1; }
 
+/// `x` as MKL takes it: rows, or columns, that do not overlap.
+at::Tensor laid_out(const at::Tensor& x) {
+  const int64_t along = is_plain(x) ? 1 : 0;
+  const bool fits =
+      x.stride(along) == 1 && (x.size(1 - along) == 1 || x.stride(1 - along) >= x.size(along));
+  return fits ? x : x.contiguous();
+}
+
 /// out in float32, a and b in bfloat16. MKL's.
-void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                              bool accumulate, float factor) {
+void multiply_bf16_into_float(const at::Tensor& out, const at::Tensor& left,
+                              const at::Tensor& right, bool accumulate, float factor) {
+  const auto a = laid_out(left), b = laid_out(right);
   const auto leading = [&](const at::Tensor& x) {
     const int along = is_plain(x) ? 1 : 0;
     return static_cast<int>(std::max(x.stride(1 - along), x.size(along)));
@@ -186,12 +195,18 @@ bool goes_into_float(const at::Tensor& a) {
 }
 
 #if defined(__x86_64__)
-/// Does the processor multiply these by tiles, and are there enough of them?
+/// Do the numbers of its rows or of its columns lie together?
+bool is_tile_matrix(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1; }
+
+/// Does the processor multiply these by tiles, and are there enough of them? Of bfloat16 a left factor by columns, as a weight's gradient
+/// has it, is left to the library.
 bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 64, kFewest = 32;
   const auto type = a.scalar_type();
-  return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() &&
-         (type == at::kFloat || (type == at::kBFloat16 && is_plain(a))) && out.stride(1) == 1 &&
+  const bool fits = type == at::kFloat ? is_tile_matrix(a) : type == at::kBFloat16 && is_plain(a);
+  return current_isa() >= Isa::amx_bf16 && a.device().is_cpu() && fits && is_tile_matrix(b) &&
+         b.scalar_type() == type && is_plain(out) &&
+         (out.scalar_type() == type || out.scalar_type() == at::kFloat) &&
          a.size(0) >= kFewestRows && b.size(0) >= kFewest && b.size(1) >= kFewest;
 }
 
@@ -214,11 +229,13 @@ std::pair<int64_t, int64_t> size_of_part(const TileProduct& p, int64_t threads) 
 TileFactors tile_factors(const Factors& factors) {
   const auto& [a, b] = factors;
   if (!a.defined()) return {};
-  return {.a = a.const_data_ptr(),
-          .b = b.const_data_ptr(),
-          .a_by_columns = !a.is_contiguous(),
-          .b_by_columns = !b.is_contiguous(),
-          .depth = a.size(1)};
+  const auto matrix = [](const at::Tensor& x) {
+    const bool by_columns = !is_plain(x);
+    return TileMatrix{.numbers = x.const_data_ptr(),
+                      .stride = x.stride(by_columns ? 1 : 0),
+                      .by_columns = by_columns};
+  };
+  return {.a = matrix(a), .b = matrix(b), .depth = a.size(1)};
 }
 
 void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,
@@ -234,7 +251,7 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
                             .accumulate = accumulate};
   const Observed run("tessera::multiply",
                      {first.a, first.b, second.a, second.b, out, read_too(out, accumulate)});
-  const auto size = size_of_part(product, at::get_num_threads());
+  const auto size = size_of_part(product, at::in_parallel_region() ? 1 : at::get_num_threads());
   const int64_t height = size.first, width = size.second;
   const int64_t down = (product.rows + height - 1) / height;
   const int64_t parts = down * ((product.columns + width - 1) / width);
@@ -310,7 +327,11 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
 at::Tensor sum_of_products(const Factors& factors, const Factors& more) {
   const auto& [a, b] = factors;
   auto sum = at::empty({a.size(0), b.size(1)}, a.options());
-  if (!more.a.defined() || !is_tiled(sum, a, b)) {
+  const auto fits = [&](const at::Tensor& x) {
+    return x.scalar_type() == a.scalar_type() && is_tile_matrix(x);
+  };
+  const bool adds_tiled = more.a.defined() && is_tiled(sum, a, b) && fits(more.a) && fits(more.b);
+  if (!adds_tiled) {
     multiply(sum, a, b, /*accumulate=*/false);
     return added(sum, more);
   }

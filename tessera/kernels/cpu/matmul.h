@@ -16,8 +16,8 @@ inline constexpr int64_t kWidenedBlock = 1024;
 /// On the host float16, and bfloat16 where the processor has no instructions for it, are multiplied in float32: each
 /// result is rounded once, and a block of a, of b and (if out has 16 bits) of out is in memory as
 /// float32. With instructions, bfloat16 into float32 is one product without rounding in
-/// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first. A matrix unit multiplies float32, too, as
-/// exactly as others do (tile_product.h). On CUDA
+/// between where `multiplies_bf16_into_float`, else rounds the product to bfloat16 first. A matrix unit multiplies float32, too, about as
+/// exactly as MKL does; infinity makes NaN there (tile_product.h). On CUDA
 /// 16 bits into float32 are one product without rounding in between.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate,
               float factor = 1);

@@ -82,15 +82,47 @@ TEST_P(MultiplyTest, EqualsTheProductInFloat64) {
 TEST_P(MultiplyTest, WritesRowsThatLieApart) {
   const IsaScope scope(GetParam());
   at::manual_seed(2);
-  for (const int64_t rows : {3, 64, 97}) {
-    const auto a = at::randn({rows, 40}).to(at::kBFloat16),
-               b = at::randn({40, 33}).to(at::kBFloat16);
-    const auto around = at::full({rows, 99}, 7, a.options());
-    multiply(around.narrow(1, 33, 33), a, b, /*accumulate=*/false);
-    const auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
-    expect_near(around.narrow(1, 33, 33), exact, exact, 1.0 / 256, 40);
-    EXPECT_TRUE(around.narrow(1, 0, 33).eq(7).all().item<bool>());
-    EXPECT_TRUE(around.narrow(1, 66, 33).eq(7).all().item<bool>());
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t rows : {3, 64, 97}) {
+      for (const int64_t depth : {40, 200}) {
+        const auto a = at::randn({rows, depth}).to(dtype), b = at::randn({depth, 33}).to(dtype);
+        const auto around = at::full({rows, 99}, 7, a.options());
+        multiply(around.narrow(1, 33, 33), a, b, /*accumulate=*/false);
+        const auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+        const double step = dtype == at::kFloat ? 1e-6 : 1.0 / 256;
+        expect_near(around.narrow(1, 33, 33), exact, exact, step, depth);
+        EXPECT_TRUE(around.narrow(1, 0, 33).eq(7).all().item<bool>());
+        EXPECT_TRUE(around.narrow(1, 66, 33).eq(7).all().item<bool>());
+      }
+    }
+  }
+}
+
+// Of a larger tensor, as the first tokens of texts, a part of the columns, every second row, or one row for all.
+TEST_P(MultiplyTest, ReadsFactorsThatLieApart) {
+  const IsaScope scope(GetParam());
+  at::manual_seed(2);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto all = at::randn({140, 3, 48}).to(dtype), wide = all.view({140, 144});
+    const std::vector<at::Tensor> lefts = {all.select(1, 0), wide.narrow(1, 7, 48),
+                                           wide.narrow(1, 48, 48).slice(0, 0, 140, 2),
+                                           wide.narrow(1, 1, 48)[3].expand({70, 48})};
+    const auto right = at::randn({48, 200}).to(dtype);
+    for (const auto& b : {right.narrow(1, 9, 65), right.narrow(1, 3, 64).t().contiguous().t()}) {
+      for (size_t i = 0; i < lefts.size(); ++i) {
+        SCOPED_TRACE(fmt::format("{} {}", at::toString(dtype), i));
+        const auto& a = lefts[i];
+        const auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+        const auto out = at::full({a.size(0), b.size(1)}, NAN, a.options());
+        multiply(out, a, b, /*accumulate=*/false);
+        expect_near(out, exact, exact, dtype == at::kFloat ? 1e-6 : 1.0 / 256, 48);
+        const auto sum = sum_of_products({a, b}, {a.narrow(1, 3, 9), b.narrow(0, 3, 9)});
+        const auto more =
+            at::mm(a.narrow(1, 3, 9).to(at::kDouble), b.narrow(0, 3, 9).to(at::kDouble));
+        expect_near(sum, exact + more, exact.abs() + more.abs(),
+                    dtype == at::kFloat ? 1e-6 : 1.0 / 64, 48);
+      }
+    }
   }
 }
 

@@ -57,12 +57,12 @@ TESSERA_INLINE void pair(__m512i first, __m512i second, Vec& low, Vec& high) {
   high = (Vec)_mm512_permutex2var_epi16(first, upper, second);
 }
 
-/// What of a factor [all_places, all_depth] is packed; places are rows of a, or columns of b. `along_depth`: the numbers of a place
+/// What of a factor is packed; places are rows of a, or columns of b. `along_depth`: the numbers of a place
 /// lie together.
 struct PackedBlock {
   const void* factor;
+  int64_t stride;  ///< of places or, where not along_depth, of the depth
   bool along_depth;
-  int64_t all_places, all_depth;
   int64_t place, places, step, depth;
 };
 
@@ -91,7 +91,7 @@ class Packer {
   Packer(const PackedBlock& block, Bf16* to) : block_(block), to_(to) {}
 
   void pack() const {
-    const int64_t stride = block_.along_depth ? block_.all_depth : block_.all_places;
+    const int64_t stride = block_.stride;
     const auto* numbers = static_cast<const Number*>(block_.factor);
     if (block_.along_depth) {
       pack_places(numbers + block_.place * stride + block_.step, stride);

@@ -5,20 +5,25 @@
 
 namespace tessera::kernels {
 
-/// Factors of a product, each contiguous, as it is or transposed.
+/// A matrix in memory, whose rows lie `stride` numbers apart or, `by_columns`, its columns.
+struct TileMatrix {
+  const void* numbers;
+  int64_t stride;
+  bool by_columns;
+};
+
 struct TileFactors {
-  const void* a;  ///< [rows, depth] or, `a_by_columns`, [depth, rows]
-  const void* b;  ///< [depth, columns] or, `b_by_columns`, [columns, depth]
-  bool a_by_columns, b_by_columns;
+  TileMatrix a;  ///< [rows, depth]
+  TileMatrix b;  ///< [depth, columns]
   int64_t depth;
 };
 
 /// out = factor (a b + a' b'), or added to out if `accumulate`. Sums are in float32, rounded once, and each is added up in one order,
 /// whatever part of the result is computed.
 ///
-/// A float32 is taken for the sum of three bfloat16, which have its 24 bits, so a product is six of them: those that are left out are below
-/// 2^-25 of it. The five small ones are added up before the large ones are, within each 96 of the depth, so rounding adds no more
-/// than it does in float32. Parts below 2^-126 are zero, so numbers below 2^-110 lose bits; what is not finite, or
+/// A float32 is taken for the sum of three bfloat16, which have its 24 bits, so a product is six of them: those that are left out are at
+/// most 2^-25 of it each. The five small ones are added up before the large ones are, within each 96 of the depth, so rounding adds no more
+/// than it does in float32. Parts and products below 2^-126 are zero, so numbers and products below about 2^-103 lose bits; what is not finite, or
 /// above 3.38e38, makes NaN of all that it is added to.
 struct TileProduct {
   TileFactors factors[2];  ///< the second one's depth may be zero

@@ -162,8 +162,7 @@ class Panels<float> {
     for (int64_t i = 0; i < units * kUnitOfAll; i += kUnitOfAll) add_unit(a + i, b + i);
     is_pending_ = !target.is_first || target.is_last;
     pending_ = target;
-    turn_ = 1 - turn_;
-    store_sums(is_pending_ ? own_[turn_] : target.sums);
+    store_sums(is_pending_ ? own_ : target.sums);  // all lines of the call before are away
     memory_is_used();
   }
   void finish() {
@@ -176,7 +175,7 @@ class Panels<float> {
   TESSERA_INLINE void bring(int64_t first, int64_t last) {
     if (!is_pending_) return;
     for (int64_t i = first; i < least(last, kLines); ++i) {
-      Vec x = load(own_[turn_] + i * kWidth);
+      Vec x = load(own_ + i * kWidth);
       float* sum = pending_.sums + i * kWidth;
       if (!pending_.is_first) x += load(sum);
       if (pending_.is_last) {
@@ -187,10 +186,9 @@ class Panels<float> {
     }
   }
 
-  alignas(64) float own_[2][kSumNumbers];
+  alignas(64) float own_[kSumNumbers];
   Target pending_{};
   bool is_pending_ = false;
-  int turn_ = 0;
 };
 
 /// A block of `places`, of whichever numbers are more.
@@ -217,10 +215,9 @@ struct Block {
     const int64_t depth = least(kDepth<Number>, f.depth - step), units = ceil_div(depth, kUnit);
     float* sums = all_sums;
     Panels<Number> panels;
-    const Packer<Number, true> pack_b({.factor = f.b,
-                                       .along_depth = f.b_by_columns,
-                                       .all_places = product.columns,
-                                       .all_depth = f.depth,
+    const Packer<Number, true> pack_b({.factor = f.b.numbers,
+                                       .stride = f.b.stride,
+                                       .along_depth = f.b.by_columns,
                                        .place = part.first_column,
                                        .places = columns,
                                        .step = step,
@@ -229,10 +226,9 @@ struct Block {
     pack_b.pack();
     for (int64_t first = 0; first < rows; first += kRows) {
       const int64_t count = least(kRows, rows - first);
-      const Packer<Number, false> pack_a({.factor = f.a,
-                                          .along_depth = !f.a_by_columns,
-                                          .all_places = product.rows,
-                                          .all_depth = f.depth,
+      const Packer<Number, false> pack_a({.factor = f.a.numbers,
+                                          .stride = f.a.stride,
+                                          .along_depth = !f.a.by_columns,
                                           .place = part.first_row + first,
                                           .places = count,
                                           .step = step,

@@ -62,7 +62,11 @@ void DataParallel::begin_pass(int stage, int micro_batch) {
   engine().begin_pass({stage, micro_batch});
 }
 
-void DataParallel::set_requires_gradient_sync(bool required) { engine().requires_sync = required; }
+void DataParallel::set_requires_gradient_sync(bool required) {
+  engine().requires_sync = required;
+  // What was unfrozen counts on all ranks from here on, also where its modules did not run.
+  for (size_t i = 0; i < engine().units.size(); ++i) engine().watch_gradients(i);
+}
 void DataParallel::set_is_last_backward(bool last) { engine().is_last = last; }
 void DataParallel::set_gradient_divide_factor(double factor) { engine().divide_factor = factor; }
 void DataParallel::on_reduced(std::function<void(size_t slice)> update) {
@@ -72,7 +76,6 @@ void DataParallel::reduce_after(const DataParallel& other) {
   engine().reduces_after = other.engine_;
   other.engine().reduces_before = engine_;
 }
-void DataParallel::start_reductions() { engine().start_reductions(); }
 void DataParallel::finish_backward() { engine().finish_backward(); }
 void DataParallel::finish_step() { engine().finish_step(); }
 bool DataParallel::forward_is_open() const {

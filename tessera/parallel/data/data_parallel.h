@@ -74,12 +74,9 @@ class DataParallel {
   void begin_pass(int stage, int micro_batch);
 
   /// Two models of one loss whose ranks may use them differently: starts no reduction before all of `other`'s are
-  /// started, so that ranks start them in one order. For the lives of both.
+  /// started, so that ranks start them in one order; finish_backward() starts those of `other` that are left. For the
+  /// lives of both.
   void reduce_after(const DataParallel& other);
-
-  /// Starts the reductions that finish_backward would: with several models call it for all of them, in that order,
-  /// before it. The same errors.
-  void start_reductions();
 
   /// Call after each backward that reduces, or after several: waits for the collectives, and starts
   /// those of units that no backward reached. A unit that a second backward reached before it is

@@ -199,11 +199,12 @@ void DataParallel::Engine::note_all_memory() {
 /// Has the model before this one launched all that it has?
 bool DataParallel::Engine::may_launch() const {
   const auto before = reduces_after.lock();
-  if (!before || before->launched == before->order.size()) return true;
+  if (!before) return true;
   const auto has_trained = [](const Unit& unit) {
     return std::ranges::any_of(unit.buffers(), &FlatBuffer::trained);
   };
-  return std::ranges::none_of(before->units, has_trained) && before->may_launch();
+  const bool has_none = std::ranges::none_of(before->units, has_trained);
+  return (has_none || before->launched == before->order.size()) && before->may_launch();
 }
 
 // All ranks launch in one order, whatever the order in which backwards end: collectives match by
@@ -276,7 +277,8 @@ void DataParallel::Engine::settle(size_t at_most) {
 }
 
 void DataParallel::Engine::start_reductions() {
-  if (!requires_sync) return;
+  if (!requires_sync || std::exchange(started, true)) return;
+  if (const auto before = reduces_after.lock()) before->start_reductions();
   check_all_ran();
   while (launched < order.size()) launch_next();
 }
@@ -294,6 +296,7 @@ void DataParallel::Engine::finish_backward() {
     for (auto& unit : units) unit.finish_replicate();
   }
   launched = 0;
+  started = false;
   for (auto& state : calls) {
     state.done = state.launched = state.again = false;
     state.forward.clear();

@@ -63,6 +63,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<size_t> forwarded;  // since the last backward that reduced, each once
   std::deque<size_t> reducing;    // started, not finished
   size_t launched = 0;            // units whose reduction was started, from the end of `order`
+  bool started = false;           // all of them, by start_reductions
   std::weak_ptr<Engine> reduces_after, reduces_before;  // of DataParallel
   Pass pass;
   int num_steps = 0;           // finish_step() was called
