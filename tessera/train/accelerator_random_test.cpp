@@ -118,24 +118,24 @@ struct Loss {
 };
 
 struct Loop {
-  int ranks, steps = 4, micro_batches, backwards;
+  int64_t ranks, steps = 4, micro_batches, backwards;
   bool one_optimizer, momentum;
   std::vector<Loss> losses;  // by step, micro-batch, backward, rank
 
-  Loop(uint64_t seed, int ranks, bool alike) : ranks(ranks) {
+  Loop(uint64_t seed, int64_t ranks, bool alike) : ranks(ranks) {
     Draw draw(seed);
     micro_batches = 1 + draw.below(3);
     backwards = 1 + draw.below(2);
     one_optimizer = draw.heads();
     momentum = draw.heads();
-    for (int i = 0; i < steps * micro_batches * backwards * ranks; ++i) {
+    for (int64_t i = 0; i < steps * micro_batches * backwards * ranks; ++i) {
       const bool as_before = alike && i % ranks > 0;
       losses.push_back(as_before ? losses.back() : Loss::drawn(draw));
       losses.back().data += i % ranks;
       if (alike) losses.back().penalty = 0;  // weights are in memory while their modules run
     }
   }
-  const Loss& at(int step, int micro_batch, int backward, int rank) const {
+  const Loss& at(int64_t step, int64_t micro_batch, int64_t backward, int64_t rank) const {
     return losses.at(static_cast<size_t>(
         ((step * micro_batches + micro_batch) * backwards + backward) * ranks + rank));
   }
@@ -156,8 +156,8 @@ std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers(const Loop& loo
 std::vector<Tensor> plain_result(const Loop& loop) {
   Net a, b;
   const auto all = optimizers(loop, a, b);
-  for (int step = 0; step < loop.steps; ++step) {
-    for (int i = 0; i < loop.micro_batches * loop.backwards * loop.ranks; ++i) {
+  for (int64_t step = 0; step < loop.steps; ++step) {
+    for (int64_t i = 0; i < loop.micro_batches * loop.backwards * loop.ranks; ++i) {
       const auto& loss = loop.losses.at(
           static_cast<size_t>(step * loop.micro_batches * loop.backwards * loop.ranks + i));
       (loss.of_models(a, b) / loop.ranks).backward();
@@ -173,14 +173,15 @@ void run(const Loop& loop, Accelerator& accelerator) {
   const auto expected = plain_result(loop);
   Net a, b;
   const auto own = optimizers(loop, a, b);
-  auto [model, other] = accelerator.prepare(a, b);
+  auto model = accelerator.prepare(a);
+  auto other = accelerator.prepare(b);
   std::vector<PreparedOptimizer> all;
   for (const auto& optimizer : own) all.push_back(accelerator.prepare(*optimizer));
   const int rank = accelerator.process_index();
-  for (int step = 0; step < loop.steps; ++step) {
-    for (int micro_batch = 0; micro_batch < loop.micro_batches; ++micro_batch) {
+  for (int64_t step = 0; step < loop.steps; ++step) {
+    for (int64_t micro_batch = 0; micro_batch < loop.micro_batches; ++micro_batch) {
       const auto backward = [&] {
-        for (int i = 0; i < loop.backwards; ++i) {
+        for (int64_t i = 0; i < loop.backwards; ++i) {
           accelerator.backward(loop.at(step, micro_batch, i, rank).of_models(model, other));
         }
       };
@@ -214,7 +215,8 @@ class RandomLoopsTest : public ::testing::TestWithParam<Layout> {};
 TEST_P(RandomLoopsTest, AreThePlainOnes) {
   const auto* count = std::getenv("TESSERA_RANDOM_LOOPS");
   const uint64_t loops = count == nullptr ? 40 : std::stoull(count);
-  const auto [ranks, kind] = GetParam();
+  const int ranks = GetParam().ranks;
+  const auto* kind = GetParam().kind;
   const bool sharded = kind != std::string("MULTI_CPU");
   on_mesh({.shape = {.dp_replicate = sharded ? 1 : ranks, .dp_shard = sharded ? ranks : 1},
            .timeout = std::chrono::seconds(20),

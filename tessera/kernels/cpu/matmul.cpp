@@ -327,8 +327,8 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
 at::Tensor sum_of_products(const Factors& factors, const Factors& more) {
   const auto& [a, b] = factors;
   auto sum = at::empty({a.size(0), b.size(1)}, a.options());
-  const auto fits = [&](const at::Tensor& x) {
-    return x.scalar_type() == a.scalar_type() && is_tile_matrix(x);
+  const auto fits = [type = a.scalar_type()](const at::Tensor& x) {
+    return x.scalar_type() == type && is_tile_matrix(x);
   };
   const bool adds_tiled = more.a.defined() && is_tiled(sum, a, b) && fits(more.a) && fits(more.b);
   if (!adds_tiled) {
