@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "tessera/autograd/gradient_sink.h"
@@ -238,6 +240,23 @@ TileFactors tile_factors(const Factors& factors) {
   return {.a = matrix(a), .b = matrix(b), .depth = a.size(1)};
 }
 
+/// This thread's memory to work in, which it keeps: as that of libraries' products it is in no account of tensors.
+void* workspace(int64_t bytes) {
+  constexpr std::align_val_t kAligned{64};
+  struct Release {
+    void operator()(void* memory) const { ::operator delete(memory, kAligned); }
+  };
+  static thread_local std::unique_ptr<void, Release> memory;
+  static thread_local int64_t size = 0;
+  if (size < bytes) {
+    memory.reset();
+    size = 0;
+    memory.reset(::operator new(static_cast<size_t>(bytes), kAligned));
+    size = bytes;
+  }
+  return memory.get();
+}
+
 void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,
                     bool accumulate, float factor) {
   const TileProduct product{.factors = {tile_factors(first), tile_factors(second)},
@@ -256,7 +275,6 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
   const int64_t down = (product.rows + height - 1) / height;
   const int64_t parts = down * ((product.columns + width - 1) / width);
   const int64_t bytes = amx_bf16::tile_product_workspace(height, width);
-  const auto space = at::empty({parts, bytes}, at::kByte);
   parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i % down * height, column = i / down * width;
@@ -265,7 +283,7 @@ void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& 
                                .last_row = std::min(row + height, product.rows),
                                .first_column = column,
                                .last_column = std::min(column + width, product.columns)},
-                              space.mutable_data_ptr<uint8_t>() + i * bytes);
+                              workspace(bytes));
     }
   });
 }

@@ -191,13 +191,20 @@ class Panels<float> {
   bool is_pending_ = false;
 };
 
-/// A block of `places`, of whichever numbers are more.
-constexpr int64_t bytes_of_block(int64_t places) {
-  constexpr int64_t kOfFloats = kParts<float> * kDepth<float>;
-  constexpr int64_t kMost = kOfFloats > kDepth<Bf16> ? kOfFloats : kDepth<Bf16>;
-  return places * kMost * static_cast<int64_t>(sizeof(Bf16));
-}
-constexpr int64_t kBytesOfA = bytes_of_block(kRows), kBytesOfB = bytes_of_block(kColumns);
+/// Bytes that a part of `rows` and `columns` needs, of whichever numbers are more.
+struct Workspace {
+  Workspace(int64_t rows, int64_t columns) {
+    constexpr int64_t kOfFloats = kParts<float> * kDepth<float>;
+    constexpr int64_t kMost = kOfFloats > kDepth<Bf16> ? kOfFloats : kDepth<Bf16>;
+    const auto places = [](int64_t count, int64_t most) {
+      return ceil_div(least(count, most), kTileBlock) * kTileBlock;
+    };
+    packed_a = places(rows, kRows) * kMost * static_cast<int64_t>(sizeof(Bf16));
+    packed_b = places(columns, kColumns) * kMost * static_cast<int64_t>(sizeof(Bf16));
+    sums = places(rows, kSumRows) * places(columns, kColumns) * static_cast<int64_t>(sizeof(float));
+  }
+  int64_t packed_a, packed_b, sums;
+};
 
 /// A part of at most kSumRows x kColumns.
 template <typename Number>
@@ -265,17 +272,19 @@ struct Block {
 
 template <typename Number>
 void multiply_blocks(const TileProduct& product, const TilePart& part, char* workspace) {
+  const Workspace bytes(part.last_row - part.first_row, part.last_column - part.first_column);
   for (int64_t column = part.first_column; column < part.last_column; column += kColumns) {
     for (int64_t row = part.first_row; row < part.last_row; row += kSumRows) {
       const TilePart block{.first_row = row,
                            .last_row = least(row + kSumRows, part.last_row),
                            .first_column = column,
                            .last_column = least(column + kColumns, part.last_column)};
-      Block<Number>{.product = product,
-                    .part = block,
-                    .packed_a = reinterpret_cast<Bf16*>(workspace),
-                    .packed_b = reinterpret_cast<Bf16*>(workspace + kBytesOfA),
-                    .all_sums = reinterpret_cast<float*>(workspace + kBytesOfA + kBytesOfB)}
+      Block<Number>{
+          .product = product,
+          .part = block,
+          .packed_a = reinterpret_cast<Bf16*>(workspace),
+          .packed_b = reinterpret_cast<Bf16*>(workspace + bytes.packed_a),
+          .all_sums = reinterpret_cast<float*>(workspace + bytes.packed_a + bytes.packed_b)}
           .multiply();
     }
   }
@@ -284,11 +293,8 @@ void multiply_blocks(const TileProduct& product, const TilePart& part, char* wor
 }  // namespace
 
 int64_t tile_product_workspace(int64_t rows, int64_t columns) {
-  const auto blocks = [](int64_t n, int64_t most) {
-    return ceil_div(least(n, most), kTileBlock) * kTileBlock;
-  };
-  const int64_t sums = blocks(rows, kSumRows) * blocks(columns, kColumns);
-  return kBytesOfA + kBytesOfB + sums * static_cast<int64_t>(sizeof(float));
+  const Workspace bytes(rows, columns);
+  return bytes.packed_a + bytes.packed_b + bytes.sums;
 }
 
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace) {
