@@ -13,6 +13,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/train/accelerator.h"
 #include "tessera/train/lr_scheduler.h"
+#include "tests/support/accelerator.h"
 #include "tests/support/expect.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shared_folder.h"
@@ -58,12 +59,7 @@ auto numbered_loader(int64_t rows, int64_t batch_size) {
 
 void with_accelerator(int ranks, const AcceleratorOptions& options,
                       const std::function<void(Accelerator&)>& body) {
-  on_mesh({.shape = {.dp_replicate = ranks}}, [&](const mesh::DeviceMesh& mesh) {
-    config::accelerate::Settings settings;
-    settings.set({.key = "distributed_type", .value = "MULTI_CPU", .origin = "test"});
-    Accelerator accelerator(options, mesh, settings);
-    body(accelerator);
-  });
+  on_accelerator({ranks, "MULTI_CPU"}, options, body);
 }
 
 /// Says which token it sees.

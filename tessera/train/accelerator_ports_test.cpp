@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/train/accelerator.h"
+#include "tests/support/accelerator.h"
 #include "tests/support/expect.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shared_folder.h"
@@ -39,33 +40,13 @@ Tensor rows(int64_t step) {
 }
 
 /// The same rows on all ranks, so that what ranks average is what one has.
-struct Layout {
-  int ranks;
-  const char* kind;
-};
+using Layout = AcceleratorLayout;
 
 class PortsTest : public ::testing::TestWithParam<Layout> {
  protected:
   static void with_accelerator(const AcceleratorOptions& options,
                                const std::function<void(Accelerator&)>& body) {
-    const int ranks = GetParam().ranks;
-    const auto* kind = GetParam().kind;
-    const bool sharded = kind != std::string("MULTI_CPU");
-    const mesh::MeshShape shape{.dp_replicate = sharded ? 1 : ranks,
-                                .dp_shard = sharded ? ranks : 1};
-    on_mesh({.shape = shape}, [&](const mesh::DeviceMesh& mesh) {
-      config::accelerate::Settings settings;
-      const auto set = [&](const char* key, const char* value) {
-        settings.set({.key = key, .value = value, .origin = "test"});
-      };
-      set("distributed_type", sharded ? "FSDP" : kind);
-      if (sharded) {
-        set("fsdp_config.fsdp_version", "1");
-        set("fsdp_config.fsdp_sharding_strategy", kind);
-      }
-      Accelerator accelerator(options, mesh, settings);
-      body(accelerator);
-    });
+    on_accelerator(GetParam(), options, body);
   }
 };
 
@@ -266,7 +247,7 @@ TEST_P(PortsTest, AStateWithoutAnObjectIsRefused) {
 
 // What is sharded has no gradients that a module could drop: there it is the optimizer's to do.
 TEST_P(PortsTest, AModuleDropsItsGradients) {
-  if (GetParam().kind != std::string("MULTI_CPU")) GTEST_SKIP();
+  if (GetParam().is_sharded()) GTEST_SKIP();
   with_accelerator({}, [](Accelerator& accelerator) {
     PortNet net;
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
@@ -288,7 +269,7 @@ TEST_P(PortsTest, AModuleDropsItsGradients) {
 
 // DDP lets each rank's loss be of what it likes: here of models that look alike, in another order.
 TEST_P(PortsTest, RanksUseDifferentModels) {
-  if (GetParam().kind != std::string("MULTI_CPU")) GTEST_SKIP();
+  if (GetParam().is_sharded()) GTEST_SKIP();
   const int ranks = GetParam().ranks;
   const auto loss = [](int rank, int64_t step, auto& first, auto& second) {
     const auto x = rows(step + rank);

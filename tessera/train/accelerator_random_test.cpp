@@ -11,7 +11,7 @@
 
 #include "tessera/nn/layers.h"
 #include "tessera/train/accelerator.h"
-#include "tests/support/ranks.h"
+#include "tests/support/accelerator.h"
 
 namespace tessera {
 namespace {
@@ -205,41 +205,23 @@ void run(const Loop& loop, Accelerator& accelerator) {
   accelerator.free_memory();
 }
 
-struct Layout {
-  int ranks;
-  const char* kind;
-};
-
-class RandomLoopsTest : public ::testing::TestWithParam<Layout> {};
+class RandomLoopsTest : public ::testing::TestWithParam<AcceleratorLayout> {};
 
 TEST_P(RandomLoopsTest, AreThePlainOnes) {
   const auto* count = std::getenv("TESSERA_RANDOM_LOOPS");
   const uint64_t loops = count == nullptr ? 40 : std::stoull(count);
-  const int ranks = GetParam().ranks;
-  const auto* kind = GetParam().kind;
-  const bool sharded = kind != std::string("MULTI_CPU");
-  on_mesh({.shape = {.dp_replicate = sharded ? 1 : ranks, .dp_shard = sharded ? ranks : 1},
-           .timeout = std::chrono::seconds(20),
-           .deadline = std::chrono::seconds(300)},
-          [&](const mesh::DeviceMesh& mesh) {
-            config::accelerate::Settings settings;
-            const auto set = [&](const char* key, const char* value) {
-              settings.set({.key = key, .value = value, .origin = "test"});
-            };
-            set("distributed_type", sharded ? "FSDP" : kind);
-            if (sharded) {
-              set("fsdp_config.fsdp_version", "1");
-              set("fsdp_config.fsdp_sharding_strategy", kind);
-              set("fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
-              set("fsdp_config.fsdp_transformer_layer_cls_to_wrap", "Block");
-            }
-            Accelerator accelerator({}, mesh, settings);
-            for (uint64_t seed = 0; seed < loops; ++seed) {
-              SCOPED_TRACE(fmt::format("loop {}", seed));
-              run(Loop(seed, ranks, sharded), accelerator);
-            }
-          });
+  const auto& layout = GetParam();
+  on_accelerator(
+      layout, {},
+      [&](Accelerator& accelerator) {
+        for (uint64_t seed = 0; seed < loops; ++seed) {
+          SCOPED_TRACE(fmt::format("loop {}", seed));
+          run(Loop(seed, layout.ranks, layout.is_sharded()), accelerator);
+        }
+      },
+      "Block");
 }
+using Layout = AcceleratorLayout;
 INSTANTIATE_TEST_SUITE_P(Layouts, RandomLoopsTest,
                          ::testing::Values(Layout{1, "MULTI_CPU"}, Layout{2, "MULTI_CPU"},
                                            Layout{3, "MULTI_CPU"}, Layout{2, "FULL_SHARD"},

@@ -139,6 +139,9 @@ void multiply_few_rows(const at::Tensor& out, const at::Tensor& a, const at::Ten
 /// Not the transpose of a matrix in memory.
 bool is_plain(const at::Tensor& matrix) { return matrix.stride(1) == 1; }
 
+/// Do the numbers of its rows or of its columns lie together?
+bool is_tile_matrix(const at::Tensor& x) { return x.stride(0) == 1 || is_plain(x); }
+
 /// `x` as MKL takes it: rows, or columns, that do not overlap.
 at::Tensor laid_out(const at::Tensor& x) {
   const int64_t along = is_plain(x) ? 1 : 0;
@@ -197,9 +200,6 @@ bool goes_into_float(const at::Tensor& a) {
 }
 
 #if defined(__x86_64__)
-/// Do the numbers of its rows or of its columns lie together?
-bool is_tile_matrix(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1; }
-
 /// Does the processor multiply these by tiles, and are there enough of them? Of bfloat16 a left factor by columns, as a weight's gradient
 /// has it, is left to the library.
 bool is_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
