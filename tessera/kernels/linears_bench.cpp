@@ -114,7 +114,7 @@ void shapes_of_products(benchmark::internal::Benchmark* bench) {
       ->UseRealTime();
   for (const int64_t bf16 : {0, 1}) {
     for (const int64_t which : {0, 1, 2}) {
-      for (const int64_t rows : {64, 512, 1024}) {
+      for (const int64_t rows : {64, 256, 512, 1024}) {
         for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{512, 1376},
                                              {768, 768},
                                              {2048, 768},
@@ -122,7 +122,11 @@ void shapes_of_products(benchmark::internal::Benchmark* bench) {
                                              {2048, 2048},
                                              {2048, 8192},
                                              {8192, 2048},
-                                             {768, 32000}}) {
+                                             {768, 32000},
+                                             {256, 256},
+                                             {704, 256},
+                                             {256, 704},
+                                             {256, 352}}) {
           bench->Args({bf16, which, rows, columns, depth});
         }
       }

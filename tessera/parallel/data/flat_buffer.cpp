@@ -48,10 +48,7 @@ FlatBuffer::FlatBuffer(const std::vector<Named>& parameters, FlatOptions options
   note_slice();
   note_versions();
   options_.values = nullptr;
-  if (!plan_.keeps_whole) {
-    unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
-    point_parameters_to(unreadable_);
-  }
+  if (!plan_.keeps_whole || (unfilled_ && gathers())) hide_whole();
   if (plan_.gathered_bytes < plan_.whole_bytes) {
     codes = Transient(size_, torch::kByte, options_.device);
     if (plan_.keeps_codes) codes.allocate();
@@ -190,9 +187,10 @@ void FlatBuffer::adopt(FlatEntry& entry) {
         "values are kept on drives");
     const auto values =
         (options_.values ? options_.values(parameter) : parameter).detach().reshape({-1});
+    if (plan_.keeps_whole) whole.tensor().narrow(0, entry.offset, values.numel()).copy_(values);
     const int64_t begin = std::max(slice_begin(), entry.offset);
     const int64_t end = std::min(slice_begin() + slice_size(), entry.offset + values.numel());
-    if (begin < end) {
+    if (begin < end && !plan_.slice_in_whole) {
       slice_.narrow(0, begin - slice_begin(), end - begin)
           .copy_(values.narrow(0, begin - entry.offset, end - begin));
     }
@@ -319,6 +317,14 @@ void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
   }
 }
 
+void FlatBuffer::hide_whole() {
+  if (!unreadable_) {
+    unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
+  }
+  point_parameters_to(unreadable_);
+  hidden_ = true;
+}
+
 const torch::Tensor& FlatBuffer::receive_whole() {
   if (whole.allocated()) return whole.tensor();
   arriving_ = whole.ahead();
@@ -327,19 +333,20 @@ const torch::Tensor& FlatBuffer::receive_whole() {
 
 void FlatBuffer::whole_arrived() {
   whole_is_current_ = true;
-  if (!arriving_.defined()) return;
-  whole.take(arriving_);
+  if (arriving_.defined()) whole.take(arriving_);
   arriving_.reset();
-  point_parameters_to(whole.tensor().storage());
+  if (hidden_) point_parameters_to(whole.tensor().storage());
+  hidden_ = false;
 }
 
 void FlatBuffer::free_whole() {
   if (plan_.keeps_whole || !whole.allocated()) return;
   whole.free();
-  point_parameters_to(unreadable_);
+  hide_whole();
 }
 
 void FlatBuffer::leave_views() {
+  if (plan_.keeps_whole && gathers() && !whole_is_current_) hide_whole();
   if (plan_.keeps_whole || whole.allocated() || size_ == 0) return;
   // Nobody's but ours and autograd's, whose graphs are out of date now.
   if (whole.tensor().storage().use_count() == 1) return;

@@ -213,14 +213,17 @@ class FlatBuffer {
   /// All codes are there: makes the whole parameters of them, and frees them unless they are kept.
   void decode_whole();
 
+  /// Must the whole be brought up to date before it is used?
+  bool gathers() const { return plan_.num_slices > 1 || !plan_.slice_in_whole; }
   /// [P] where the whole parameters are to be brought to. Until whole_arrived() nobody can read
-  /// them, unless they are kept.
+  /// them, unless they are kept and no slice changed.
   const torch::Tensor& receive_whole();
   void whole_arrived();
   /// Is it kept, and has no slice changed since it arrived? So it is of a frozen buffer at each step.
   bool whole_is_current() const { return plan_.keeps_whole && whole_is_current_; }
   void free_whole();  ///< unless it is kept; using a parameter is an error then
-  /// The values change: views of the whole that are still held become unreadable for good.
+  /// The values change: parameters become unreadable until whole_arrived(), and views of a whole that comes
+  /// and goes that are still held for good.
   void leave_views();
   int64_t whole_bytes() const {  ///< on its way, too
     return whole.bytes() + (arriving_.defined() ? static_cast<int64_t>(arriving_.nbytes()) : 0);
@@ -259,6 +262,7 @@ class FlatBuffer {
   void fill_stored(const OwnedExtent& extent, const Fill& set);
   void write_stored(int64_t begin, const torch::Tensor& values);
   void point_parameters_to(const c10::Storage& storage);
+  void hide_whole();  ///< until whole_arrived() reading a parameter is an error
 
   FlatOptions options_;
   plan::BufferPlan plan_;
@@ -277,7 +281,8 @@ class FlatBuffer {
   size_t gradient_region_ = 0;
   bool gradient_is_away_ = false;
   double squares_put_away_ = 0;
-  c10::Storage unreadable_;  ///< of parameters whose memory is away
+  c10::Storage unreadable_;  ///< of parameters whose memory is away, or out of date
+  bool hidden_ = false;      ///< parameters have it
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;
   bool whole_is_current_ = false, codes_are_current_ = false;

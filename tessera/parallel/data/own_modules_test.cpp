@@ -345,6 +345,49 @@ TEST(OwnModules, ACallPastTheHolderIsNamed) {
   });
 }
 
+// What an optimizer changed is gathered when its unit is called: before that a weight is refused, not out of date.
+TEST(OwnModules, AWeightIsReadAsItIsOrNotAtAll) {
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kAllPlacements) {
+        SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + " on " + std::to_string(ranks));
+        OwnNet net;
+        const auto first_values = net.last->weight.detach().clone();
+        auto model =
+            fully_shard(net, mesh, {.unit = {.placement = placement}}, kUnitRules[0]);
+        torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
+        const bool gathers = ranks > 1 && placement != Placement::replicate;
+        const auto refused = [&] {
+          try {
+            (void)net.last->weight.detach().clone();
+            return false;
+          } catch (const c10::Error& error) {
+            EXPECT_THAT(error.what(), HasSubstr("call unshard()"));
+            return true;
+          }
+        };
+        if (placement != Placement::full_shard) {
+          EXPECT_TRUE(torch::equal(net.last->weight, first_values));
+        }
+        for (int step = 0; step < 2; ++step) {
+          loss(net.forward(part_of_batch(mesh.axis("dp_shard").rank(), ranks))).backward();
+          model.finish_backward();
+          optimizer.step();
+          model.finish_step();
+          EXPECT_EQ(refused(), gathers);
+          // Called past its holder, so that nothing gathered its weight.
+          if (gathers) {
+            EXPECT_THROW(net.last->forward(torch::ones({1, 6})), c10::Error);
+          }
+        }
+        model.unshard();
+        EXPECT_FALSE(refused());
+        EXPECT_FALSE(torch::equal(net.last->weight, first_values));
+      }
+    });
+  }
+}
+
 TEST(OwnModules, TheUsualLoopWithZeroGrad) {
   torch::Tensor expected;
   {

@@ -165,9 +165,7 @@ bool Unit::sums_over_replicas() const {
 }
 
 bool Unit::gathers() const {
-  return sharded() || std::ranges::any_of(buffers_, [](const auto& buffer) {
-           return !buffer.plan().slice_in_whole;
-         });
+  return std::ranges::any_of(buffers_, [](const auto& buffer) { return buffer.gathers(); });
 }
 
 void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
