@@ -4,13 +4,12 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <memory>
-#include <new>
 #include <utility>
 
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
+#include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/tile_product.h"
 #include "tessera/kernels/observed.h"
@@ -242,19 +241,12 @@ TileFactors tile_factors(const Factors& factors) {
 
 /// This thread's memory to work in, which it keeps: as that of libraries' products it is in no account of tensors.
 void* workspace(int64_t bytes) {
-  constexpr std::align_val_t kAligned{64};
-  struct Release {
-    void operator()(void* memory) const { ::operator delete(memory, kAligned); }
-  };
-  static thread_local std::unique_ptr<void, Release> memory;
-  static thread_local int64_t size = 0;
-  if (size < bytes) {
-    memory.reset();
-    size = 0;
-    memory.reset(::operator new(static_cast<size_t>(bytes), kAligned));
-    size = bytes;
+  static thread_local Pages pages;
+  if (pages.size() < static_cast<size_t>(bytes)) {
+    pages = Pages();  // before others are taken
+    pages = Pages(static_cast<size_t>(bytes));
   }
-  return memory.get();
+  return pages.data();
 }
 
 void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,

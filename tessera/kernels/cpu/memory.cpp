@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace tessera::kernels {
 namespace {
@@ -18,6 +19,8 @@ constexpr size_t kLarge = size_t{64} << 10;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSlack = size_t{32} << 20;
+constexpr size_t kRegion = size_t{64} << 20;
+constexpr size_t kMostInRegion = kRegion / 4;
 
 /// Stands in the 64 bytes before a tensor's data.
 struct Header {
@@ -34,8 +37,7 @@ void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kAlignm
 
 size_t rounded_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// `bytes` of fresh pages, or null. From 2 MiB aligned to it, so that the kernel can use huge
-/// pages.
+/// `bytes` of fresh pages, or null; from 2 MiB aligned to it and, if the kernel will, huge ones.
 void* map_pages(size_t bytes) {
   const size_t extra = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
@@ -50,6 +52,28 @@ void* map_pages(size_t bytes) {
   madvise(aligned, bytes, MADV_HUGEPAGE);  // only a wish: without huge pages it works the same
   return aligned;
 }
+
+/// Blocks of pages, next to each other in regions of huge ones: a processor in a virtual machine looks up small pages so slowly that
+/// reading a matrix takes several times as long. What of a region is not cut has no memory.
+class Regions {
+ public:
+  /// `bytes`, a multiple of a page, to be unmapped by whoever has them; null if there are none.
+  void* cut(size_t bytes) {
+    if (bytes > kMostInRegion) return map_pages(bytes);
+    if (left_ < bytes) {
+      if (left_ > 0) munmap(next_, left_);
+      next_ = static_cast<char*>(map_pages(kRegion));
+      left_ = next_ != nullptr ? kRegion : 0;
+    }
+    if (left_ < bytes) return map_pages(bytes);
+    left_ -= bytes;
+    return std::exchange(next_, next_ + bytes);
+  }
+
+ private:
+  char* next_ = nullptr;
+  size_t left_ = 0;
+};
 
 class CachingAllocator final : public c10::Allocator {
  public:
@@ -111,10 +135,10 @@ class CachingAllocator final : public c10::Allocator {
       return header;
     }
     keep_within_bound(bytes, capacity);
-    auto* header = static_cast<Header*>(map_pages(capacity));
+    auto* header = static_cast<Header*>(regions_.cut(capacity));
     if (header == nullptr) {
       release_down_to(0);
-      header = static_cast<Header*>(map_pages(capacity));
+      header = static_cast<Header*>(regions_.cut(capacity));
     }
     if (header == nullptr) return nullptr;
     header->capacity = capacity;
@@ -162,6 +186,7 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   std::mutex mutex_;
+  Regions regions_;
   std::multimap<size_t, Header*> free_;  ///< by capacity
   size_t free_bytes_ = 0;
   uint64_t clock_ = 0;
@@ -182,6 +207,16 @@ void CachingAllocator::give_back(void* data) {
 }
 
 }  // namespace
+
+Pages::Pages(size_t bytes) : size_(rounded_up(bytes, kHugePage)) {
+  data_ = map_pages(size_);
+  TORCH_CHECK_WITH(OutOfMemoryError, data_ != nullptr, "out of host memory: asked for ", bytes,
+                   " bytes to work in");
+}
+
+Pages::~Pages() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
 
 void install_caching_allocator() {
   constexpr uint8_t kAboveDefault = 1;

@@ -48,6 +48,25 @@ TEST_F(CachingAllocatorTest, UsesAKeptBlockAgainIfLittleIsWasted) {
   EXPECT_EQ(allocator_stats().system_calls, calls + 1);
 }
 
+// Small pages are slow to look up: a matrix of less than one huge page shares one with others.
+TEST_F(CachingAllocatorTest, BlocksLieNextToEachOtherInHugePages) {
+  constexpr int64_t kSize = 700 << 10;
+  std::vector<at::Tensor> blocks;
+  for (int i = 0; i < 200; ++i) blocks.push_back(bytes(kSize).fill_(i));
+  int apart = 0;
+  for (size_t i = 1; i < blocks.size(); ++i) {
+    const auto* before = blocks[i - 1].const_data_ptr<uint8_t>();
+    const auto distance = blocks[i].const_data_ptr<uint8_t>() - before;
+    apart += distance < kSize || distance > kSize + 8192;
+    EXPECT_EQ(before[kSize - 1], i - 1);
+  }
+  EXPECT_LE(apart, 3);  // 137 MiB lie in three regions or four
+  blocks.clear();
+  trim();
+  EXPECT_EQ(allocator_stats().reserved_bytes, before_.reserved_bytes);
+  EXPECT_EQ(bytes(kSize).fill_(1).sum().item<int64_t>(), kSize);
+}
+
 TEST_F(CachingAllocatorTest, TrimGivesKeptBlocksBack) {
   bytes(64 << 20).zero_();
   EXPECT_GE(allocator_stats().reserved_bytes - before_.reserved_bytes, 64 << 20);
@@ -90,6 +109,23 @@ TEST_F(CachingAllocatorTest, EmptyTensorsAndResizing) {
   x.resize_({1 << 18}).fill_(2);
   x.resize_({1 << 20});
   EXPECT_EQ(x[0].item<float>(), 2);
+}
+
+TEST(Pages, AreInNoAccountAndMayBeMoved) {
+  install_caching_allocator();
+  const auto before = allocator_stats();
+  Pages pages(3 << 20);
+  EXPECT_GE(pages.size(), size_t{3} << 20);
+  auto* numbers = static_cast<char*>(pages.data());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(numbers) % (2 << 20), 0u);
+  EXPECT_EQ(numbers[(3 << 20) - 1], 0);
+  numbers[0] = 7;
+  Pages other(std::move(pages));
+  EXPECT_EQ(pages.data(), nullptr);
+  other = Pages(1);
+  EXPECT_EQ(static_cast<char*>(other.data())[0], 0);
+  EXPECT_EQ(allocator_stats().allocated_bytes, before.allocated_bytes);
+  EXPECT_EQ(allocator_stats().reserved_bytes, before.reserved_bytes);
 }
 
 }  // namespace
