@@ -2,17 +2,33 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <new>
 #include <utility>
 
 namespace tessera {
 
+std::byte* map_pages(int64_t bytes) {
+  const auto size = static_cast<size_t>(bytes);
+  constexpr auto kHuge = static_cast<uintptr_t>(kHugePageBytes);
+  const size_t extra = size >= kHuge ? kHuge : 0;
+  void* mapped =
+      ::mmap(nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(mapped);
+  if (extra == 0) return begin;
+  const size_t before = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+  if (before > 0) ::munmap(begin, before);
+  if (before < extra) ::munmap(begin + before + size, extra - before);
+  ::madvise(begin + before, size,
+            MADV_HUGEPAGE);  // only a wish: without huge pages it works the same
+  return begin + before;
+}
+
 PageBuffer::PageBuffer(int64_t bytes) : size_(whole_pages(bytes)) {
   if (size_ == 0) return;
-  void* data = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-  data_ = static_cast<std::byte*>(data);
+  data_ = map_pages(size_);
+  if (data_ == nullptr) throw std::bad_alloc();
 }
 
 PageBuffer::~PageBuffer() {

@@ -8,12 +8,17 @@
 namespace tessera {
 
 inline constexpr int64_t kPageBytes = 4096;  ///< direct input and output: all multiples of it
+inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-/// Memory that begins at a page and holds whole pages.
+/// `bytes` of fresh pages, all zero, to be unmapped by whoever has them; null: there are none. From kHugePageBytes on they are
+/// aligned to it, and huge ones if the kernel will.
+std::byte* map_pages(int64_t bytes);
+
+/// Memory of map_pages().
 class PageBuffer {
  public:
   PageBuffer() = default;
-  explicit PageBuffer(int64_t bytes);  ///< contents undefined; at least `bytes`
+  explicit PageBuffer(int64_t bytes);  ///< at least `bytes`; std::bad_alloc
   ~PageBuffer();
   PageBuffer(PageBuffer&& other) noexcept;
   PageBuffer& operator=(PageBuffer&& other) noexcept;

@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 /// Gives every parameter of `module`, which may be on the meta device, memory of its own size and
 /// dtype on `device`, all of a dtype in one block, at multiples of 64 bytes; values are unset. Small
-/// matrices apart from one another get pages of 4 KiB from the kernel, and reading them takes up to
+/// matrices apart from one another get pages of 4 KiB where the allocator of kernels/cpu/memory.h is not installed, and reading them takes up to
 /// 1.6 times as long as in huge pages, which large blocks have.
 void allocate_parameters(torch::nn::Module& module, torch::Device device);
 

@@ -4,12 +4,13 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tessera/autograd/gradient_sink.h"
+#include "tessera/base/page_buffer.h"
 #include "tessera/kernels/cpu/gemv_kernel.h"
 #include "tessera/kernels/cpu/isa.h"
-#include "tessera/kernels/cpu/memory.h"
 #include "tessera/kernels/cpu/parallel.h"
 #include "tessera/kernels/cpu/tile_product.h"
 #include "tessera/kernels/observed.h"
@@ -239,14 +240,14 @@ TileFactors tile_factors(const Factors& factors) {
   return {.a = matrix(a), .b = matrix(b), .depth = a.size(1)};
 }
 
-/// This thread's memory to work in, which it keeps: as that of libraries' products it is in no account of tensors.
+/// This thread's memory to work in, in a huge page, which it keeps: as that of libraries' products it is in no account of tensors.
 void* workspace(int64_t bytes) {
-  static thread_local Pages pages;
-  if (pages.size() < static_cast<size_t>(bytes)) {
-    pages = Pages();  // before others are taken
-    pages = Pages(static_cast<size_t>(bytes));
+  static thread_local PageBuffer pages;
+  if (std::ssize(pages.bytes()) < bytes) {
+    pages = PageBuffer();  // before others are taken
+    pages = PageBuffer(std::max(bytes, kHugePageBytes));
   }
-  return pages.data();
+  return pages.bytes().data();
 }
 
 void multiply_tiled(const at::Tensor& out, const Factors& first, const Factors& second,

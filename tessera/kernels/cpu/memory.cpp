@@ -11,16 +11,17 @@
 #include <new>
 #include <utility>
 
+#include "tessera/base/page_buffer.h"
+
 namespace tessera::kernels {
 namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kLarge = size_t{64} << 10;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSlack = size_t{32} << 20;
 constexpr size_t kRegion = size_t{64} << 20;
-constexpr size_t kMostInRegion = kRegion / 4;
+constexpr size_t kMostInRegion =
+    kRegion / 4 + kPageBytes;  // of a tensor of 16 MiB, with its header
 
 /// Stands in the 64 bytes before a tensor's data.
 struct Header {
@@ -37,41 +38,33 @@ void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kAlignm
 
 size_t rounded_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// `bytes` of fresh pages, or null; from 2 MiB aligned to it and, if the kernel will, huge ones.
-void* map_pages(size_t bytes) {
-  const size_t extra = bytes >= kHugePage ? kHugePage : 0;
-  void* mapped =
-      mmap(nullptr, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  if (extra == 0) return mapped;
-  char* begin = static_cast<char*>(mapped);
-  char* aligned = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(begin), kHugePage));
-  if (aligned > begin) munmap(begin, aligned - begin);
-  const size_t behind = begin + bytes + extra - (aligned + bytes);
-  if (behind > 0) munmap(aligned + bytes, behind);
-  madvise(aligned, bytes, MADV_HUGEPAGE);  // only a wish: without huge pages it works the same
-  return aligned;
+void unmap(void* pages, size_t bytes) {
+  // A kernel may refuse to cut a hole where a process has too many mappings; the memory goes anyway.
+  if (munmap(pages, bytes) != 0) madvise(pages, bytes, MADV_DONTNEED);
 }
 
-/// Blocks of pages, next to each other in regions of huge ones: a processor in a virtual machine looks up small pages so slowly that
-/// reading a matrix takes several times as long. What of a region is not cut has no memory.
+/// Blocks of pages, next to each other in regions of huge ones: a virtual machine looks up small pages so slowly that reading a
+/// matrix takes several times as long. Of what is not cut yet at most one huge page has memory; one that several
+/// blocks share may keep its memory until all of them are unmapped, or until the kernel needs it.
 class Regions {
  public:
-  /// `bytes`, a multiple of a page, to be unmapped by whoever has them; null if there are none.
+  /// `bytes`, a multiple of a page, to be unmapped by whoever has them; null: there are none. Under the lock.
   void* cut(size_t bytes) {
-    if (bytes > kMostInRegion) return map_pages(bytes);
+    if (bytes > kMostInRegion) return map(bytes);
     if (left_ < bytes) {
-      if (left_ > 0) munmap(next_, left_);
-      next_ = static_cast<char*>(map_pages(kRegion));
+      if (left_ > 0) unmap(next_, left_);
+      next_ = map(kRegion);
       left_ = next_ != nullptr ? kRegion : 0;
     }
-    if (left_ < bytes) return map_pages(bytes);
+    if (left_ < bytes) return map(bytes);
     left_ -= bytes;
     return std::exchange(next_, next_ + bytes);
   }
 
  private:
-  char* next_ = nullptr;
+  static std::byte* map(size_t bytes) { return map_pages(static_cast<int64_t>(bytes)); }
+
+  std::byte* next_ = nullptr;
   size_t left_ = 0;
 };
 
@@ -126,7 +119,7 @@ class CachingAllocator final : public c10::Allocator {
 
   /// A kept block if one fits well, else fresh pages. Under the lock.
   Header* take_large(size_t bytes) {
-    const size_t capacity = rounded_up(bytes + kAlignment, kPage);
+    const size_t capacity = rounded_up(bytes + kAlignment, kPageBytes);
     const auto found = free_.lower_bound(capacity);
     if (found != free_.end() && found->first - capacity <= found->first / 8) {
       Header* header = found->second;
@@ -168,7 +161,7 @@ class CachingAllocator final : public c10::Allocator {
       free_.erase(oldest);
       free_bytes_ -= header->capacity;
       stats_.reserved_bytes -= static_cast<int64_t>(header->capacity);
-      munmap(header, header->capacity);
+      unmap(header, header->capacity);
     }
   }
 
@@ -207,16 +200,6 @@ void CachingAllocator::give_back(void* data) {
 }
 
 }  // namespace
-
-Pages::Pages(size_t bytes) : size_(rounded_up(bytes, kHugePage)) {
-  data_ = map_pages(size_);
-  TORCH_CHECK_WITH(OutOfMemoryError, data_ != nullptr, "out of host memory: asked for ", bytes,
-                   " bytes to work in");
-}
-
-Pages::~Pages() {
-  if (data_ != nullptr) munmap(data_, size_);
-}
 
 void install_caching_allocator() {
   constexpr uint8_t kAboveDefault = 1;

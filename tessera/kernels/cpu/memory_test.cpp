@@ -111,22 +111,5 @@ TEST_F(CachingAllocatorTest, EmptyTensorsAndResizing) {
   EXPECT_EQ(x[0].item<float>(), 2);
 }
 
-TEST(Pages, AreInNoAccountAndMayBeMoved) {
-  install_caching_allocator();
-  const auto before = allocator_stats();
-  Pages pages(3 << 20);
-  EXPECT_GE(pages.size(), size_t{3} << 20);
-  auto* numbers = static_cast<char*>(pages.data());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(numbers) % (2 << 20), 0u);
-  EXPECT_EQ(numbers[(3 << 20) - 1], 0);
-  numbers[0] = 7;
-  Pages other(std::move(pages));
-  EXPECT_EQ(pages.data(), nullptr);
-  other = Pages(1);
-  EXPECT_EQ(static_cast<char*>(other.data())[0], 0);
-  EXPECT_EQ(allocator_stats().allocated_bytes, before.allocated_bytes);
-  EXPECT_EQ(allocator_stats().reserved_bytes, before.reserved_bytes);
-}
-
 }  // namespace
 }  // namespace tessera::kernels

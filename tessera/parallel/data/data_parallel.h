@@ -223,6 +223,8 @@ class DataParallel {
 /// What was sharded inside of `model` before (FSDP2's way: blocks first, then the root) keeps its
 /// units and their options, and belongs to the new handle; the old ones are of no use then.
 ///
+/// From here on the process's host tensors are allocated as kernels/cpu/memory.h says.
+///
 /// ValueError: a parameter of `model` in no unit; an override that matches no unit; an option that
 /// cannot take effect; a model that is sharded already. Collective if check_parameters: ValueError
 /// names the first parameter or unit that differs from rank 0's.

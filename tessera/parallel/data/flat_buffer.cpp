@@ -16,8 +16,8 @@ int64_t aligned(int64_t elements, int64_t step) { return (elements + step - 1) /
 void make_unreadable(c10::StorageImpl& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       "this parameter, or a view of it, is sharded: it is whole only while the modules of its unit "
-      "run; call "
-      "unshard() to use it elsewhere, and to() before sharding");
+      "run; call unshard() to use it elsewhere (of an Accelerator: get_state_dict()), and to() "
+      "before sharding");
 }
 
 /// Storage as large as `whole` that nobody can read.
@@ -289,14 +289,16 @@ void FlatBuffer::whole_changed() {
   note_versions();
 }
 
-std::optional<std::string> FlatBuffer::stray_parameter() const {
-  const auto* there = whole.tensor().storage().unsafeGetStorageImpl();
+bool FlatBuffer::is_stray(const FlatEntry& entry) const {
+  const auto* storage = entry.parameter.storage().unsafeGetStorageImpl();
   const auto* away = unreadable_ ? unreadable_.unsafeGetStorageImpl() : nullptr;
-  for (const auto& entry : entries_) {
-    const auto* storage = entry.parameter.storage().unsafeGetStorageImpl();
-    if (storage != there && storage != away) return entry.name;
-  }
-  return {};
+  return storage != whole.tensor().storage().unsafeGetStorageImpl() && storage != away;
+}
+
+std::optional<std::string> FlatBuffer::stray_parameter() const {
+  const auto stray =
+      std::ranges::find_if(entries_, [this](const auto& entry) { return is_stray(entry); });
+  return stray == entries_.end() ? std::nullopt : std::optional(stray->name);
 }
 
 std::optional<std::string> FlatBuffer::written_parameter() const {
@@ -313,6 +315,7 @@ void FlatBuffer::note_versions() {
 
 void FlatBuffer::point_parameters_to(const c10::Storage& storage) {
   for (const auto& entry : entries_) {
+    if (is_stray(entry)) continue;  // to be told, or to be brought to its place
     entry.parameter.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   }
 }

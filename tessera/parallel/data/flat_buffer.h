@@ -261,7 +261,8 @@ class FlatBuffer {
   void adopt(FlatEntry& entry);
   void fill_stored(const OwnedExtent& extent, const Fill& set);
   void write_stored(int64_t begin, const torch::Tensor& values);
-  void point_parameters_to(const c10::Storage& storage);
+  bool is_stray(const FlatEntry& entry) const;
+  void point_parameters_to(const c10::Storage& storage);  ///< but stray ones
   void hide_whole();  ///< until whole_arrived() reading a parameter is an error
 
   FlatOptions options_;

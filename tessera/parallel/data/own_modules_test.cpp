@@ -353,8 +353,7 @@ TEST(OwnModules, AWeightIsReadAsItIsOrNotAtAll) {
         SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + " on " + std::to_string(ranks));
         OwnNet net;
         const auto first_values = net.last->weight.detach().clone();
-        auto model =
-            fully_shard(net, mesh, {.unit = {.placement = placement}}, kUnitRules[0]);
+        auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kUnitRules[0]);
         torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
         const bool gathers = ranks > 1 && placement != Placement::replicate;
         const auto refused = [&] {
@@ -386,6 +385,88 @@ TEST(OwnModules, AWeightIsReadAsItIsOrNotAtAll) {
       }
     });
   }
+}
+
+// What was gathered ahead is of the values before.
+TEST(OwnModules, AUnitGatheredAheadAndNotCalledIsGatheredAnew) {
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kAllPlacements) {
+        for (const bool half : {false, true}) {
+          SCOPED_TRACE(std::to_string(static_cast<int>(placement)) + (half ? " bf16" : " fp32"));
+          OwnNet net;
+          const auto expected = net.middle->weight.detach() * 2;
+          parallel::UnitOptions unit{.placement = placement};
+          if (half) unit.mixed_precision.param_dtype = torch::kBFloat16;
+          auto model = fully_shard(net, mesh, {.unit = unit}, kUnitRules[0]);
+          const auto x = batch().to(half ? torch::kBFloat16 : torch::kFloat32);
+          const torch::NoGradGuard no_grad;
+          net.forward(x);  // tells the order
+          model.values_changed();
+          net.first(x);  // the middle is on its way
+          for (auto& slice : model.parameters()) slice.mul_(2);
+          model.values_changed();
+          model.unshard();
+          expect_close(net.middle->weight.to(torch::kFloat32), expected,
+                       {.absolute = half ? 1e-2 : 0, .relative = 0});
+          model.reshard();
+        }
+      }
+    });
+  }
+}
+
+// As torch::load does it.
+TEST(OwnModules, AnotherTensorInAParametersPlaceIsNotLost) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const auto placement : {Placement::shard_optimizer, Placement::shard_gradients}) {
+      OwnNet net;
+      auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kUnitRules[0]);
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
+      loss(net.forward(batch())).backward();
+      model.finish_backward();
+      optimizer.step();
+      model.finish_step();
+      const auto given = torch::full({3, 6}, 0.25);
+      net.last->weight.set_data(given.clone());
+      model.unshard();
+      model.reshard();
+      model.unshard();
+      EXPECT_TRUE(torch::equal(net.last->weight, given));
+      model.reshard();
+      net.last->weight.set_data(given + 1);
+      model.values_changed();
+      try {
+        net.forward(batch());
+        FAIL();
+      } catch (const c10::ValueError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("last.weight: does not lie where sharding put it"));
+      }
+    }
+  });
+}
+
+TEST(OwnModules, AFrozenWeightThatIsOnlyReadStaysReadable) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    for (const bool half : {false, true}) {
+      OwnNet net;
+      net.middle->weight.requires_grad_(false);
+      const auto values = net.middle->weight.detach().clone();
+      UnitOptions unit{.placement = Placement::shard_optimizer};
+      if (half) unit.mixed_precision.param_dtype = torch::kBFloat16;
+      auto model = fully_shard(net, mesh, {.unit = unit}, kUnitRules[0]);
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
+      const auto x = batch().to(half ? torch::kBFloat16 : torch::kFloat32);
+      for (int step = 0; step < 2; ++step) {
+        loss(net.last(net.first(x).tanh())).backward();
+        model.finish_backward();
+        optimizer.step();
+        model.finish_step();
+        expect_close(net.middle->weight.to(torch::kFloat32), values,
+                     {.absolute = half ? 1e-2 : 0, .relative = 0});
+      }
+    }
+  });
 }
 
 TEST(OwnModules, TheUsualLoopWithZeroGrad) {

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/pattern.h"
+#include "tessera/kernels/cpu/memory.h"
 #include "tessera/parallel/data/engine.h"
 #include "tessera/parallel/data/parameter_check.h"
 
@@ -196,6 +197,7 @@ void check_options(const std::vector<UnitModules>& units, const std::vector<Unit
 
 DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> units,
                          const DataAxes& axes, const DataParallelOptions& options) {
+  kernels::install_caching_allocator();  // before the buffers, and what their training makes
   const auto inside = DataParallel::Engine::inside(model);
   const auto checked = named_units(model, units, DataParallel::Engine::sharded_in(inside, model),
                                    DataParallel::Engine::shards);

@@ -252,13 +252,16 @@ void Unit::reshard_after_forward() {
 }
 
 void Unit::parameters_changed(bool frozen_ones) {
+  if (state_ == State::gathering) finish_gather();  // prefetched, not used: what arrives is old
+  const auto changes = [&](const FlatBuffer& buffer) { return buffer.trained() || frozen_ones; };
   for (auto& buffer : buffers_) {
-    if (buffer.trained() || frozen_ones) buffer.slice_changed();
+    if (changes(buffer)) buffer.slice_changed();
   }
   if (!gathers()) return;
-  if (state_ == State::gathering) finish_gather();
   reshard();
-  for (auto& buffer : buffers_) buffer.leave_views();
+  for (auto& buffer : buffers_) {
+    if (changes(buffer) || !buffer.plan().keeps_whole) buffer.leave_views();
+  }
   inner_parts_.clear();
   state_ = State::sliced;
 }
