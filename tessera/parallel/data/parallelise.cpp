@@ -92,18 +92,18 @@ void check_rank_0_has_values(const std::vector<CheckedUnit>& units, const mesh::
 std::vector<UnitOptions> options_by_unit(const std::vector<UnitModules>& units,
                                          const DataParallelOptions& options) {
   std::vector<UnitOptions> result(units.size(), options.unit);
-  for (const auto& override_ : options.overrides) {
+  for (const auto& of_some : options.overrides) {
     bool found = false;
     for (size_t i = 0; i < units.size(); ++i) {
-      if (!matches(override_.pattern, units[i].name)) continue;
-      result[i] = override_.options;
+      if (!matches(of_some.pattern, units[i].name)) continue;
+      result[i] = of_some.options;
       found = true;
     }
     if (!found) {
       std::vector<std::string> names;
       for (const auto& unit : units) names.push_back(unit.name);
-      user_error("unit override: {} matches no unit{}; units are {}", override_.pattern,
-                 did_you_mean(override_.pattern, names), fmt::join(names, ", "));
+      user_error("unit override: {} matches no unit{}; units are {}", of_some.pattern,
+                 did_you_mean(of_some.pattern, names), fmt::join(names, ", "));
     }
   }
   return result;
