@@ -20,8 +20,8 @@ std::byte* map_pages(int64_t bytes) {
   const size_t before = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
   if (before > 0) ::munmap(begin, before);
   if (before < extra) ::munmap(begin + before + size, extra - before);
-  ::madvise(begin + before, size,
-            MADV_HUGEPAGE);  // only a wish: without huge pages it works the same
+  // Only a wish: without huge pages it works the same.
+  ::madvise(begin + before, size, MADV_HUGEPAGE);
   return begin + before;
 }
 

@@ -1,6 +1,7 @@
 #include "tests/support/expect.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace tessera {
@@ -35,6 +36,15 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, Toleranc
                     << "] of the flat tensor, is " << a[worst].item<double>() << ", expected "
                     << b[worst].item<double>() << " within " << allowed.absolute << " + "
                     << allowed.relative << " * |expected|";
+}
+
+void expect_line(const std::function<void()>& action, const std::string& text) {
+  try {
+    action();
+    FAIL() << "expected: " << text;
+  } catch (const c10::ValueError& error) {
+    EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr(text));
+  }
 }
 
 CollectiveCounter::Counts CollectiveCounter::counts() const {

@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <string>
+
 #include "tessera/comm/group.h"
 
 namespace tessera {
@@ -18,6 +21,9 @@ struct Tolerance {
 /// Adds a gtest failure that names the worst element. Shapes and dtypes must agree; devices may
 /// differ.
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance = {});
+
+/// What `action` raises is a ValueError with `text`.
+void expect_line(const std::function<void()>& action, const std::string& text);
 
 /// Collectives that an axis started since the counter was made.
 class CollectiveCounter {

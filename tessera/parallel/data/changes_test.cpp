@@ -15,6 +15,7 @@
 
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/data/data_parallel.h"
+#include "tests/support/expect.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::parallel {
@@ -127,16 +128,6 @@ void expect_as_plain(const BeforeStep& before) {
         }
       }
     });
-  }
-}
-
-/// What `action` raises is a ValueError with `text`, on every rank.
-void expect_line(const std::function<void()>& action, const std::string& text) {
-  try {
-    action();
-    FAIL() << "expected: " << text;
-  } catch (const c10::ValueError& error) {
-    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(text));
   }
 }
 
@@ -571,7 +562,7 @@ TEST(AfterSharding, AComplexParameterIsNamed) {
 struct SideImpl : nn::Hookable {
   SideImpl() { weight = register_parameter("weight", torch::randn({6, 6})); }
   torch::Tensor forward(const torch::Tensor& x) {
-    const auto y = x.matmul(weight).tanh();
+    auto y = x.matmul(weight).tanh();
     side = x.matmul(weight.t());
     return y;
   }

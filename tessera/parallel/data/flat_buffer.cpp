@@ -325,7 +325,6 @@ void FlatBuffer::hide_whole() {
     unreadable_ = unreadable_storage(*whole.tensor().storage().unsafeGetStorageImpl());
   }
   point_parameters_to(unreadable_);
-  hidden_ = true;
 }
 
 const torch::Tensor& FlatBuffer::receive_whole() {
@@ -338,8 +337,7 @@ void FlatBuffer::whole_arrived() {
   whole_is_current_ = true;
   if (arriving_.defined()) whole.take(arriving_);
   arriving_.reset();
-  if (hidden_) point_parameters_to(whole.tensor().storage());
-  hidden_ = false;
+  point_parameters_to(whole.tensor().storage());
 }
 
 void FlatBuffer::free_whole() {
@@ -349,7 +347,7 @@ void FlatBuffer::free_whole() {
 }
 
 void FlatBuffer::leave_views() {
-  if (plan_.keeps_whole && gathers() && !whole_is_current_) hide_whole();
+  if (plan_.keeps_whole && gathers()) hide_whole();
   if (plan_.keeps_whole || whole.allocated() || size_ == 0) return;
   // Nobody's but ours and autograd's, whose graphs are out of date now.
   if (whole.tensor().storage().use_count() == 1) return;

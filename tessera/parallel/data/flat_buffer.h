@@ -283,7 +283,6 @@ class FlatBuffer {
   bool gradient_is_away_ = false;
   double squares_put_away_ = 0;
   c10::Storage unreadable_;  ///< of parameters whose memory is away, or out of date
-  bool hidden_ = false;      ///< parameters have it
   std::optional<std::string> unfilled_;
   int64_t slice_version_ = 0;
   bool whole_is_current_ = false, codes_are_current_ = false;
