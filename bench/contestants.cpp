@@ -76,22 +76,22 @@ std::string precision(const OurRun& run, const std::string& dtype) {
                      dtype != "fp32" && run.placement == "replicate");
 }
 
-std::string job_text(const OurRun& run, int num_ranks, const Job& job, const fs::path& tokens,
+std::string job_text(const OurRun& run, const Job& job, const fs::path& tokens,
                      const fs::path& run_dir) {
   const auto& shape = shapes().at(job.size);
   return fmt::format(R"(model: {{preset: {}}}
 data: {{train: [{}], format: tokens, token_dtype: uint16, validation_fraction: 0, seq_len: {}, shuffle: false}}
 optimizer: {{decay_norms_and_biases: true}}
 schedule: {{type: constant}}
-parallel: {{num_ranks: {}, threads_per_rank: 1, placement: {}{}}}
+parallel: {{num_ranks: {}, threads_per_rank: {}, placement: {}{}}}
 precision: {}
 train: {{steps: {}, global_batch: {}, run_dir: {}, sample_tokens: 0}}
 checkpoint: {{at_end: false}}
 logging: {{tensorboard: false, svg: false, progress: none}}
 )",
-                     job.size, tokens.string(), shape.seq_len, num_ranks, run.placement,
-                     run.model_axes.empty() ? "" : ", " + run.model_axes, precision(run, job.dtype),
-                     shape.steps, shape.global_batch, run_dir.string());
+                     job.size, tokens.string(), shape.seq_len, job.num_ranks, job.threads,
+                     run.placement, run.model_axes.empty() ? "" : ", " + run.model_axes,
+                     precision(run, job.dtype), shape.steps, shape.global_batch, run_dir.string());
 }
 
 double median_step_seconds(const fs::path& metrics) {
@@ -258,12 +258,13 @@ std::string Runner::why_not(const Contestant& contestant) const {
   return fmt::format("missing in {}: {}; set --python", options_.python, last_line(missing));
 }
 
-Outcome Runner::run(const Contestant& contestant, const Job& job) const {
+Outcome Runner::run(const Contestant& contestant, const Job& given) const {
+  Job job = given;
+  if (contestant.num_ranks != 0) job.num_ranks = contestant.num_ranks;
   const auto before = cpu_seconds();
   const auto* script = std::get_if<PeerScript>(&contestant.what);
-  auto outcome = script != nullptr
-                     ? run_peer(*script, contestant.num_ranks, job)
-                     : run_ours(std::get<OurRun>(contestant.what), contestant.num_ranks, job);
+  auto outcome =
+      script != nullptr ? run_peer(*script, job) : run_ours(std::get<OurRun>(contestant.what), job);
   outcome.result.foreign_cpu = foreign_share(before, cpu_seconds());
   if (outcome.kind == Outcome::Kind::failed) {
     const auto kept = fs::path(options_.errors) /
@@ -275,28 +276,29 @@ Outcome Runner::run(const Contestant& contestant, const Job& job) const {
   return outcome;
 }
 
-Outcome Runner::run_peer(const PeerScript& script, int num_ranks, const Job& job) const {
+Outcome Runner::run_peer(const PeerScript& script, const Job& job) const {
   // DeepSpeed compiles with ninja, which stands beside an environment's python.
   const auto python_folder = fs::path(options_.python).parent_path();
   const auto path =
       python_folder.empty() ? "" : fmt::format("PATH={}:\"$PATH\" ", quoted(python_folder));
   return outcome_of_peer(output_of(fmt::format(
       "cd {} && {}PYTHONPATH=\"$PWD:$PYTHONPATH\" BENCH_T0=$(date +%s.%N) BENCH_DATA={} "
-      "OMP_NUM_THREADS=1 {} {} -m torch.distributed.run --nproc_per_node={} {} {} --size {} "
+      "OMP_NUM_THREADS={} {} {} -m torch.distributed.run --nproc_per_node={} {} {} --size {} "
       "--dtype {} --steps {} 2>{}",
-      quoted(options_.peers), path, quoted(tokens_), fmt::join(script.environment, " "),
-      with_deadline(quoted(options_.python)), num_ranks, quoted(script.file), script.arguments,
-      job.size, job.dtype, shapes().at(job.size).steps, quoted(errors_))));
+      quoted(options_.peers), path, quoted(tokens_), job.threads,
+      fmt::join(script.environment, " "), with_deadline(quoted(options_.python)), job.num_ranks,
+      quoted(script.file), script.arguments, job.size, job.dtype, shapes().at(job.size).steps,
+      quoted(errors_))));
 }
 
-fs::path Runner::write_job(const OurRun& run, int num_ranks, const Job& job) const {
+fs::path Runner::write_job(const OurRun& run, const Job& job) const {
   auto job_file = folder_ / "job.yaml";
-  write_file(job_file, job_text(run, num_ranks, job, tokens_, folder_ / "run"));
+  write_file(job_file, job_text(run, job, tokens_, folder_ / "run"));
   return job_file;
 }
 
-Outcome Runner::run_ours(const OurRun& run, int num_ranks, const Job& job) const {
-  const auto job_file = write_job(run, num_ranks, job), run_dir = folder_ / "run";
+Outcome Runner::run_ours(const OurRun& run, const Job& job) const {
+  const auto job_file = write_job(run, job), run_dir = folder_ / "run";
   fs::remove_all(run_dir);
   output_of(fmt::format("{}{} train {} 2>{}", run.vendor_check ? "TESSERA_MKL_VENDOR_CHECK=1 " : "",
                         with_deadline(quoted(bin_ / "tessera")), quoted(job_file),

@@ -30,7 +30,7 @@ struct Contestant {
   std::string name;
   std::string baseline;  ///< contestant by whose figures its own are divided; "": none
   std::variant<PeerScript, OurRun> what;
-  int num_ranks = 2;
+  int num_ranks = 0;  ///< that it needs; 0: any, as data parallelism
 };
 
 /// All, peers first, by the name that `--contestants` takes. Ours are there twice, the second time
@@ -49,6 +49,8 @@ const std::map<std::string, Shape>& shapes();  ///< tiny, small
 struct Job {
   std::string size;   ///< a key of shapes()
   std::string dtype;  ///< fp32, bf16
+  int num_ranks = 2;  ///< of those that take any number
+  int threads = 1;    ///< of each rank
 };
 
 struct Result {
@@ -89,16 +91,16 @@ class Runner {
   /// Why a contestant cannot run here; "": it can.
   std::string why_not(const Contestant& contestant) const;
 
-  /// Ranks with one thread each, from the launch to the last step. What a failed run wrote to
+  /// From the launch to the last step. What a failed run wrote to
   /// stderr stays in `errors`, as NAME.SIZE.DTYPE.stderr.
   Outcome run(const Contestant& contestant, const Job& job) const;
 
   /// Writes a job of ours for `tessera train`, and gives its path.
-  std::filesystem::path write_job(const OurRun& run, int num_ranks, const Job& job) const;
+  std::filesystem::path write_job(const OurRun& run, const Job& job) const;
 
  private:
-  Outcome run_peer(const PeerScript& script, int num_ranks, const Job& job) const;
-  Outcome run_ours(const OurRun& run, int num_ranks, const Job& job) const;
+  Outcome run_peer(const PeerScript& script, const Job& job) const;
+  Outcome run_ours(const OurRun& run, const Job& job) const;
   std::string with_deadline(const std::string& command) const;
 
   RunnerOptions options_;

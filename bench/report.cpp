@@ -25,7 +25,7 @@ const std::vector<Result>* runs_of(const Results& results, const std::string& na
   return found == results.end() || found->second.empty() ? nullptr : &found->second;
 }
 
-std::string row(const Contestant& contestant, const std::vector<Result>& runs,
+std::string row(const Job& job, const Contestant& contestant, const std::vector<Result>& runs,
                 const std::vector<Result>* baseline) {
   const auto cell = [&](double Result::*member, int digits) {
     const double value = median_of(runs, member);
@@ -41,10 +41,11 @@ std::string row(const Contestant& contestant, const std::vector<Result>& runs,
                                             100 * median_of(runs, &Result::wait_share))
                               : "";
   return fmt::format("{:<20} {:>5} {:<9} {:>17} {:>17} {:>15} {:>9.4f} {:>7.0f} %  {}\n",
-                     contestant.name, contestant.num_ranks, baseline ? contestant.baseline : "-",
-                     cell(&Result::tokens_per_second, 0), cell(&Result::peak_memory_mib, 0),
-                     cell(&Result::first_step_seconds, 2), median_of(runs, &Result::last_loss),
-                     100 * foreign, ours);
+                     contestant.name,
+                     contestant.num_ranks != 0 ? contestant.num_ranks : job.num_ranks,
+                     baseline ? contestant.baseline : "-", cell(&Result::tokens_per_second, 0),
+                     cell(&Result::peak_memory_mib, 0), cell(&Result::first_step_seconds, 2),
+                     median_of(runs, &Result::last_loss), 100 * foreign, ours);
 }
 
 /// Compares our sharded runs with our own DDP: what sharding costs.
@@ -80,7 +81,7 @@ std::string table(const Job& job, const Results& results) {
                           "first step s", "last loss", "others", "products");
   for (const auto& contestant : contestants()) {
     const auto* runs = runs_of(results, contestant.name);
-    if (runs != nullptr) text += row(contestant, *runs, runs_of(results, contestant.baseline));
+    if (runs != nullptr) text += row(job, contestant, *runs, runs_of(results, contestant.baseline));
   }
   return text + beside_our_ddp(results, "") + beside_our_ddp(results, "_vendor");
 }

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> sizes{"tiny", "small"};
   std::vector<std::string> dtypes{"fp32", "bf16"};
-  int num_ranks = 2;
+  int num_ranks = 2, threads = 1;
   std::vector<std::string> contestants;
   int runs = 5;
   bool bytes = false;
@@ -37,12 +37,16 @@ struct Options {
   std::string out = "build/bench.json";
 };
 
-// The contestants of so many ranks, but those with MKL's own choice of instructions, which only the
-// curious need.
+// The contestants that need so many ranks, or else those that take any number; but those with MKL's
+// own choice of instructions, which only the curious need.
 std::vector<std::string> usual_contestants(int num_ranks) {
+  const auto needs = [&](const Contestant& contestant) {
+    return contestant.num_ranks == num_ranks;
+  };
+  const int wanted = std::ranges::any_of(contestants(), needs) ? num_ranks : 0;
   std::vector<std::string> names;
   for (const auto& contestant : contestants()) {
-    if (contestant.num_ranks == num_ranks && !contestant.name.ends_with("_vendor"))
+    if (contestant.num_ranks == wanted && !contestant.name.ends_with("_vendor"))
       names.push_back(contestant.name);
   }
   return names;
@@ -93,7 +97,7 @@ int print_bytes(const Options& options) {
   const auto ours = std::get<OurRun>(contestant_named("tessera_ddp").what);
   for (const auto& size : options.sizes) {
     for (const auto& dtype : options.dtypes) {
-      const auto job = runner.write_job(ours, /*num_ranks=*/1, {size, dtype});
+      const auto job = runner.write_job(ours, {.size = size, .dtype = dtype, .num_ranks = 1});
       const auto bytes = step_bytes(config::load_run_config(job.string(), {}).config);
       fmt::print("{} {}, one rank\n{}\n", size, dtype, table(bytes));
     }
@@ -111,16 +115,19 @@ int run_all(Options options) {
       present(runner, options.contestants.empty() ? usual_contestants(options.num_ranks)
                                                   : options.contestants);
   fmt::print(
-      "one thread a rank; medians of {} runs that took turns; (x): times the baseline's\n"
+      "{} thread{} a rank; medians of {} runs that took turns; (x): times the baseline's\n"
       "others: share of the machine that other programs took, at worst; products: share of what "
       "matrix products reach here\n\n",
-      options.runs);
-  nlohmann::json report{
-      {"machine", machine()}, {"runs", options.runs}, {"unix_time", std::time(nullptr)}};
+      options.threads, options.threads == 1 ? "" : "s", options.runs);
+  nlohmann::json report{{"machine", machine()},
+                        {"runs", options.runs},
+                        {"ranks", options.num_ranks},
+                        {"threads", options.threads},
+                        {"unix_time", std::time(nullptr)}};
   bool failed = false;
   for (const auto& size : options.sizes) {
     for (const auto& dtype : options.dtypes) {
-      const Job job{size, dtype};
+      const Job job{size, dtype, options.num_ranks, options.threads};
       const auto keep = [&](const Results& results) {  // what is done, if the rest is ended
         report["results"][size][dtype] = to_json(results);
         write_file(options.out, report.dump(1) + "\n");
@@ -148,8 +155,12 @@ int main(int argc, char** argv) {
   app.add_option("--dtypes", options.dtypes, "fp32, bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--ranks", options.num_ranks, "2: data parallelism, 4: model parallelism")
-      ->check(CLI::IsMember({2, 4}))
+  app.add_option("--ranks", options.num_ranks,
+                 "Of data parallelism. 4: model parallelism, unless --contestants names others")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "Of each rank")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--contestants", options.contestants,
                  "Who takes part; unless given, all of that many ranks. Ours of two also with "

@@ -75,7 +75,7 @@ class SharedMemory {
   int64_t used_bytes() const;
 
  private:
-  static constexpr int64_t kSlotBytes = int64_t{512} << 10;
+  static constexpr int64_t kSlotBytes = int64_t{256} << 10;
   static constexpr int kSlots = 2;  ///< of a lane and rank
   enum Lane { kParts, kResults, kLanes };
   struct Header;

@@ -134,6 +134,7 @@ void SharedMemory::all_to_all(std::span<const std::span<std::byte>> outputs, con
 void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const int64_t> sizes,
                               const void* input, const Deadline& deadline) {
   const auto* from = static_cast<const std::byte*>(input);
+  auto* own = static_cast<std::byte*>(outputs[rank_]);
   const int64_t rounds = std::max<int64_t>(
       1, (*std::ranges::max_element(sizes) + kSlotBytes - 1) / kSlotBytes);  // 1: a barrier
   const auto length_of = [&](int64_t index, int r) {
@@ -141,9 +142,10 @@ void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const in
   };
   const auto post_input = [&](int64_t index) {
     std::byte* to = open_slot(kResults, deadline);
-    const int64_t length = length_of(index, rank_);
-    if (length > 0) std::memcpy(to, from + index * kSlotBytes, length);
+    const int64_t begin = index * kSlotBytes, length = length_of(index, rank_);
+    if (length > 0) std::memcpy(to, from + begin, length);
     post(kResults);
+    if (length > 0 && own != from) std::memcpy(own + begin, from + begin, length);  // in cache
   };
   guarded([&] {
     uint32_t round = rounds_[kResults];
@@ -162,9 +164,6 @@ void SharedMemory::all_gather(std::span<void* const> outputs, std::span<const in
       finish(kResults, round);
     }
   });
-  if (sizes[rank_] > 0 && outputs[rank_] != input) {
-    std::memcpy(outputs[rank_], input, sizes[rank_]);
-  }
 }
 
 void SharedMemory::broadcast(void* data, int64_t bytes, int root, const Deadline& deadline) {
