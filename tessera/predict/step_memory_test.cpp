@@ -271,12 +271,12 @@ TEST(StepMemory, BuffersOfCommunicationAreThoseOfRuns) {
     const auto rank = plan::make_plan(run, shape).ranks.front();
     return step_memory(run, rank, {.is_host = true}).communication / kMiB;
   };
-  EXPECT_EQ(buffers({}), 8);
-  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard}), 16);
-  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .dp_replicate = 2}), 20);
-  EXPECT_EQ(buffers({.tp = 2}), 16);
-  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .tp = 2}), 20);
-  EXPECT_EQ(buffers({.tp = 4}), 12);  // two have the same key head
+  EXPECT_EQ(buffers({}), 4);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard}), 8);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .dp_replicate = 2}), 10);
+  EXPECT_EQ(buffers({.tp = 2}), 8);
+  EXPECT_EQ(buffers({.placement = parallel::Placement::full_shard, .tp = 2}), 10);
+  EXPECT_EQ(buffers({.tp = 4}), 6);  // two have the same key head
 }
 
 // 1F1B holds as many micro-batches as stages follow; whole gradients wait for the last of them.
