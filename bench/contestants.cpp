@@ -171,6 +171,10 @@ const Contestant& contestant_named(const std::string& name) {
   user_error("--contestants: expected some of {}; got {}", fmt::join(names, ", "), name);
 }
 
+int ranks_of(const Contestant& contestant, const Job& job) {
+  return contestant.num_ranks != 0 ? contestant.num_ranks : job.num_ranks;
+}
+
 const std::map<std::string, Shape>& shapes() {
   static const std::map<std::string, Shape> kShapes{{"tiny", {256, 8, 30}}, {"small", {512, 4, 8}}};
   return kShapes;
@@ -260,7 +264,7 @@ std::string Runner::why_not(const Contestant& contestant) const {
 
 Outcome Runner::run(const Contestant& contestant, const Job& given) const {
   Job job = given;
-  if (contestant.num_ranks != 0) job.num_ranks = contestant.num_ranks;
+  job.num_ranks = ranks_of(contestant, given);
   const auto before = cpu_seconds();
   const auto* script = std::get_if<PeerScript>(&contestant.what);
   auto outcome =

@@ -49,9 +49,12 @@ const std::map<std::string, Shape>& shapes();  ///< tiny, small
 struct Job {
   std::string size;   ///< a key of shapes()
   std::string dtype;  ///< fp32, bf16
-  int num_ranks = 2;  ///< of those that take any number
+  int num_ranks = 2;  ///< of contestants that take any number
   int threads = 1;    ///< of each rank
 };
+
+/// Ranks that `contestant` runs on.
+int ranks_of(const Contestant& contestant, const Job& job);
 
 struct Result {
   double tokens_per_second = 0;   ///< of the median step, the first three left out
@@ -91,8 +94,8 @@ class Runner {
   /// Why a contestant cannot run here; "": it can.
   std::string why_not(const Contestant& contestant) const;
 
-  /// From the launch to the last step. What a failed run wrote to
-  /// stderr stays in `errors`, as NAME.SIZE.DTYPE.stderr.
+  /// From the launch to the last step. What a failed run wrote to stderr stays in `errors`, as
+  /// NAME.SIZE.DTYPE.stderr.
   Outcome run(const Contestant& contestant, const Job& job) const;
 
   /// Writes a job of ours for `tessera train`, and gives its path.

@@ -41,8 +41,7 @@ std::string row(const Job& job, const Contestant& contestant, const std::vector<
                                             100 * median_of(runs, &Result::wait_share))
                               : "";
   return fmt::format("{:<20} {:>5} {:<9} {:>17} {:>17} {:>15} {:>9.4f} {:>7.0f} %  {}\n",
-                     contestant.name,
-                     contestant.num_ranks != 0 ? contestant.num_ranks : job.num_ranks,
+                     contestant.name, ranks_of(contestant, job),
                      baseline ? contestant.baseline : "-", cell(&Result::tokens_per_second, 0),
                      cell(&Result::peak_memory_mib, 0), cell(&Result::first_step_seconds, 2),
                      median_of(runs, &Result::last_loss), 100 * foreign, ours);

@@ -18,7 +18,7 @@ using config::RunConfig;
 constexpr double kMiB = 1 << 20;
 
 // On a CPU each channel has two lanes of two slots of 256 KiB for every rank
-// (comm/shared_memory.cpp), and the allocator keeps up to an eighth and 32 MiB
+// (comm/shared_memory.h), and the allocator keeps up to an eighth and 32 MiB
 // (kernels/cpu/memory.h). On a GPU these are assumptions: NCCL's buffers, and the context of CUDA.
 constexpr double kSharedBytesPerRank = kMiB, kSlackBytes = 32 * kMiB;
 constexpr double kNcclBytes = 512 * kMiB, kContextBytes = 512 * kMiB;
