@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "tessera/kernels/copy_queue.h"
 #include "tessera/offload/stored_stack.h"
 
 namespace tessera::memory {
@@ -15,7 +17,8 @@ class StoredTensors {
  public:
   virtual ~StoredTensors() = default;
 
-  /// Copies on the devices where they were, in their order; as often as wished.
+  /// Copies on the devices where they were, in their order, or the tensors themselves if they are still there; as often
+  /// as wished.
   virtual std::vector<at::Tensor> tensors() = 0;
 };
 
@@ -27,8 +30,13 @@ class ActivationStore {
   virtual std::shared_ptr<StoredTensors> put(const std::vector<at::Tensor>& tensors) = 0;
 };
 
-/// Pinned memory of the host. put() throws c10::ValueError for tensors that are not on CUDA.
-std::shared_ptr<ActivationStore> pinned_store();
+using MakeCopyQueue = std::function<std::unique_ptr<kernels::CopyQueue>(at::Device device)>;
+
+/// Pinned memory of the host, to which copies go on beside the forward, and from which the next ones come beside the
+/// backward. On the device meanwhile: what was put last and what comes next. c10::ValueError: tensors that are not on
+/// CUDA, or on several devices; tensors that were changed in place before the next put(). `make`: for tests, the two
+/// directions, of any device.
+std::shared_ptr<ActivationStore> pinned_store(MakeCopyQueue make = {});
 
 /// Drives, for tensors of any device, through the host's memory. Throws as `stack` does.
 std::shared_ptr<ActivationStore> drive_store(std::shared_ptr<offload::StoredStack> stack);

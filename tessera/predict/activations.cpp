@@ -180,6 +180,16 @@ double kept_by_blocks(const RunConfig& config, const plan::RankPart& part,
   return bytes;
 }
 
+double crossing_bytes(const RunConfig& config, const plan::RankPart& part) {
+  if (config.memory.offload_activations != memory::OffloadActivations::host) return 0;
+  double away = 0;
+  for (const auto& stage : part.stages) {
+    for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i)
+      away = std::max(away, block_activations(config, part, i).away);
+  }
+  return static_cast<double>(part.micro_batch * config.data.seq_len) * away;
+}
+
 double buffers_for_activations(const RunConfig& config, const plan::RankPart& part) {
   if (!config::activations_on_drives(config)) return 0;
   return std::min(in_flight(config, part).away,
@@ -247,7 +257,7 @@ InFlight in_flight(const RunConfig& config, const plan::RankPart& part) {
         held -= deferred[stage], micro_batches -= part.kept_for_weight;
     }
   }
-  result.bytes += arriving_bytes(config, part);
+  result.bytes += arriving_bytes(config, part) + crossing_bytes(config, part);
   return result;
 }
 

@@ -44,6 +44,10 @@ double arriving_bytes(const config::RunConfig& config, const plan::RankPart& par
 /// Bytes of the buffers through which activations go to drives: no more than go there.
 double buffers_for_activations(const config::RunConfig& config, const plan::RankPart& part);
 
+/// Bytes on the device of what is on its way to the host or back (memory/pinned_store.cpp): what a block leaves, of the
+/// largest.
+double crossing_bytes(const config::RunConfig& config, const plan::RankPart& part);
+
 /// Bytes on the device that a stage's blocks keep for each token, and its last norm and head.
 double kept_by_blocks(const config::RunConfig& config, const plan::RankPart& part,
                       const plan::RankPart::Stage& stage);

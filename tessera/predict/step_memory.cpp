@@ -97,7 +97,7 @@ class Step {
   std::vector<Moment> phases() {
     note("between steps", {});
     const auto held = in_flight(config_, part_).stages;
-    const double arriving = arriving_bytes(config_, part_);
+    const double arriving = arriving_bytes(config_, part_) + crossing_bytes(config_, part_);
     for (size_t stage = 0; stage < held.size(); ++stage) {
       kept_ = arriving + held[stage].forward;
       forward(stage);

@@ -80,6 +80,15 @@ TEST(StepMemory, WhatWaitsElsewhereTakesItsBuffersAlone) {
     EXPECT_NEAR(peak(changed) - peak(changed, {}), on_host - on_gpu + 4 * kMiB, 1);
     changed.offload.host_memory = 4096;
     EXPECT_EQ(buffers_for_activations(changed, part), away);
+    // Of a GPU's, those of one block are on their way.
+    const double on_drives = peak(changed, {});
+    changed.memory.offload_activations = memory::OffloadActivations::host;
+    const double of_block = static_cast<double>(part.micro_batch * changed.data.seq_len) *
+                            block_activations(changed, part, 0).away;
+    EXPECT_GT(of_block, 0);
+    EXPECT_NEAR(peak(changed, {}), on_drives + of_block, 1);
+    EXPECT_NEAR(static_cast<double>(kept_activation_bytes(changed, part)), kept - away + of_block,
+                1);
   }
 }
 
