@@ -138,46 +138,50 @@ void drop(const DropArgs& given, int64_t begin, int64_t end) {
 
 // --- Sums of squares.
 
-using Floats8 = float __attribute__((vector_size(32)));
-using Bits8 = uint32_t __attribute__((vector_size(32)));
-using Halves8 = uint16_t __attribute__((vector_size(16)));
-using Doubles8 = double __attribute__((vector_size(64)));
+// Of four lanes: GCC passes what is wider than the registers of an instruction set through memory.
+using Floats4 = float __attribute__((vector_size(16)));
+using Bits4 = uint32_t __attribute__((vector_size(16)));
+using Halves4 = uint16_t __attribute__((vector_size(8)));
+using Doubles4 = double __attribute__((vector_size(32)));
 
-TESSERA_INLINE Floats8 load8(const float* p) {
-  Floats8 v;
+TESSERA_INLINE Floats4 load4(const float* p) {
+  Floats4 v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-TESSERA_INLINE Floats8 load8(const Bf16* p) {
-  Halves8 h;
+TESSERA_INLINE Floats4 load4(const Bf16* p) {
+  Halves4 h;
   __builtin_memcpy(&h, p, sizeof h);
-  return (Floats8)(__builtin_convertvector(h, Bits8) << 16);
+  return (Floats4)(__builtin_convertvector(h, Bits4) << 16);
 }
-TESSERA_INLINE Floats8 load8(const Half* p) {
-  Halves8 h;
+TESSERA_INLINE Floats4 load4(const Half* p) {
+  Halves4 h;
   __builtin_memcpy(&h, p, sizeof h);
-  const Bits8 bits = __builtin_convertvector(h, Bits8) & 0x7fffu;  // a square needs no sign
-  const Floats8 finite = (Floats8)(bits << 13) * 0x1p112f;         // subnormals, too
-  return bits >= 0x7c00u ? (Floats8)((bits << 13) | 0x7f800000u) : finite;
+  const Bits4 bits = __builtin_convertvector(h, Bits4) & 0x7fffu;  // a square needs no sign
+  const Floats4 finite = (Floats4)(bits << 13) * 0x1p112f;         // subnormals, too
+  return bits >= 0x7c00u ? (Floats4)((bits << 13) | 0x7f800000u) : finite;
 }
 
 template <typename T>
 double squares_of(const void* data, int64_t count) {
   const T* values = static_cast<const T*>(data);
-  Doubles8 sums = {};
-  const auto add = [&](Floats8 v) __attribute__((always_inline)) {
-    const Doubles8 wide = __builtin_convertvector(v, Doubles8);
-    sums += wide * wide;  // the product is exact: a fused one gives the same bits
+  Doubles4 low = {}, high = {};
+  const auto add = [&](const T* eight) __attribute__((always_inline)) {
+    const Doubles4 first = __builtin_convertvector(load4(eight), Doubles4);
+    const Doubles4 second = __builtin_convertvector(load4(eight + 4), Doubles4);
+    low += first * first;  // the product is exact: a fused one gives the same bits
+    high += second * second;
   };
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) add(load8(values + i));
+  for (; i + 8 <= count; i += 8) add(values + i);
   if (i < count) {
     T rest[8] = {};
     for (int64_t k = 0; i + k < count; ++k) rest[k] = values[i + k];
-    add(load8(rest));
+    add(rest);
   }
   double sum = 0;
-  for (int lane = 0; lane < 8; ++lane) sum += sums[lane];
+  for (int lane = 0; lane < 4; ++lane) sum += low[lane];
+  for (int lane = 0; lane < 4; ++lane) sum += high[lane];
   return sum;
 }
 
