@@ -227,6 +227,27 @@ TEST_F(PinnedStoreTest, ADeviceHoldsWhatLeavesAndWhatComes) {
   EXPECT_LT(bytes(), before + kBytes);
 }
 
+TEST_F(PinnedStoreTest, PartsOfLargerTensorsAreTheirOwn) {
+  const auto stack = store();
+  const auto numbers = torch::arange(12.0), parts = torch::arange(24.0).view({12, 2});
+  const std::vector<torch::Tensor> given{numbers.narrow(0, 4, 3), parts.narrow(0, 6, 2).t(),
+                                         parts.select(1, 1)};
+  const auto first = stack->put(given), last = stack->put(given);
+  for (const auto& stored : {last, first}) {  // the one is still there, the other has left
+    const auto found = stored->tensors();
+    for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(torch::equal(found[i], given[i])) << i;
+  }
+}
+
+TEST_F(PinnedStoreTest, NothingMayGoElsewhere) {
+  const auto stack = store();
+  const auto none = stack->put({}), again = stack->put({});
+  EXPECT_TRUE(none->tensors().empty());
+  const auto some = stack->put({torch::ones({3})}), after = stack->put({});
+  EXPECT_TRUE(after->tensors().empty());
+  EXPECT_EQ(some->tensors()[0].sum().item<double>(), 3);
+}
+
 struct CopiesAtOnce : kernels::CopyQueue {
   void start(const at::Tensor& to, const at::Tensor& from) override { to.copy_(from); }
   void wait() override {}
@@ -237,8 +258,19 @@ TEST_F(PinnedStoreTest, AChangeWhileItLeavesIsTold) {
   auto x = torch::ones({100});
   const auto stored = stack->put({x});
   x.add_(1);
-  EXPECT_THAT([&] { stored->tensors(); },
-              ::testing::ThrowsMessage<c10::ValueError>(::testing::HasSubstr("a change in place")));
+  const auto is_told =
+      ::testing::ThrowsMessage<c10::ValueError>(::testing::HasSubstr("a change in place"));
+  EXPECT_THAT([&] { stored->tensors(); }, is_told);
+  EXPECT_THAT([&] { stored->tensors(); }, is_told);
+  EXPECT_THAT([&] { stack->put({torch::ones({1})}); }, is_told);
+}
+
+TEST_F(PinnedStoreTest, AChangeOfWhatNobodyWantsIsNoFault) {
+  const auto stack = pinned_store([](at::Device) { return std::make_unique<CopiesAtOnce>(); });
+  auto x = torch::ones({100});
+  stack->put({x});
+  x.add_(1);
+  EXPECT_TRUE(torch::equal(stack->put({x})->tensors()[0], x));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // forward runs, and comes while the backward of the block after it does.
 #include <ATen/ops/empty_like.h>
 
+#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,12 +21,21 @@ using kernels::CopyQueue;
 class PinnedStack {
  public:
   explicit PinnedStack(MakeCopyQueue make) : make_(std::move(make)) {}
+  ~PinnedStack() {
+    try {
+      if (leaving_) out_->wait();
+      if (arriving_) in_->wait();
+    } catch (const std::exception&) {  // the device is lost, and with it all that is there
+    }
+  }
+  PinnedStack(const PinnedStack&) = delete;
+  PinnedStack& operator=(const PinnedStack&) = delete;
 
   uint64_t put(std::vector<Tensor> stretches) {
     const std::lock_guard lock(mutex_);
     check_device(stretches);
+    settle_dropped();
     finish_leaving();
-    if (arriving_ && entries_.at(*arriving_).dropped) in_->wait(), settle(arriving_);
     auto& entry = entries_[++last_id_];
     for (const auto& stretch : stretches) {
       const auto options = stretch.options().device(at::kCPU).pinned_memory(stretch.is_cuda());
@@ -33,15 +43,17 @@ class PinnedStack {
       entry.versions.push_back(stretch._version());
       out_->start(entry.host.back(), stretch);
     }
+    if (!stretches.empty()) leaving_ = last_id_;
     entry.on_device = std::move(stretches);
-    leaving_ = last_id_;
     return last_id_;
   }
 
   std::vector<Tensor> fetch(uint64_t id) {
     const std::lock_guard lock(mutex_);
+    settle_dropped();
     auto& entry = entries_.at(id);
     entry.was_fetched = true;
+    if (entry.host.empty()) return {};
     auto result = leaving_ == id ? finish_leaving() : finish_arriving(id);
     if (!arriving_) begin_next(id);
     return result;
@@ -85,18 +97,25 @@ class PinnedStack {
     return tensors;
   }
 
+  void settle_dropped() {
+    const auto is_dropped = [this](const auto& moving) {
+      return moving && entries_.at(*moving).dropped;
+    };
+    if (is_dropped(leaving_)) out_->wait(), settle(leaving_);
+    if (is_dropped(arriving_)) in_->wait(), settle(arriving_);
+  }
+
   std::vector<Tensor> finish_leaving() {
     if (!leaving_) return {};
     out_->wait();
-    const auto versions = entries_.at(*leaving_).versions;
-    auto tensors = settle(leaving_);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      // The copy may have read the one value or the other.
-      TORCH_CHECK_VALUE(tensors[i]._version() == versions[i],
+    const auto& entry = entries_.at(*leaving_);
+    for (size_t i = 0; i < entry.on_device.size(); ++i) {
+      // The copy may have read the one value or the other. It stays until its graph goes, so that nobody takes it.
+      TORCH_CHECK_VALUE(entry.on_device[i]._version() == entry.versions[i],
                         "offload: expected what a checkpointed module keeps to stay as it is until "
                         "the next one has run, got a change in place");
     }
-    return tensors;
+    return settle(leaving_);
   }
 
   void begin_arriving(uint64_t id) {
@@ -120,7 +139,7 @@ class PinnedStack {
   void begin_next(uint64_t id) {
     for (auto next = entries_.find(id); next != entries_.begin();) {
       --next;
-      if (next->second.was_fetched) continue;
+      if (next->second.was_fetched || next->second.host.empty()) continue;
       if (leaving_ != next->first) begin_arriving(next->first);
       return;
     }

@@ -44,8 +44,10 @@ Stretches::Stretches(const std::vector<Tensor>& given) : places_(given.size()) {
 
 std::vector<Tensor> Stretches::tensors_in(const std::vector<Tensor>& stretches) const {
   std::vector<Tensor> tensors;
-  for (const auto& [stretch, sizes, strides, offset] : places_)
-    tensors.push_back(stretches[stretch].as_strided(sizes, strides, offset));
+  for (const auto& [index, sizes, strides, offset] : places_) {
+    const auto& stretch = stretches[index];
+    tensors.push_back(stretch.as_strided(sizes, strides, stretch.storage_offset() + offset));
+  }
   return tensors;
 }
 

@@ -19,7 +19,7 @@ class Stretches {
   /// On the device, one-dimensional; freed when it is asked for once.
   std::vector<at::Tensor> take() { return std::exchange(stretches_, {}); }
 
-  /// The tensors that lie in copies of the stretches.
+  /// The tensors that lie in copies of the stretches, or in these themselves.
   std::vector<at::Tensor> tensors_in(const std::vector<at::Tensor>& stretches) const;
 
  private:

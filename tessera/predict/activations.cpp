@@ -187,7 +187,9 @@ double crossing_bytes(const RunConfig& config, const plan::RankPart& part) {
     for (int64_t i = stage.layers.begin; i < stage.layers.end; ++i)
       away = std::max(away, block_activations(config, part, i).away);
   }
-  return static_cast<double>(part.micro_batch * config.data.seq_len) * away;
+  // In a pipeline the newest micro-batch's last block stays while an older one's come back.
+  const double blocks = part.mesh.pp > 1 ? 2 : 1;
+  return blocks * static_cast<double>(part.micro_batch * config.data.seq_len) * away;
 }
 
 double buffers_for_activations(const RunConfig& config, const plan::RankPart& part) {

@@ -45,7 +45,7 @@ double arriving_bytes(const config::RunConfig& config, const plan::RankPart& par
 double buffers_for_activations(const config::RunConfig& config, const plan::RankPart& part);
 
 /// Bytes on the device of what is on its way to the host or back (memory/pinned_store.cpp): what a block leaves, of the
-/// largest.
+/// largest; twice in a pipeline.
 double crossing_bytes(const config::RunConfig& config, const plan::RankPart& part);
 
 /// Bytes on the device that a stage's blocks keep for each token, and its last norm and head.
