@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bench/step_bytes.h"
+#include "tessera/kernels/cpu/matmul.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/step.h"
 #include "tests/gpu/job_case.h"
@@ -141,6 +142,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Operators, AreFewALayer) {
   on_mesh({.shape = {}}, [](const mesh::DeviceMesh& mesh) {
     auto job = job_of({.name = "", .shape = {}});
+    // A processor without bfloat16's instructions widens factors block by block.
+    if (!kernels::multiplies_bf16_into_float()) job.precision.compute = FloatType::fp32;
     Counts few, more, waits;
     job.model.num_layers = 2;
     count_step(job, mesh, few, waits);
