@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "tessera/base/portable_numbers.h"
@@ -154,7 +155,8 @@ TEST_P(DroppingRouterTest, EqualsDenseMasksForwardAndBackward) {
   const auto of_got = torch::autograd::grad({got.sin().sum()}, leaves());
   const auto of_want = torch::autograd::grad({want.sin().sum()}, leaves());
   for (size_t i = 0; i < of_got.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(of_got[i], of_want[i], 1e-4, 1e-5)) << i;  // numbers up to 10
+    const auto largest = of_want[i].abs().max().item<double>();  // 10 in one of them
+    EXPECT_TRUE(torch::allclose(of_got[i], of_want[i], 1e-4, 1e-6 * std::max(1.0, largest))) << i;
   }
 }
 

@@ -97,12 +97,12 @@ class Step {
   std::vector<Moment> phases() {
     note("between steps", {});
     const auto held = in_flight(config_, part_).stages;
-    const double arriving = arriving_bytes(config_, part_) + crossing_bytes(config_, part_);
+    const double on_the_way = arriving_bytes(config_, part_) + crossing_bytes(config_, part_);
     for (size_t stage = 0; stage < held.size(); ++stage) {
-      kept_ = arriving + held[stage].forward;
+      kept_ = on_the_way + held[stage].forward;
       forward(stage);
       if (part_.stages[stage].predicts) loss();
-      kept_ = arriving + held[stage].backward;
+      kept_ = on_the_way + held[stage].backward;
       backward(stage);
     }
     reduce();
