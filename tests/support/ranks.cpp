@@ -1,10 +1,9 @@
 #include "tests/support/ranks.h"
 
-#include <fcntl.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tests/support/rank_server.h"
 
 extern char** environ;
 
@@ -24,7 +24,6 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kRank = "TESSERA_TEST_RANK";
 constexpr const char* kCall = "TESSERA_TEST_CALL";
 constexpr const char* kPort = "TESSERA_TEST_PORT";
-constexpr const char* kListenFd = "TESSERA_TEST_LISTEN_FD";
 constexpr auto kGrace = std::chrono::seconds(5);
 
 struct Child {
@@ -63,36 +62,18 @@ std::vector<std::string> child_environment(int rank, int call, const comm::Liste
   variables.emplace_back(fmt::format("{}={}", kRank, rank));
   variables.emplace_back(fmt::format("{}={}", kCall, call));
   variables.emplace_back(fmt::format("{}={}", kPort, listener.port));
-  if (rank == 0) variables.emplace_back(fmt::format("{}={}", kListenFd, listener.fd));
   return variables;
 }
 
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (auto& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 Child start_child(int rank, int call, const comm::Listener& listener) {
-  std::vector<std::string> arguments = {"ranks", "--gtest_filter=" + test_name(), "--gtest_brief=1",
-                                        "--gtest_color=no"};
-  auto environment = child_environment(rank, call, listener);
-  const auto argv = pointers_to(arguments);
-  const auto envp = pointers_to(environment);
-  const int output = memfd_create("output", 0);
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid < 0 || output < 0) system_error("starting a rank of a test");
-  if (pid == 0) {  // only async-signal-safe calls from here: the parent has threads
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);
-    dup2(output, STDOUT_FILENO);
-    dup2(output, STDERR_FILENO);
-    if (rank == 0) fcntl(listener.fd, F_SETFD, 0);
-    execve("/proc/self/exe", argv.data(), envp.data());
-    _exit(127);
-  }
+  const int output = memfd_create("output", MFD_CLOEXEC);
+  if (output < 0) system_error("memfd_create");
+  const pid_t pid = start_rank_process(
+      {.arguments = {"ranks", "--gtest_filter=" + test_name(), "--gtest_brief=1",
+                     "--gtest_color=no"},
+       .environment = child_environment(rank, call, listener),
+       .output_fd = output,
+       .listen_fd = rank == 0 ? listener.fd : -1});
   return {.rank = rank, .pid = pid, .output_fd = output};
 }
 
@@ -177,6 +158,7 @@ void on_mesh(const RankOptions& options, const std::function<void(const mesh::De
   const int call = next_call();
   const char* mine = std::getenv(kCall);
   if (mine != nullptr) {
+    at::set_num_threads(1);  // OpenMP read the environment before the server had this rank's
     if (std::atoi(mine) == call) run_rank(options, body);
   } else if (options.shape.num_ranks() == 1) {
     body(mesh::DeviceMesh{});

@@ -20,9 +20,8 @@ struct RankOptions {
   std::set<int> killed = {};  ///< ranks that must end by SIGKILL; all others must pass
 };
 
-/// Note [Ranks of a test]. The parent starts this very program once per rank, with --gtest_filter
-/// set to the running test and the rank in the environment (not fork alone: LibTorch has threads);
-/// the child runs the whole test again, and in `body` it is a rank. So what stands outside `body`
+/// Note [Ranks of a test]. The parent starts this very program once per rank (Note [Rank server]),
+/// with --gtest_filter set to the running test and the rank in the environment; the child runs the whole test again, and in `body` it is a rank. So what stands outside `body`
 /// runs in parent and children alike, and must be the same in all. Every child has one OpenMP
 /// thread, ends with the parent, and is killed at the deadline, or 5 s after another rank failed.
 /// The test fails with the output of every rank that failed. One rank: runs in the parent's own
