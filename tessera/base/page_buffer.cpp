@@ -1,15 +1,23 @@
 #include "tessera/base/page_buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <utility>
 
 namespace tessera {
 
+int64_t system_page_bytes() {
+  static const int64_t bytes = std::max(kPageBytes, int64_t{::sysconf(_SC_PAGESIZE)});
+  return bytes;
+}
+
 std::byte* map_pages(int64_t bytes) {
-  const auto size = static_cast<size_t>(bytes);
+  const int64_t page = system_page_bytes();
+  const auto size = static_cast<size_t>((bytes + page - 1) / page * page);
   constexpr auto kHuge = static_cast<uintptr_t>(kHugePageBytes);
   const size_t extra = size >= kHuge ? kHuge : 0;
   void* mapped =

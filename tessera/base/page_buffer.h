@@ -10,6 +10,9 @@ namespace tessera {
 inline constexpr int64_t kPageBytes = 4096;  ///< direct input and output: all multiples of it
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
+/// A page of this machine, which may be a multiple of kPageBytes: memory comes and goes by it.
+int64_t system_page_bytes();
+
 /// `bytes` of fresh pages, all zero, to be unmapped by whoever has them; null: there are none. From kHugePageBytes on they are
 /// aligned to it, and huge ones if the kernel will.
 std::byte* map_pages(int64_t bytes);

@@ -66,25 +66,21 @@ bool all_equal(const std::vector<std::string>& values) {
   return std::ranges::all_of(values, [&](const auto& value) { return value == values[0]; });
 }
 
-bool has_ended(int process_fd) {
-  pollfd query{.fd = process_fd, .events = POLLIN, .revents = 0};
+bool has_ended(const FileDescriptor& process) {
+  pollfd query{.fd = process.get(), .events = POLLIN, .revents = 0};
   return poll(&query, 1, 0) == 1;
 }
 
 /// Processes of the other ranks (pidfd); empty if one cannot be opened.
-std::vector<int> open_processes(const std::vector<std::string>& pids, int rank) {
-  std::vector<int> fds;
+std::vector<FileDescriptor> open_processes(const std::vector<std::string>& pids, int rank) {
+  std::vector<FileDescriptor> processes;
   for (int r = 0; r < static_cast<int>(pids.size()); ++r) {
-    fds.push_back(r == rank ? -1
-                            : static_cast<int>(syscall(SYS_pidfd_open, std::stoi(pids[r]), 0)));
-    if (r != rank && fds.back() < 0) {
-      for (const int fd : fds) {
-        if (fd >= 0) close(fd);
-      }
-      return {};
-    }
+    auto& process = processes.emplace_back();
+    if (r == rank) continue;
+    process = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, std::stoi(pids[r]), 0)));
+    if (!process.is_open()) return {};
   }
-  return fds;
+  return processes;
 }
 
 }  // namespace
@@ -119,28 +115,27 @@ std::unique_ptr<SharedMemory> SharedMemory::make(int rank, const std::vector<int
 
   const size_t bytes =
       Header::bytes(size) + static_cast<size_t>(size) * kLanes * kSlots * kSlotBytes;
-  int fd = -1;
+  FileDescriptor segment;
   if (rank == 0) {
-    fd = memfd_create("tessera", MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-      close(fd);
-      fd = -1;
+    segment = FileDescriptor(memfd_create("tessera", MFD_CLOEXEC));
+    if (segment.is_open() && ftruncate(segment.get(), static_cast<off_t>(bytes)) != 0) {
+      segment.reset();
     }
   }
   const auto pids = gather(std::to_string(getpid()));
-  const auto fds = gather(std::to_string(fd));
+  const auto fds = gather(std::to_string(segment.get()));
   if (rank != 0) {
-    fd = open(fmt::format("/proc/{}/fd/{}", pids[0], fds[0]).c_str(), O_RDWR | O_CLOEXEC);
+    const auto path = fmt::format("/proc/{}/fd/{}", pids[0], fds[0]);
+    segment = FileDescriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
   }
   std::unique_ptr<SharedMemory> memory;
   auto processes = open_processes(pids, rank);
-  if (fd >= 0 && !processes.empty()) {
-    memory.reset(new SharedMemory(rank, ranks, fd));
-    memory->process_fds_ = std::move(processes);
+  if (segment.is_open() && !processes.empty()) {
+    memory.reset(new SharedMemory(rank, ranks, segment.get()));
+    memory->processes_ = std::move(processes);
     if (memory->header_ == nullptr) memory.reset();
   }
   const auto mapped = gather(memory != nullptr ? "mapped" : "failed");
-  if (fd >= 0) close(fd);
   if (mapped[0] != "mapped" || !all_equal(mapped)) return nullptr;
   return memory;
 }
@@ -157,9 +152,6 @@ SharedMemory::SharedMemory(int rank, const std::vector<int>& ranks, int memory_f
 
 SharedMemory::~SharedMemory() {
   if (header_ != nullptr) munmap(header_, mapped_bytes_);
-  for (const int fd : process_fds_) {
-    if (fd >= 0) close(fd);
-  }
 }
 
 std::byte* SharedMemory::slot(int rank, Lane lane, uint32_t round) const {
@@ -193,7 +185,7 @@ void SharedMemory::wait_until(std::atomic<uint32_t>& counter, uint32_t target, i
   while (true) {
     // Whether the peer has ended is asked before the counter is read: what it did before its end
     // counts.
-    const bool ended = has_ended(process_fds_[peer]);
+    const bool ended = has_ended(processes_[peer]);
     const uint32_t seen = counter.load(std::memory_order_acquire);
     if (reached(seen, target)) return;
     for (int r = 0; r < size_; ++r) compare_calls(r);  // a better reason than that one gave up

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/file_descriptor.h"
 #include "tessera/comm/call.h"
 #include "tessera/comm/queue.h"
 #include "tessera/comm/reduce.h"
@@ -123,9 +124,9 @@ class SharedMemory {
   std::vector<int> ranks_;
   size_t mapped_bytes_;
   Header* header_;
-  std::vector<int> process_fds_;
-  uint32_t rounds_[kLanes] = {};  // begun on each lane, counted alike by all ranks
-  uint32_t sequence_ = 0;         // of the call, counted alike by all ranks
+  std::vector<FileDescriptor> processes_;  // of the other ranks
+  uint32_t rounds_[kLanes] = {};           // begun on each lane, counted alike by all ranks
+  uint32_t sequence_ = 0;                  // of the call, counted alike by all ranks
   Call call_;
 };
 

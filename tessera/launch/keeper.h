@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera::launch {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera::launch {
 

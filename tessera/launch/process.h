@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera::launch {
 

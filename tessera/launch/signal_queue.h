@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera::launch {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
+#include "tessera/base/file_descriptor.h"
 #include "tessera/base/network.h"
-#include "tessera/launch/file_descriptor.h"
 
 namespace tessera::launch {
 

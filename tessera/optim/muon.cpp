@@ -3,7 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/kernels/cpu/matmul.h"
+
 namespace tessera::optim {
+namespace {
+
+torch::Tensor rounded(torch::Tensor sum) {
+  return sum.scalar_type() == torch::kBFloat16 ? sum : sum.copy_(sum.to(torch::kBFloat16));
+}
+
+}  // namespace
 
 torch::Tensor muon_direction(const Update& update) {
   const auto gradient = scaled_gradient(update);
@@ -22,11 +31,14 @@ torch::Tensor newton_schulz(const torch::Tensor& matrix, int64_t steps) {
   auto x = matrix.to(torch::kBFloat16, /*non_blocking=*/false, /*copy=*/true);
   if (tall) x = x.t();
   x.div_(x.norm().clamp(kEps));
+  // Products are rounded to bfloat16, also where they are taken in float32.
+  if (kernels::multiplies_in_float(x)) x = x.to(torch::kFloat32);
   for (int64_t step = 0; step < steps; ++step) {
-    const auto gram = x.mm(x.t());
-    const auto polynomial = torch::addmm(gram, gram, gram, /*beta=*/kB, /*alpha=*/kC);
-    x = torch::addmm(x, polynomial, x, /*beta=*/kA);
+    const auto gram = rounded(x.mm(x.t()));
+    const auto polynomial = rounded(torch::addmm(gram, gram, gram, /*beta=*/kB, /*alpha=*/kC));
+    x = rounded(torch::addmm(x, polynomial, x, /*beta=*/kA));
   }
+  x = x.to(torch::kBFloat16);
   return tall ? x.t() : x;
 }
 

@@ -129,6 +129,24 @@ TEST(Muon, SingularValuesEndNearOne) {
   }
 }
 
+// Whatever a processor multiplies bfloat16 in.
+TEST(Muon, RoundsWhereLibTorchsBfloat16Does) {
+  torch::manual_seed(4);
+  for (const auto& [rows, columns] : {std::pair{40, 64}, {64, 40}}) {
+    const auto matrix = torch::randn({rows, columns});
+    const bool tall = rows > columns;
+    auto x = (tall ? matrix.t() : matrix).to(torch::kBFloat16);
+    x = x / x.norm();
+    for (int step = 0; step < 5; ++step) {
+      const auto gram = x.mm(x.t());
+      x = torch::addmm(x, torch::addmm(gram, gram, gram, -4.7750, 2.0315), x, 3.4445);
+    }
+    const auto ours = newton_schulz(matrix, 5);
+    EXPECT_EQ(ours.scalar_type(), torch::kBFloat16);
+    EXPECT_LT((ours - (tall ? x.t() : x)).abs().max().item<double>(), 0.02);
+  }
+}
+
 TEST(Lion, EqualsThePublishedUpdate) {
   const auto from = recorded_cases("lion");
   const auto shape = from.at("shape").get<std::vector<int64_t>>();

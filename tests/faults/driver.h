@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera::faults {
 
@@ -39,7 +39,7 @@ class Driver {
 
  private:
   pid_t pid_ = -1;
-  launch::FileDescriptor requests_;
+  FileDescriptor requests_;
   std::FILE* replies_ = nullptr;
 };
 

@@ -39,7 +39,7 @@ class Capture {
   }
 
  private:
-  launch::FileDescriptor fd_;
+  FileDescriptor fd_;
 };
 
 std::vector<std::string> environment_of(const ProgramOptions& options) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/launch/file_descriptor.h"
+#include "tessera/base/file_descriptor.h"
 
 namespace tessera {
 
@@ -18,7 +18,7 @@ class Terminal {
   Terminal() : person_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
     ::grantpt(person_.get());
     ::unlockpt(person_.get());
-    program_ = launch::FileDescriptor(::open(::ptsname(person_.get()), O_RDWR | O_NOCTTY));
+    program_ = FileDescriptor(::open(::ptsname(person_.get()), O_RDWR | O_NOCTTY));
   }
 
   int fd() const { return program_.get(); }  ///< the program's side
@@ -48,7 +48,7 @@ class Terminal {
   }
 
  private:
-  launch::FileDescriptor person_, program_;
+  FileDescriptor person_, program_;
   std::string unread_;
 };
 

@@ -3,14 +3,15 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -36,6 +37,10 @@ class Letter {
   Letter& operator=(const Letter&) = delete;
 
   void send(const std::string& text, const std::vector<int>& files) {
+    if (text.size() > kMessageBytes) {
+      errno = E2BIG;
+      system_error("the environment of a test's rank");
+    }
     part_ = {.iov_base = const_cast<char*>(text.data()), .iov_len = text.size()};
     header_.msg_controllen = CMSG_SPACE(files.size() * sizeof(int));
     auto* first = CMSG_FIRSTHDR(&header_);
@@ -43,13 +48,13 @@ class Letter {
     first->cmsg_type = SCM_RIGHTS;
     first->cmsg_len = CMSG_LEN(files.size() * sizeof(int));
     std::memcpy(CMSG_DATA(first), files.data(), files.size() * sizeof(int));
-    const auto sent = ::sendmsg(server, &header_, MSG_NOSIGNAL);
+    const auto sent = TEMP_FAILURE_RETRY(::sendmsg(server, &header_, MSG_NOSIGNAL));
     if (sent != static_cast<ssize_t>(text.size())) system_error("the server of a test's ranks");
   }
 
   /// False once the sender is gone.
   bool receive(int socket) {
-    const auto got = ::recvmsg(socket, &header_, 0);
+    const auto got = TEMP_FAILURE_RETRY(::recvmsg(socket, &header_, 0));
     if (got <= 0 || (header_.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return false;
     data_.resize(static_cast<size_t>(got));
     return true;
@@ -116,6 +121,9 @@ void ends_with(pid_t parent) {
   ::close(files.at(0));
   if (files.size() > 1) ::setenv(kListenFd, std::to_string(files[1]).c_str(), 1);
   const int status = run_all(std::move(arguments));
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  std::exit(status);  // sanitizers tell at the end
+#endif
   std::fflush(nullptr);
   ::_exit(status);  // LibTorch has nothing to forget in a process that ends
 }
@@ -161,7 +169,7 @@ pid_t start_rank_process(const RankProcess& process) {
   if (process.listen_fd >= 0) files.push_back(process.listen_fd);
   Letter().send(packed(process.arguments) + packed(process.environment), files);
   pid_t pid = -1;
-  if (::recv(server, &pid, sizeof(pid), 0) != sizeof(pid) || pid < 0) {
+  if (TEMP_FAILURE_RETRY(::recv(server, &pid, sizeof(pid), 0)) != sizeof(pid) || pid < 0) {
     system_error("starting a rank of a test");
   }
   return pid;

@@ -68,12 +68,13 @@ std::vector<std::string> child_environment(int rank, int call, const comm::Liste
 Child start_child(int rank, int call, const comm::Listener& listener) {
   const int output = memfd_create("output", MFD_CLOEXEC);
   if (output < 0) system_error("memfd_create");
-  const pid_t pid = start_rank_process(
-      {.arguments = {"ranks", "--gtest_filter=" + test_name(), "--gtest_brief=1",
-                     "--gtest_color=no"},
-       .environment = child_environment(rank, call, listener),
-       .output_fd = output,
-       .listen_fd = rank == 0 ? listener.fd : -1});
+  const pid_t pid =
+      start_rank_process({.arguments = {"ranks", "--gtest_filter=" + test_name(), "--gtest_brief=1",
+                                        "--gtest_color=no", "--gtest_output=", "--gtest_repeat=1",
+                                        "--gtest_shuffle=0"},
+                          .environment = child_environment(rank, call, listener),
+                          .output_fd = output,
+                          .listen_fd = rank == 0 ? listener.fd : -1});
   return {.rank = rank, .pid = pid, .output_fd = output};
 }
 

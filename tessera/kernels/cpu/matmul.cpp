@@ -33,14 +33,6 @@ constexpr int kRowMajor = 101;  // CblasRowMajor, CblasNoTrans, CblasTrans
 constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 
-/// Whether to multiply 16-bit operands in float32: bfloat16 without instructions for it, which takes LibTorch's own way four times as
-/// long, and float16 always. Most processors have no instructions for that one either; where there are some, LibTorch's product is rounded to
-/// float16 before it is added to a gradient in float32: sums of a scaled loss's gradients pass 65504 there.
-bool widens(const at::Tensor& a) {
-  if (!a.device().is_cpu() || a.element_size() != 2) return false;
-  return a.scalar_type() == at::kHalf || current_isa() < Isa::avx512_bf16;
-}
-
 /// A tensor in `space`, as large as `block` and laid out alike.
 at::Tensor place(const at::Tensor& space, const at::Tensor& block) {
   const bool plain = block.stride(1) == 1;
@@ -293,6 +285,11 @@ bool is_fastest_tiled(const at::Tensor& out, const at::Tensor& a, const at::Tens
 
 }  // namespace
 
+bool multiplies_in_float(const at::Tensor& a) {
+  if (!a.device().is_cpu() || a.element_size() != 2) return false;
+  return a.scalar_type() == at::kHalf || current_isa() < Isa::avx512_bf16;
+}
+
 bool multiplies_bf16_into_float() {
   return cblas_gemm_bf16bf16f32 != nullptr && current_isa() >= Isa::avx512_bf16 &&
          mkl_serv_intel_cpu_true() != 0;
@@ -302,7 +299,7 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, b
               float factor) {
   if (factor == 1 && is_gemv(out, a)) return multiply_few_rows(out, a, b, accumulate);
   auto target = out;  // the _out functions take a non-const handle
-  if (widens(a) && a.numel() > 0) {
+  if (multiplies_in_float(a) && a.numel() > 0) {
     multiply_widened(target, a, b, accumulate, factor);
     return;
   }

@@ -33,6 +33,11 @@ at::Tensor added(const at::Tensor& sum, const Factors& more);
 at::Tensor multiply_into(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b,
                          const at::TensorOptions& options, float factor = 1);
 
+/// Are operands of 16 bits as `a` multiplied in float32? On the host bfloat16 without instructions for it, which takes LibTorch's own way
+/// many times as long, and float16 always. Most processors have no instructions for that one either; where there are some, LibTorch's
+/// product is rounded to float16 before it is added to a gradient in float32: sums of a scaled loss's gradients pass 65504 there.
+bool multiplies_in_float(const at::Tensor& a);
+
 /// Is a product of bfloat16 on the host added up in float32 and kept so? There are instructions for
 /// the type, and MKL's gemm_bf16bf16f32 is there.
 bool multiplies_bf16_into_float();

@@ -48,7 +48,7 @@ void unmap(void* pages, size_t bytes) {
 /// blocks share may keep its memory until all of them are unmapped, or until the kernel needs it.
 class Regions {
  public:
-  /// `bytes`, a multiple of a page, to be unmapped by whoever has them; null: there are none. Under the lock.
+  /// `bytes`, a multiple of system_page_bytes(), to be unmapped by whoever has them; null: there are none. Under the lock.
   void* cut(size_t bytes) {
     if (bytes > kMostInRegion) return map(bytes);
     if (left_ < bytes) {
@@ -119,7 +119,8 @@ class CachingAllocator final : public c10::Allocator {
 
   /// A kept block if one fits well, else fresh pages. Under the lock.
   Header* take_large(size_t bytes) {
-    const size_t capacity = rounded_up(bytes + kAlignment, kPageBytes);
+    const size_t capacity =
+        rounded_up(bytes + kAlignment, static_cast<size_t>(system_page_bytes()));
     const auto found = free_.lower_bound(capacity);
     if (found != free_.end() && found->first - capacity <= found->first / 8) {
       Header* header = found->second;

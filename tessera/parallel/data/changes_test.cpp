@@ -13,8 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/layers.h"
-#include "tessera/parallel/data/data_parallel.h"
+#include "tessera/parallel/data/testing.h"
 #include "tests/support/expect.h"
 #include "tests/support/ranks.h"
 
@@ -22,65 +21,6 @@ namespace tessera::parallel {
 namespace {
 
 using ::testing::HasSubstr;
-
-const std::vector<Placement> kPlacements{Placement::replicate, Placement::shard_optimizer,
-                                         Placement::shard_gradients, Placement::full_shard};
-const std::vector<UnitRule> kRules{{.kind = UnitRuleKind::by_size, .min_num_params = 10},
-                                   {.kind = UnitRuleKind::whole_model}};
-
-struct ResidualImpl : nn::Hookable {
-  ResidualImpl() : in(6, 6, true), out(6, 6) {
-    register_module("in", in), register_module("out", out);
-    running = register_buffer("running", torch::zeros({6}));
-    calls = register_buffer("calls", torch::zeros({}, torch::kInt64));
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    const auto y = out(in(x).tanh());
-    note(y.detach());
-    return x + y;
-  }
-  void note(const torch::Tensor& y) {
-    running.mul_(0.5).add_(y.mean(0), 0.5);
-    calls += 1;
-  }
-  nn::Linear in, out;
-  torch::Tensor running, calls;
-};
-using Residual = nn::Hooked<ResidualImpl>;
-
-struct Net : nn::Hookable {
-  Net() : first(4, 6, true), last(6, 3) {
-    register_module("first", first), register_module("block0", block0);
-    register_module("block1", block1), register_module("last", last);
-    torch::manual_seed(3);
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) parameter.normal_(0, 0.4);
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    auto y = block0(first(x).tanh());
-    if (with_block1) y = block1(y);
-    return last(y.tanh());
-  }
-  nn::Linear first;
-  Residual block0, block1;
-  nn::Linear last;
-  bool with_block1 = true;
-};
-
-torch::Tensor batch(int step) {
-  torch::manual_seed(50 + static_cast<uint64_t>(step));
-  return torch::randn({6, 4});
-}
-torch::Tensor part_of_batch(int step, int rank, int ranks) {
-  return batch(step).slice(0, 6 * rank / ranks, 6 * (rank + 1) / ranks);
-}
-torch::Tensor loss_of(Net& net, const torch::Tensor& x) { return net.forward(x).square().sum(); }
-
-std::vector<torch::Tensor> values_of(Net& net) {
-  std::vector<torch::Tensor> values;
-  for (const auto& parameter : net.parameters()) values.push_back(parameter.detach().clone());
-  return values;
-}
 
 torch::optim::AdamWOptions adamw() { return torch::optim::AdamWOptions(0.05).weight_decay(0.2); }
 
@@ -280,43 +220,6 @@ TEST(AfterSharding, ShardingAgainIsRefused) {
     expect_line([&] { fully_shard(net, mesh); }, "first: expected a module that is not sharded");
     expect_line([&] { fully_shard(*net.block0, mesh); }, "expected a module that is not sharded");
   });
-}
-
-TEST(AfterSharding, WhatIsWrittenBetweenUnshardAndReshardStays) {
-  for (const bool mixed : {false, true}) {
-    on_mesh({.shape = {.dp_shard = 3}}, [&](const mesh::DeviceMesh& mesh) {
-      for (const auto placement : kPlacements) {
-        Net net;
-        UnitOptions unit{.placement = placement};
-        if (mixed) unit.mixed_precision.param_dtype = torch::kBFloat16;
-        auto model = fully_shard(net, mesh, {.unit = unit}, kRules[0]);
-        model.unshard();
-        const auto untouched = net.last->weight.detach().clone();
-        {
-          const torch::NoGradGuard no_grad;
-          net.block0->in->weight.fill_(0.25);
-          net.first->bias.data().fill_(0.5);  // which no version counter tells of
-          net.block1->out->weight.set_(torch::full({6, 6}, 0.75, net.first->weight.options()));
-        }
-        model.reshard();
-        model.values_changed();
-        model.unshard();
-        EXPECT_TRUE((net.block0->in->weight == 0.25).all().item<bool>());
-        EXPECT_TRUE((net.first->bias == 0.5).all().item<bool>());
-        EXPECT_TRUE((net.block1->out->weight == 0.75).all().item<bool>());  // as torch::load does
-        EXPECT_TRUE(torch::equal(net.last->weight, untouched));
-        model.reshard();
-        // In full precision what was not written keeps all its bits.
-        Net fresh;
-        for (const auto& part : model.parts()) {
-          if (part.extent.name != "last.weight") continue;
-          const auto whole = fresh.last->weight.detach().flatten();
-          EXPECT_TRUE(torch::equal(part.extent.values,
-                                   whole.narrow(0, part.extent.begin, part.extent.values.numel())));
-        }
-      }
-    });
-  }
 }
 
 TEST(AfterSharding, ValuesGivenByHandBeforeTheFirstStepCount) {

@@ -86,14 +86,31 @@ bool DataParallel::backward_is_open() const { return engine().backward_is_open()
 void DataParallel::drop_gradients() { engine().drop_gradients(); }
 
 void DataParallel::unshard() {
-  engine().unsharded = true;
+  const bool begins = !std::exchange(engine().unsharded, true);
+  if (begins && engine().has_gradients) {
+    // An optimizer may have been there, whose finish_step() is to come.
+    for (auto& unit : engine().units) {
+      unit.check_written(/*reduced=*/true);
+      engine().stepped |= unit.slices_are_ahead(/*apart=*/false);
+    }
+    for (auto& unit : engine().units) unit.slices_changed(/*frozen_ones=*/false);
+    engine().amax_is_shared = false;
+  }
   engine().share_amax();
   for (auto& unit : engine().units) unit.start_gather();
   for (auto& unit : engine().units) unit.finish_gather();
+  for (auto& unit : engine().units) {
+    if (begins) unit.keep_samples(/*apart=*/true);
+  }
 }
 
 void DataParallel::reshard() {
-  if (engine().unsharded) engine().amax_is_shared = false;
+  if (engine().unsharded) {
+    for (const auto& unit : engine().units) {
+      Engine::check_step_ended(unit, !unit.slices_are_ahead(/*apart=*/true), "reshard()");
+    }
+    engine().amax_is_shared = false;
+  }
   for (auto& unit : engine().units) {
     if (engine().unsharded) unit.keep_written();
     unit.reshard();
@@ -226,7 +243,7 @@ std::vector<DataParallel::Part> DataParallel::parts() const {
 }
 
 void DataParallel::values_changed() {
-  engine().amax_is_shared = false;
+  engine().amax_is_shared = engine().stepped = false;
   for (auto& unit : engine().units) unit.parameters_changed(/*frozen_ones=*/true);
 }
 

@@ -71,6 +71,8 @@ bool DataParallel::Engine::backward_reads(size_t index) const {
 void DataParallel::Engine::before_forward(size_t index, nn::Hookable& module) {
   auto& unit = units[index];
   unit.check_parameters();
+  const bool ahead = (!unsharded || has_gradients) && unit.slices_are_ahead(/*apart=*/false);
+  check_step_ended(unit, !stepped && !ahead, "the next forward");
   if (!unsharded && !unit.frees_whole()) unit.check_written(/*reduced=*/false);
   watch_gradients(index);
   calls[index].stage = pass.stage;
@@ -310,9 +312,16 @@ void DataParallel::Engine::finish_backward() {
   give_leaves_gradients();
   if (num_steps > 0) return;
   // A loop that forgets finish_step() does so in its first step.
-  for (auto& unit : units) {
-    for (auto& buffer : unit.buffers()) buffer.keep_sample();
-  }
+  for (auto& unit : units) unit.keep_samples(/*apart=*/false);
+}
+
+void DataParallel::Engine::check_step_ended(const Unit& unit, bool ended, const char* before) {
+  TORCH_CHECK_VALUE(
+      ended, "unit ", unit.name(),
+      ": its slices were written; expected finish_step() after the optimizer's step (with an "
+      "Accelerator: step() of the optimizer that prepare() gave; after other writing: "
+      "values_changed()) before ",
+      before);
 }
 
 /// An optimizer over slices() would move what was frozen after the sharding.

@@ -74,7 +74,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   std::vector<FlatBuffer*> stored_gradients;  // by region
   FlatBuffer* brought = nullptr;              // of these, for an optimizer
   bool unsharded = false;                     // by the user: hooks free nothing
-  bool amax_is_shared = false;                // of parameters in 8 bits, as they are now
+  bool stepped = false;  // unshard() met what an optimizer wrote, whose finish_step() is to come
+  bool amax_is_shared = false;  // of parameters in 8 bits, as they are now
   double divide_factor = 1;
   struct UnitMemory {
     int64_t gathered = 0, gradients = 0;
@@ -153,6 +154,7 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   void agree_on_arrivals();
   void agree_on_order();
   void check_has_optimizer() const;
+  static void check_step_ended(const Unit& unit, bool ended, const char* before);
   bool backward_is_open() const;
   void check_backward_ended() const;
   void drop_gradients();

@@ -183,6 +183,9 @@ void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
   TORCH_CHECK_VALUE(!inner.leaves_taken && !inner.slices_taken, path,
                     ": expected optimizers of the whole sharded model; make them after the last "
                     "fully_shard()");
+  TORCH_CHECK_VALUE(!inner.regions && !inner.gradient_regions, path,
+                    ": expected one fully_shard() of the whole model where slices or gradients are "
+                    "on drives");
   for (size_t i = 0; i < inner.units.size(); ++i) {
     for (auto* module : inner.modules[i].modules) {
       module->remove_hooks([&](const nn::Hooks& hooks) {

@@ -65,9 +65,12 @@ void DataParallel::Engine::finish_step() {
   check_backward_ended();
   for (auto& unit : units) unit.check_written(/*reduced=*/true);
   check_has_optimizer();
+  for (auto& unit : units) {
+    for (auto& buffer : unit.buffers()) buffer.end_graphs(/*all=*/!leaves_taken);
+  }
   drop_gradients();
   ++num_steps;
-  unsharded = amax_is_shared = false;
+  unsharded = amax_is_shared = stepped = false;
   for (auto& state : calls) state = {};
   forwarded.clear();
   for (size_t i = 0; i < units.size(); ++i) {

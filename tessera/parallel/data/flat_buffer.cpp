@@ -20,6 +20,33 @@ void make_unreadable(c10::StorageImpl& storage) {
       "before sharding");
 }
 
+/// NaN is the same as itself.
+bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
+  const auto bits = [](const torch::Tensor& numbers) {
+    if (!numbers.is_floating_point()) return numbers;
+    switch (numbers.element_size()) {
+      case 1:
+        return numbers.view(torch::kUInt8);
+      case 2:
+        return numbers.view(torch::kInt16);
+      case 4:
+        return numbers.view(torch::kInt32);
+      default:
+        return numbers.view(torch::kInt64);
+    }
+  };
+  return torch::equal(bits(a), bits(b));
+}
+
+/// torch::load of C++ puts the stored bytes in a parameter's place, of whatever type they are.
+bool has_bytes_of_another_type(const torch::Tensor& parameter) {
+  const size_t bytes = parameter.storage().nbytes();
+  const auto elements = static_cast<size_t>(parameter.numel());
+  if (parameter.storage_offset() != 0 || bytes == elements * parameter.element_size()) return false;
+  const size_t sizes[] = {1, 2, 4, 8};
+  return std::ranges::any_of(sizes, [&](size_t size) { return bytes == elements * size; });
+}
+
 /// Storage as large as `whole` that nobody can read.
 c10::Storage unreadable_storage(const c10::StorageImpl& whole) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
@@ -141,6 +168,7 @@ void FlatBuffer::lay_out(const std::vector<Named>& parameters) {
         options_.treatment ? options_.treatment(name, parameter) : optim::Treatment::elements;
     entries_.push_back({.name = name,
                         .parameter = parameter,
+                        .sizes = parameter.sizes().vec(),
                         .decays = treatment == optim::Treatment::matrices || !options_.decays ||
                                   options_.decays(name, parameter),
                         .treatment = treatment});
@@ -246,17 +274,27 @@ torch::Tensor FlatBuffer::sample_of_slice() const {
   return slice_.detach().slice(0, 0, slice_size(), step);
 }
 
-void FlatBuffer::keep_sample() { sample_ = sample_of_slice().clone(); }
+void FlatBuffer::keep_sample() {
+  if (!slice_.is_meta()) sample_ = sample_of_slice().clone();
+}
 
 bool FlatBuffer::slice_is_ahead() const {
   return slice_._version() != slice_version_ ||
-         (sample_.defined() && !torch::equal(sample_of_slice(), sample_));
+         (sample_.defined() && !same_bits(sample_of_slice(), sample_));
 }
 
 void FlatBuffer::slice_changed() {
   note_slice();
   whole_is_current_ = codes_are_current_ = false;
   unfilled_.reset();
+}
+
+void FlatBuffer::end_graphs(bool all) {
+  if (!trained()) return;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (all || arrived(i)) entries_[i].parameter.unsafeGetTensorImpl()->bump_version();
+  }
+  note_versions();
 }
 
 void FlatBuffer::whole_changed() {
@@ -271,11 +309,16 @@ void FlatBuffer::whole_changed() {
   for (const auto& entry : entries_) {
     // torch::load puts another tensor in the parameter's place.
     if (entry.parameter.is_alias_of(whole.tensor())) continue;
-    auto place = whole.tensor()
-                     .narrow(0, entry.offset, entry.parameter.numel())
-                     .view(entry.parameter.sizes());
+    TORCH_CHECK_VALUE(entry.parameter.sizes() == entry.sizes, entry.name, ": expected the shape ",
+                      torch::IntArrayRef(entry.sizes), ", got ", entry.parameter.sizes());
+    const int64_t size = entry.parameter.numel();
+    const auto place = whole.tensor().narrow(0, entry.offset, size).view(entry.sizes);
     TORCH_CHECK_VALUE(entry.parameter.options().type_equal(place.options()), entry.name,
                       ": was moved or cast after it was sharded; call to() before");
+    TORCH_CHECK_VALUE(!has_bytes_of_another_type(entry.parameter), entry.name, ": expected ",
+                      place.scalar_type(),
+                      ", got bytes of another type (torch::load converts "
+                      "nothing); load before sharding, or copy_() the values");
     place.copy_(entry.parameter.detach());
     entry.parameter.set_data(place);
   }

@@ -26,8 +26,9 @@ namespace tessera::parallel {
 struct FlatEntry {
   std::string name;
   torch::Tensor parameter;  ///< the module's own; its data and gradient are views of the buffer
-  int64_t offset = 0;       ///< in elements
-  bool decays = true;       ///< belongs to an optimizer group with weight decay
+  std::vector<int64_t> sizes = {};  ///< its shape
+  int64_t offset = 0;               ///< in elements
+  bool decays = true;               ///< belongs to an optimizer group with weight decay
   optim::Treatment treatment = optim::Treatment::elements;
   bool trained = false;  ///< newly_trained() told so
 };
@@ -156,10 +157,14 @@ class FlatBuffer {
   int64_t slice_memory() const;  ///< bytes of slice and copy
   void slice_changed();          ///< the slice has new values: brings the copy up to date
   void whole_changed();  ///< the whole parameters have: this rank's are brought to the slice
+  /// A backward of a graph made with the parameters as they were is an error: with all that are trained, or those
+  /// that arrived().
+  void end_graphs(bool all);
   /// Was the slice changed since slice_changed() was told last? After keep_sample() that is found
   /// by some of its values, too: LibTorch's optimizers write to data(), of which no version tells.
   bool slice_is_ahead() const;
   void keep_sample();
+  void forget_sample() { sample_.reset(); }
   /// Name of a parameter that has no values: it was on the meta device, and nothing was filled in.
   const std::optional<std::string>& unfilled() const { return unfilled_; }
 

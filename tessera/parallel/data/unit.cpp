@@ -251,19 +251,28 @@ void Unit::reshard_after_forward() {
   inner_parts_ = std::move(parts);
 }
 
-void Unit::parameters_changed(bool frozen_ones) {
+void Unit::slices_changed(bool frozen_ones) {
   if (state_ == State::gathering) finish_gather();  // prefetched, not used: what arrives is old
-  const auto changes = [&](const FlatBuffer& buffer) { return buffer.trained() || frozen_ones; };
   for (auto& buffer : buffers_) {
-    if (changes(buffer)) buffer.slice_changed();
+    if (buffer.trained() || frozen_ones) {
+      buffer.slice_changed();
+    } else {
+      buffer.forget_sample();
+    }
   }
   if (!gathers()) return;
   reshard();
-  for (auto& buffer : buffers_) {
-    if (changes(buffer) || !buffer.plan().keeps_whole) buffer.leave_views();
-  }
   inner_parts_.clear();
   state_ = State::sliced;
+}
+
+void Unit::parameters_changed(bool frozen_ones) {
+  slices_changed(frozen_ones);
+  if (!gathers()) return;
+  for (auto& buffer : buffers_) {
+    const bool changed = buffer.trained() || frozen_ones;
+    if (changed || !buffer.plan().keeps_whole) buffer.leave_views();
+  }
 }
 
 void Unit::keep_written() {
@@ -280,11 +289,18 @@ void Unit::check_parameters() const {
     TORCH_CHECK_VALUE(!stray, *stray,
                       ": does not lie where sharding put it; call to() before, and load between "
                       "unshard() and reshard()");
-    TORCH_CHECK_VALUE(
-        !buffer.slice_is_ahead(), "unit ", name_,
-        ": its slices were written; expected finish_step() after the optimizer's step (with an "
-        "Accelerator: step() of the optimizer that prepare() gave; after other writing: "
-        "values_changed()) before the next forward");
+  }
+}
+
+bool Unit::slices_are_ahead(bool apart) const {
+  return std::ranges::any_of(buffers_, [&](const auto& buffer) {
+    return !(apart && buffer.plan().slice_in_whole) && buffer.slice_is_ahead();
+  });
+}
+
+void Unit::keep_samples(bool apart) {
+  for (auto& buffer : buffers_) {
+    if (!apart || !buffer.plan().slice_in_whole) buffer.keep_sample();
   }
 }
 

@@ -75,13 +75,19 @@ class Unit {
   void finish_gather();          ///< starts and waits as needed
   void reshard();                ///< frees the whole parameters, if it frees_whole()
   void reshard_after_forward();  ///< as the option says
-  /// The slices did (those of frozen parameters: only if told so): what was gathered of them is out
+  /// Slices have new values (those of frozen parameters: only if told so): what was gathered of them is out
   /// of date.
+  void slices_changed(bool frozen_ones);
+  /// The same, and so are views of it.
   void parameters_changed(bool frozen_ones);
-  void keep_written();  ///< the whole parameters did, between unshard and reshard
+  void keep_written();  ///< whole parameters have new values, between unshard and reshard
   /// ValueError, naming the parameter: what a user did since the sharding that would be lost.
   /// Cheap.
   void check_parameters() const;
+  /// Were slices written of which nobody was told? Of those that lie `apart` from the whole parameters, or of all.
+  /// Cheap, but the host waits for a GPU if there is a sample.
+  bool slices_are_ahead(bool apart) const;
+  void keep_samples(bool apart);  ///< FlatBuffer::keep_sample() of these
   /// The same for what was written to the whole parameters since the last forward. `reduced`:
   /// gradients are sums already, of which other ranks have other parts.
   void check_written(bool reduced);

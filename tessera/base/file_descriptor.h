@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace tessera::launch {
+namespace tessera {
 
 /// Owns a file descriptor; -1 is none. Move-only.
 class FileDescriptor {
@@ -33,4 +33,4 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-}  // namespace tessera::launch
+}  // namespace tessera
