@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -412,6 +413,19 @@ TEST_F(LaunchTest, BadInputIsAUsersError) {
               HasSubstr("does its first line name an interpreter"));
   EXPECT_THAT(error_of({.command = {"true"}, .log_dir = path("text/logs")}),
               HasSubstr("cannot be made"));
+}
+
+// A program binds its port when it is ready, a second later: until then no connection of others may take it.
+TEST_F(LaunchTest, AFreePortIsNoneThatConnectionsTake) {
+  int low = 0, high = 0;
+  ASSERT_TRUE(std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low >> high);
+  std::set<int> ports;
+  for (int i = 0; i < 20; ++i) {
+    const int port = bind_port(0).port;
+    EXPECT_TRUE(port < low || port > high) << port;
+    ports.insert(port);
+  }
+  EXPECT_GT(ports.size(), 10u);
 }
 
 TEST_F(LaunchTest, AnOccupiedPortIsAUsersError) {

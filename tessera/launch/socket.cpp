@@ -4,6 +4,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <random>
 
 #include "tessera/base/error.h"
 
@@ -30,6 +32,24 @@ std::optional<BoundSocket> try_bind(const Address& address, int port) {
   return result;
 }
 
+/// A port that stays free until a program listens there: outside of the range from which the kernel takes those of
+/// connections and of whoever asks for any. If all that are tried are taken, one of that range.
+BoundSocket bind_lasting_port(bool any_address) {
+  constexpr int kFirst = 10'000, kEnd = 65'536, kTries = 64;
+  int low = 32'768, high = 60'999;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low >> high;
+  std::random_device random;
+  std::uniform_int_distribution<int> ports(kFirst, kEnd - 1);
+  for (int i = 0; i < kTries; ++i) {
+    const int port = ports(random);
+    if (port >= low && port <= high) continue;
+    if (auto bound = try_bind_port(port, any_address)) return std::move(*bound);
+  }
+  auto bound = try_bind_port(0, any_address);
+  if (!bound) cannot_use(0, EADDRINUSE);
+  return std::move(*bound);
+}
+
 }  // namespace
 
 std::optional<BoundSocket> try_bind_port(int port, bool any_address) {
@@ -38,6 +58,7 @@ std::optional<BoundSocket> try_bind_port(int port, bool any_address) {
 }
 
 BoundSocket bind_port(int port, bool any_address) {
+  if (port == 0) return bind_lasting_port(any_address);
   auto bound = try_bind_port(port, any_address);
   if (!bound) cannot_use(port, EADDRINUSE);
   return std::move(*bound);

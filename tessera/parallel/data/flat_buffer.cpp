@@ -1,6 +1,7 @@
 #include "tessera/parallel/data/flat_buffer.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "tessera/nn/replace_values.h"
@@ -22,18 +23,10 @@ void make_unreadable(c10::StorageImpl& storage) {
 
 /// NaN is the same as itself.
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
-  const auto bits = [](const torch::Tensor& numbers) {
-    if (!numbers.is_floating_point()) return numbers;
-    switch (numbers.element_size()) {
-      case 1:
-        return numbers.view(torch::kUInt8);
-      case 2:
-        return numbers.view(torch::kInt16);
-      case 4:
-        return numbers.view(torch::kInt32);
-      default:
-        return numbers.view(torch::kInt64);
-    }
+  constexpr torch::Dtype kBits[] = {torch::kUInt8, torch::kInt16, torch::kInt32, torch::kInt64};
+  const auto bits = [&](const torch::Tensor& numbers) {
+    const auto bytes = static_cast<size_t>(numbers.element_size());
+    return numbers.is_floating_point() ? numbers.view(kBits[std::countr_zero(bytes)]) : numbers;
   };
   return torch::equal(bits(a), bits(b));
 }
