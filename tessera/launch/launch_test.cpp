@@ -1,6 +1,7 @@
 #include "tessera/launch/launch.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -176,8 +177,8 @@ TEST_F(LaunchTest, LinesOfRanksDoNotMix) {
   EXPECT_EQ(lines.size(), 903U);
   for (const auto& line : lines) {
     const std::string rank = line.substr(1, 1);
-    EXPECT_THAT(line, testing::AnyOf("[" + rank + "]: a" + rank + "b" + rank + "c" + rank,
-                                     "[" + rank + "]: end"));
+    EXPECT_THAT(line,
+                testing::AnyOf(fmt::format("[{0}]: a{0}b{0}c{0}", rank), "[" + rank + "]: end"));
   }
 }
 
