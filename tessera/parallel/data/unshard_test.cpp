@@ -70,7 +70,7 @@ struct TrainedNet {
   }
   std::vector<torch::Tensor> values() {
     model.unshard();
-    const auto values = values_of(net);
+    auto values = values_of(net);
     model.reshard();
     return values;
   }
