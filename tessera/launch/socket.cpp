@@ -18,7 +18,7 @@ namespace {
       port, std::strerror(error));
 }
 
-std::optional<BoundSocket> try_bind(const Address& address, int port) {
+std::optional<BoundSocket> try_bind_exactly(const Address& address, int port) {
   BoundSocket result{FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)), 0};
   const int fd = result.fd.get();
   if (fd < 0) system_error("launch: cannot make a socket");
@@ -32,22 +32,20 @@ std::optional<BoundSocket> try_bind(const Address& address, int port) {
   return result;
 }
 
-/// A port that stays free until a program listens there: outside of the range from which the kernel takes those of
-/// connections and of whoever asks for any. If all that are tried are taken, one of that range.
-BoundSocket bind_lasting_port(bool any_address) {
+/// Port 0 is one that stays free until a program listens there: outside of the range from which the kernel takes
+/// those of connections and of whoever asks for any. If all that are tried are taken, one of that range.
+std::optional<BoundSocket> try_bind(const Address& address, int port) {
   constexpr int kFirst = 10'000, kEnd = 65'536, kTries = 64;
   int low = 32'768, high = 60'999;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low >> high;
   std::random_device random;
   std::uniform_int_distribution<int> ports(kFirst, kEnd - 1);
-  for (int i = 0; i < kTries; ++i) {
-    const int port = ports(random);
-    if (port >= low && port <= high) continue;
-    if (auto bound = try_bind_port(port, any_address)) return std::move(*bound);
+  for (int i = 0; port == 0 && i < kTries; ++i) {
+    const int candidate = ports(random);
+    if (candidate >= low && candidate <= high) continue;
+    if (auto bound = try_bind_exactly(address, candidate)) return bound;
   }
-  auto bound = try_bind_port(0, any_address);
-  if (!bound) cannot_use(0, EADDRINUSE);
-  return std::move(*bound);
+  return try_bind_exactly(address, port);
 }
 
 }  // namespace
@@ -58,7 +56,6 @@ std::optional<BoundSocket> try_bind_port(int port, bool any_address) {
 }
 
 BoundSocket bind_port(int port, bool any_address) {
-  if (port == 0) return bind_lasting_port(any_address);
   auto bound = try_bind_port(port, any_address);
   if (!bound) cannot_use(port, EADDRINUSE);
   return std::move(*bound);

@@ -13,8 +13,9 @@ struct BoundSocket {
   int port = 0;
 };
 
-/// A TCP socket bound to `port` (0: a free one, which stays free for a while if it is closed) of 127.0.0.1, or of every address when
-/// `any_address`; not listening yet. Throws UserError if the port is taken or not ours to use.
+/// A TCP socket bound to `port` of 127.0.0.1, or of every address when `any_address`; not listening
+/// yet. 0: a free one, which stays free for a while if it is closed. Throws UserError if the port is
+/// taken or not ours to use.
 BoundSocket bind_port(int port, bool any_address = false);
 
 /// The same on `address`.

@@ -98,10 +98,14 @@ class DataParallel {
   void drop_gradients();
 
   /// Gathers the whole model, which stays so until reshard() or finish_step(); for using parameters
-  /// outside of the modules' forward, and for many forwards without a step. Collective.
+  /// outside of the modules' forward, and for many forwards without a step. After a backward what an
+  /// optimizer wrote meanwhile is gathered, also before finish_step(). Collective. ValueError:
+  /// parameters were written since the backward where that is lost.
   void unshard();
   /// Ends unshard(). Values that were written to parameters in between are kept, if all ranks wrote
-  /// the same. Cost: one pass over this rank's slices.
+  /// the same. Cost: one pass over this rank's slices. ValueError: an optimizer wrote slices in
+  /// between that lie apart from the whole parameters (finish_step() ends that); a parameter has
+  /// another shape or type now.
   void reshard();
 
   /// Collective; one pass over this rank's gradients. After finish_backward.

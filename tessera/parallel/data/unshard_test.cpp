@@ -68,6 +68,11 @@ struct TrainedNet {
     loss(step).backward();
     model.finish_backward();
   }
+  void train(int step) {
+    backward(step);
+    optimizer.step();
+    model.finish_step();
+  }
   std::vector<torch::Tensor> values() {
     model.unshard();
     auto values = values_of(net);
@@ -127,9 +132,7 @@ TEST(Unshard, ShowsAndKeepsWhatAnOptimizerWroteBeforeFinishStep) {
   on_variants([](const Variant& variant, const mesh::DeviceMesh& mesh) {
     TrainedNet plain(variant, mesh), looked(variant, mesh);
     for (int step = 0; step < 3; ++step) {
-      plain.backward(step);
-      plain.optimizer.step();
-      plain.model.finish_step();
+      plain.train(step);
       const auto want = plain.values();
 
       looked.backward(step);
@@ -152,9 +155,7 @@ TEST(Unshard, AStepInBetweenIsRefusedOrKept) {
   on_variants([](const Variant& variant, const mesh::DeviceMesh& mesh) {
     TrainedNet plain(variant, mesh), unsharded(variant, mesh);
     for (int step = 0; step < 3; ++step) {
-      plain.backward(step);
-      plain.optimizer.step();
-      plain.model.finish_step();
+      plain.train(step);
 
       unsharded.model.unshard();
       unsharded.backward(step);
@@ -258,9 +259,7 @@ TEST(Unshard, ABackwardOfAForwardBeforeTheStepIsRefused) {
   on_variants([](const Variant& variant, const mesh::DeviceMesh& mesh) {
     TrainedNet trained(variant, mesh);
     const auto early = trained.loss(0);
-    trained.backward(1);
-    trained.optimizer.step();
-    trained.model.finish_step();
+    trained.train(1);
     EXPECT_THROW(early.backward(), c10::Error);
   });
 }
