@@ -88,6 +88,10 @@ void write_file(const std::filesystem::path& path, std::string_view content);
 /// nearest folder above it is asked. Leaves nothing behind.
 std::string why_not_writable(const std::filesystem::path& folder);
 
+/// Opens /dev/null for each of the lowest three numbers that is free (a program started with `<&-`): what is opened
+/// next would else be stdin, stdout or stderr to this process and its children. Call it first in main().
+void open_standard_files();
+
 /// The whole content of a file; UserError if it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 

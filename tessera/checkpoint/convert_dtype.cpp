@@ -6,6 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <vector>
+
+#include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -147,6 +150,17 @@ void convert_values(std::span<const std::byte> source, DType from, std::span<std
       convert_all<decltype(from_type), decltype(to_type)>(source.data(), destination.data(), count);
     });
   });
+}
+
+void check_fits(const std::string& name, std::span<const std::byte> source, DType from, DType to) {
+  if (to != DType::f16 || from == DType::f16) return;
+  std::vector<float> numbers(source.size() / static_cast<size_t>(dtype_bytes(from)));
+  convert_values(source, from, std::as_writable_bytes(std::span(numbers)), DType::f32);
+  for (const float number : numbers) {
+    if (std::isfinite(number) && std::abs(number) >= 65520) {
+      user_error("{}: holds {:g}, which f16 cannot; choose bf16 or f32", name, number);
+    }
+  }
 }
 
 }  // namespace tessera::checkpoint

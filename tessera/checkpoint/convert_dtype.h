@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include "tessera/checkpoint/dtype.h"
 
@@ -19,5 +20,8 @@ bool is_convertible(DType from, DType to);
 /// counts.
 void convert_values(std::span<const std::byte> source, DType from, std::span<std::byte> destination,
                     DType to);
+
+/// UserError: a number of the tensor `name` would become infinity: f16 ends at 65504.
+void check_fits(const std::string& name, std::span<const std::byte> source, DType from, DType to);
 
 }  // namespace tessera::checkpoint

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/mapped_files.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/path_error.h"
@@ -33,6 +34,7 @@ std::string describe(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::open_standard_files();
   CLI::App app("Scale model training from one device to many, without Python.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);

@@ -230,6 +230,9 @@ void add_train(CLI::App& app, int& exit_code) {
     arguments->job = job_file(arguments->job);
     auto overrides = parse_overrides(command->remaining(), "train");
     if (!arguments->resume.empty()) {
+      const bool twice = std::ranges::any_of(
+          overrides, [](const auto& given) { return given.key == "checkpoint.resume"; });
+      if (twice) user_error("train: --resume and --checkpoint.resume are one; give one");
       overrides.push_back({.key = "checkpoint.resume", .value = arguments->resume});
     }
     if (arguments->config_file.empty() && (arguments->strict || arguments->cpu)) {

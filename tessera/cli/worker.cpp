@@ -14,6 +14,7 @@
 #include "tessera/inference/answer.h"
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/launch/rank_environment.h"
+#include "tessera/launch/stop_signal.h"
 #include "tessera/train/assemble.h"
 #include "tessera/train/loop.h"
 #include "tessera/train/out_of_memory.h"
@@ -31,6 +32,7 @@ int run_rank(const std::vector<std::string>& arguments) {
     return inference::answer(inference::read_request(arguments.back()), environment);
   const auto config = config::load_run_config(arguments.back(), {}).config;
   if (arguments.front() == cli::kSelfTest) return train::self_test(config.parallel, environment);
+  if (config.checkpoint.saves()) launch::end_on_stop_signals();
   int status = 0;
   train::within_memory(config, environment, [&] {
     auto run = train::assemble(config, environment);

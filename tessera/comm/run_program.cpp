@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/mapped_files.h"
 #include "tessera/base/path_error.h"
 #include "tessera/base/text.h"
@@ -41,6 +42,7 @@ std::string text_of(const c10::AcceleratorError& error) {
 }  // namespace
 
 int run_program(const std::function<int()>& program, const ProgramOptions& options) {
+  open_standard_files();
   const bool trace = std::getenv("TESSERA_TRACE") != nullptr;
   const auto in_users_words = [&](const std::string& message) {
     return options.in_users_words ? options.in_users_words(message) : message;

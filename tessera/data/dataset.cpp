@@ -120,6 +120,7 @@ Datasets open_datasets(const DatasetsOptions& options) {
   Dataset all = open_dataset(options.train, options);
   if (!options.validation_paths.empty()) {
     TokenSourceOptions validation = options.train;
+    validation.name = "validation";
     validation.paths = options.validation_paths;
     return {all, open_dataset(validation, options)};
   }

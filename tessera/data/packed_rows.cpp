@@ -54,8 +54,10 @@ PackedRows::PackedRows(std::shared_ptr<const documents::Documents> documents,
     lengths.push_back(length);
   }
   if (chosen_.empty()) {
-    user_error("{}: none of {} rows has anything to learn within seq_len {}; set a larger seq_len",
-               options.name, chosen.size(), options.seq_len);
+    user_error(
+        "{}: none of {} rows{} has anything to learn within seq_len {}; set a larger seq_len{}",
+        options.name, chosen.size(), options.held_out ? " that validation_fraction holds out" : "",
+        options.seq_len, options.held_out ? ", or validation_fraction to 0 or to more" : "");
   }
   packing_ = options.packing ? pack(lengths, options.seq_len) : one_each(chosen_.size());
   counts_.packed = std::ssize(chosen_);

@@ -18,6 +18,7 @@ struct PackedRowsOptions {
   bool packing = true;  ///< false: a row for each document
   TooLong too_long = TooLong::cut;
   std::string name = "train";  ///< of the documents, in errors
+  bool held_out = false;       ///< of these, as validation_fraction says
 };
 
 /// What becomes of a data set's rows on their way into rows of a batch.

@@ -110,7 +110,8 @@ void TokenSource::append_path(const fs::path& path, const TokenSourceOptions& op
   if (format == DataFormat::megatron || (format == DataFormat::automatic && is_megatron(path))) {
     return append_token_file(open_megatron(path, options.token_dtype));
   }
-  if (!fs::exists(path)) user_error("{}: no such file or folder; set train", path.string());
+  if (!fs::exists(path))
+    user_error("{}: no such file or folder; set {}", path.string(), options.name);
   std::vector<fs::path> files;
   if (fs::is_directory(path)) {
     const std::vector<std::string> bin{".bin"};

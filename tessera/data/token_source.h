@@ -19,6 +19,7 @@ struct TokenSourceOptions {
   DataFormat format = DataFormat::automatic;
   TokenDtype token_dtype = TokenDtype::automatic;  ///< of token files without a header
   std::vector<std::string> extensions;  ///< of files taken from folders as text; empty: all
+  std::string name = "train";           ///< what has the paths, in errors
 };
 
 /// Tokens of several files as one sequence. Text is one token a byte; between two text files stands

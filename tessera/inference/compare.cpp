@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/gguf/file.h"
 #include "tessera/inference/console.h"
 #include "tessera/inference/model.h"
@@ -66,6 +67,7 @@ std::vector<torch::Tensor> logits_of(models::LanguageModel& model,
 
 void LogitDifference::add(const torch::Tensor& expected, const torch::Tensor& logits) {
   num_tokens += expected.size(0);
+  no_numbers += (~logits.isfinite().all(-1)).sum().item<int64_t>();
   largest = std::max(largest, (expected - logits).abs().max().item<double>());
   magnitude = std::max(magnitude, expected.abs().max().item<double>());
   const auto known = expected.log_softmax(-1), other = logits.log_softmax(-1);
@@ -93,6 +95,11 @@ void compare(const Request& request, const mesh::DeviceMesh& mesh) {
         prompts_of(source, request.tokenizer.empty() ? source.assets
                                                      : std::filesystem::path(request.tokenizer));
     expected = logits_of(*source.model, prompts);
+    for (const auto& logits : expected) {
+      if (logits.isfinite().all().item<bool>()) continue;
+      user_error("{}: its logits are NaN or infinity, and so are those of what was written",
+                 request.model);
+    }
     if (checkpoint::is_gguf(request.other))
       other.model = models::to_hf_config(source.model->shape());
   }  // one of them in memory
@@ -100,6 +107,12 @@ void compare(const Request& request, const mesh::DeviceMesh& mesh) {
   const auto found = logits_of(*exported.model, prompts);
   LogitDifference difference;
   for (size_t i = 0; i < prompts.size(); ++i) difference.add(expected[i], found[i]);
+  if (difference.no_numbers > 0) {
+    user_error(
+        "{}: its logits are NaN or infinity at {} of {} tokens, and its source's are not; "
+        "export it in another type",
+        request.other, difference.no_numbers, difference.num_tokens);
+  }
   write_out(mesh, comparison_line(difference, std::ssize(prompts)) + "\n");
 }
 

@@ -266,20 +266,10 @@ int Launch::run() {
   }
 }
 
-/// The lowest three numbers must be taken, or a pipe of ours could become a rank's stdin.
-void open_standard_files() {
-  for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::open("/dev/null", O_RDWR)) {
-    if (fd <= 2) continue;
-    ::close(fd);
-    return;
-  }
-}
-
 }  // namespace
 
 int launch(const LaunchOptions& options) {
   check(options);
-  open_standard_files();
   return Launch(options).run();
 }
 

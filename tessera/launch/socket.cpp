@@ -18,15 +18,16 @@ namespace {
       port, std::strerror(error));
 }
 
-std::optional<BoundSocket> try_bind_exactly(const Address& address, int port) {
+/// None: `error` says why not.
+std::optional<BoundSocket> try_bind_exactly(const Address& address, int port, int& error) {
   BoundSocket result{FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)), 0};
   const int fd = result.fd.get();
   if (fd < 0) system_error("launch: cannot make a socket");
   const int yes = 1;  // a port whose last connections are still fading away is free
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (!address.bind(fd, port)) {
-    if (errno == EADDRINUSE) return std::nullopt;
-    cannot_use(port, errno);
+    error = errno;
+    return std::nullopt;
   }
   result.port = port_of(fd);
   return result;
@@ -36,16 +37,18 @@ std::optional<BoundSocket> try_bind_exactly(const Address& address, int port) {
 /// those of connections and of whoever asks for any. If all that are tried are taken, one of that range.
 std::optional<BoundSocket> try_bind(const Address& address, int port) {
   constexpr int kFirst = 10'000, kEnd = 65'536, kTries = 64;
-  int low = 32'768, high = 60'999;
+  int low = 32'768, high = 60'999, error = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low >> high;
   std::random_device random;
   std::uniform_int_distribution<int> ports(kFirst, kEnd - 1);
   for (int i = 0; port == 0 && i < kTries; ++i) {
     const int candidate = ports(random);
     if (candidate >= low && candidate <= high) continue;
-    if (auto bound = try_bind_exactly(address, candidate)) return bound;
+    if (auto bound = try_bind_exactly(address, candidate, error)) return bound;
   }
-  return try_bind_exactly(address, port);
+  auto bound = try_bind_exactly(address, port, error);
+  if (!bound && error != EADDRINUSE) cannot_use(port, error);
+  return bound;
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 #include "tessera/launch/stop_signal.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <initializer_list>
+
+#include "tessera/base/error.h"
 
 namespace tessera::launch {
 namespace {
@@ -16,14 +19,20 @@ void note(int signal) {
   noted.compare_exchange_strong(none, signal);
 }
 
-}  // namespace
+void end(int) { ::_exit(kPreemptedExit); }
 
-void note_stop_signals() {
+void on_stop_signals(void (*handler)(int)) {
   struct sigaction action {};
-  action.sa_handler = note;
+  action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
+
+}  // namespace
+
+void end_on_stop_signals() { on_stop_signals(end); }
+
+void note_stop_signals() { on_stop_signals(note); }
 
 int stop_signal() { return noted; }
 

@@ -3,6 +3,10 @@
 
 namespace tessera::launch {
 
+/// From now on SIGTERM and SIGUSR1 end this process with kPreemptedExit at once: before its first step there is nothing
+/// to save.
+void end_on_stop_signals();
+
 /// From now on SIGTERM and SIGUSR1 (Slurm's --signal, a preempted node) do not end this process
 /// but are noted. Call it before threads start.
 void note_stop_signals();

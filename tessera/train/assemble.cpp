@@ -209,6 +209,10 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
     user_error("data.seq_len: expected at most {} (the model's positions), got {}", *longest,
                config.data.seq_len);
   }
+  // A model that begins here has the positions that it is trained on.
+  if (config.model.path.empty()) {
+    shape.max_seq_len = std::max(shape.max_seq_len, config.data.seq_len);
+  }
   if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {
     user_error("parallel.tp: {}", *problem);
   }

@@ -120,8 +120,10 @@ class RecordSources {
     const auto name = section_.weights.empty() ? "train" : paths.front();
     const auto train = rows_of(documents, std::move(divided.train), name);
     Source source{.train = train, .validation = nullptr, .note = note_of(*documents, *train)};
-    if (!divided.validation.empty())
-      source.validation = rows_of(documents, std::move(divided.validation), name);
+    if (!divided.validation.empty()) {
+      source.validation =
+          rows_of(documents, std::move(divided.validation), name, /*held_out=*/true);
+    }
     return source;
   }
 
@@ -139,13 +141,15 @@ class RecordSources {
  private:
   std::shared_ptr<const data::PackedRows> rows_of(const SharedDocuments& documents,
                                                   std::vector<uint32_t> chosen,
-                                                  const std::string& name) const {
+                                                  const std::string& name,
+                                                  bool held_out = false) const {
     return std::make_shared<const data::PackedRows>(
         documents, std::move(chosen),
         data::PackedRowsOptions{.seq_len = section_.seq_len,
                                 .packing = section_.packing,
                                 .too_long = section_.too_long,
-                                .name = name});
+                                .name = name,
+                                .held_out = held_out});
   }
 
   const config::RunConfig& config_;

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -116,6 +117,19 @@ TEST_F(AnswerTest, AnExportAnswersAsTheRunItIsOf) {
   expect_mistake(
       tessera({"chat", exported, "--tokenizer=tests/fixtures/tokenizers/gpt2_style"}, "Hi\n"),
       "has no chat template");
+}
+
+TEST_F(AnswerTest, AnExportOfNaNIsTold) {
+  const auto exported = (folder->path() / "nan").string();
+  ASSERT_EQ(tessera({"export", run(), exported, "--to=huggingface", "--no-compare"}).exit_code, 0);
+  std::fstream stream(fs::path(exported) / "model.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-4, std::ios::end).write("\xff\xff\xff\xff", 4);
+  stream.close();
+  const auto again = (folder->path() / "nan_again").string();
+  const auto end = tessera({"export", exported, again, "--to=huggingface"});
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_THAT(end.error, HasSubstr("nan: its logits are NaN or infinity"));
 }
 
 TEST_F(AnswerTest, AnExportHasACardThatSaysWhatTheRunSays) {

@@ -255,9 +255,23 @@ TEST_F(BadInputTest, TokenBeyondTheVocabulary) {
                  "to 255; set model\\.vocab_size");
 }
 
+// As cron and daemons start programs.
+TEST_F(BadInputTest, ClosedStandardStreamsHarmNobody) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto end = run_tessera({"train", "job.yaml"}, {.redirection = closed});
+    EXPECT_EQ(end.exit_code, 0) << closed << ": " << end.error;
+    EXPECT_TRUE(fs::exists("run/metrics.jsonl")) << closed;
+    fs::remove_all("run");
+  }
+}
+
 TEST_F(BadInputTest, DataMissingEmptyOrAPipe) {
   expect_refusal({"train", "job.yaml", "--data.train=absent.bin"},
                  "absent\\.bin: no such file or folder; set data\\.train");
+  expect_refusal({"train", "job.yaml", "--data.validation=absent.bin"},
+                 "absent\\.bin: no such file or folder; set data\\.validation");
+  expect_refusal({"train", "job.yaml", "--resume=auto", "--checkpoint.resume=x"},
+                 "train: --resume and --checkpoint\\.resume are one; give one");
   folder_.write("tokens.bin", "");
   expect_refusal({"train", "job.yaml"},
                  "tokens\\.bin: expected tokens, got an empty file; make it again");

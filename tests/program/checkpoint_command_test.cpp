@@ -230,6 +230,17 @@ TEST_F(CheckpointCommandTest, ToHuggingFaceAndBack) {
   EXPECT_EQ(checkpoint::Safetensors("bf16").info("norm.weight").dtype, checkpoint::DType::bf16);
 }
 
+TEST_F(CheckpointCommandTest, NumbersBeyondF16AreRefused) {
+  run({"convert", step_, "-o", "large", "--to", "huggingface", "--dtype", "fp32"});
+  const float number = 1e8F;
+  std::fstream stream("large/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-4, std::ios::end).write(reinterpret_cast<const char*>(&number), 4);
+  stream.close();
+  expect_refusal({"convert", "large", "-o", "half", "--to", "huggingface", "--dtype", "fp16"},
+                 ".*: holds 1e\\+08, which f16 cannot; choose bf16 or f32");
+  run({"convert", "large", "-o", "brain", "--to", "huggingface", "--dtype", "bf16"});
+}
+
 TEST_F(CheckpointCommandTest, ADenseModelBecomesAMixture) {
   const auto dense = fixtures_ + "/llama_micro";
   run({"convert", dense, "-o", "mixture", "--to", "huggingface", "--upcycle", "3"});
@@ -346,8 +357,8 @@ TEST_F(CheckpointCommandTest, MistakesInTheCommand) {
         step_ + ": expected 1 to 6 files \\(a page of 4096 bytes each\\), got " + number);
   }
   expect_refusal({"convert", fixtures_ + "/dcp_micro", "-o", "x", "--to", "huggingface"},
-                 "[^ ]+: its model is unknown, as no config.json is with it; give one with "
-                 "--config");
+                 "[^ ]+: its model is unknown, as no config.json is with it; put one beside it, or "
+                 "give it to tessera checkpoint convert with --config");
 }
 
 TEST_F(CheckpointCommandTest, DamageStopsEveryCommand) {

@@ -63,14 +63,18 @@ ProgramEnd run_tessera(const std::vector<std::string>& arguments, const ProgramO
     command = {"setpriv", fmt::format("--reuid={}", kWithoutRights),
                fmt::format("--regid={}", kWithoutRights), "--clear-groups", TESSERA_PROGRAM};
   }
+  std::string program = options.without_rights ? launch::find_program("setpriv") : TESSERA_PROGRAM;
+  if (!options.redirection.empty()) {
+    command = {"sh", "-c", "exec \"$0\" \"$@\" " + options.redirection, TESSERA_PROGRAM};
+    program = launch::find_program("sh");
+  }
   command.insert(command.end(), arguments.begin(), arguments.end());
-  const pid_t pid = launch::spawn(
-      {.program = options.without_rights ? launch::find_program("setpriv") : TESSERA_PROGRAM,
-       .arguments = std::move(command),
-       .environment = environment_of(options),
-       .stdin_fd = in.fd(),
-       .stdout_fd = out.fd(),
-       .stderr_fd = error.fd()});
+  const pid_t pid = launch::spawn({.program = program,
+                                   .arguments = std::move(command),
+                                   .environment = environment_of(options),
+                                   .stdin_fd = in.fd(),
+                                   .stdout_fd = out.fd(),
+                                   .stderr_fd = error.fd()});
   ProgramEnd end;
   int status = 0;
   const auto give_up = Clock::now() + options.deadline;

@@ -15,6 +15,7 @@ struct ProgramOptions {
   std::string input;                               ///< on standard input
   std::chrono::seconds deadline{60};
   std::string killed_at;        ///< a path: all are killed (SIGKILL) as soon as it is there
+  std::string redirection;      ///< as a shell's, of numbers that are closed: "<&-"
   bool without_rights = false;  ///< as the user kWithoutRights, if this process is root's
 };
 

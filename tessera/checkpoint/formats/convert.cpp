@@ -17,8 +17,10 @@ using nlohmann::json;
 const json& config_of(const TrainingSource& training) {
   const auto& config = training.about.model;
   if (!config.is_object()) {
-    user_error("{}: its model is unknown, as no config.json is with it; give one with --config",
-               training.tensors.path().string());
+    user_error(
+        "{}: its model is unknown, as no config.json is with it; put one beside it, or "
+        "give it to tessera checkpoint convert with --config",
+        training.tensors.path().string());
   }
   return config;
 }

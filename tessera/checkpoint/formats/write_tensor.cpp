@@ -30,6 +30,7 @@ void write_tensor(const TensorSource& source, const std::string& name, DType dty
     const int64_t count = std::min(kBufferElements, end - begin);
     values.resize(static_cast<size_t>(count * dtype_bytes(info.dtype)));
     source.read(name, begin, values);
+    check_fits(name, values, info.dtype, dtype);
     write_values(values, info.dtype, dtype, file);
   }
 }

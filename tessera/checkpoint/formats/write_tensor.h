@@ -12,7 +12,8 @@ namespace tessera::checkpoint {
 /// Elements that are in memory at a time.
 inline constexpr int64_t kBufferElements = int64_t{1} << 19;
 
-/// Appends all values of a tensor as `dtype`, to which they must be convertible. Memory: a few MB.
+/// Appends all values of a tensor as `dtype`, to which they must be convertible. Memory: a few MB. UserError: a
+/// number is beyond f16.
 void write_tensor(const TensorSource& source, const std::string& name, DType dtype,
                   AtomicFile& file);
 

@@ -81,6 +81,10 @@ GgufExported export_gguf(const TensorSource& source, const std::filesystem::path
   const GgufSource written(path);
   for (const auto& tensor : tensors) {
     const double error = relative_error(view.tensors(), written, tensor.name);
+    if (std::isinf(error)) {  // a block's scale; NaN is the source's own
+      std::filesystem::remove(path);
+      user_error("{}: has numbers that this type cannot hold; choose bf16 or f32", tensor.name);
+    }
     if (error > result.error || std::isnan(error)) result.error = error, result.worst = tensor.name;
   }
   return result;
