@@ -37,7 +37,7 @@ const std::map<std::string, std::set<std::string>> kCatches{
       "hub/resolve_data.cpp", "hub/resolve.cpp", "hub/retries.h", "train/accelerator.cpp"}},
     {"it is told where it is due, or ends nothing: an unreadable object, a save, a destructor",
      {"checkpoint/formats/dcp.cpp", "checkpoint/saver.cpp", "inference/chat.cpp",
-      "memory/pinned_store.cpp", "train/watch.cpp"}},
+      "memory/pinned_store.cpp", "parallel/data/host_copies.cpp", "train/watch.cpp"}},
     {"a program of its own",
      {"comm/run_program.cpp", "launch/rank_probe.cpp", "text/text_probe.cpp", "chat/chat_probe.cpp",
       "records/records_probe.cpp"}}};

@@ -12,7 +12,7 @@ class StreamOfCopies : public CopyQueue {
   explicit StreamOfCopies(at::Device device)
       : device_(device),
         streams_(device.type()),
-        stream_(streams_.getStreamFromGlobalPool(device)),
+        stream_(streams_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
         event_(device.type()) {}
 
   void start(const at::Tensor& to, const at::Tensor& from) override {
@@ -22,9 +22,19 @@ class StreamOfCopies : public CopyQueue {
     to.copy_(from, /*non_blocking=*/true);
   }
 
+  void after(std::function<void()> work) override {
+    const c10::StreamGuard guard(stream_);
+    work();
+  }
+
   void wait() override {
     event_.record(stream_);
     event_.block(streams_.getStream(device_));
+  }
+
+  void finish() override {
+    event_.record(stream_);
+    event_.synchronize();
   }
 
  private:

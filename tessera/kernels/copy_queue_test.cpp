@@ -53,6 +53,7 @@ struct LoggingGuard : c10::impl::DeviceGuardImplInterface {
   void block(void*, const c10::Stream& stream) const override {
     Streams::here().asked.push_back("block" + on(stream.id()));
   }
+  void synchronizeEvent(void*) const override { Streams::here().asked.push_back("host waits"); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, LoggingGuard)
 
@@ -61,7 +62,11 @@ std::unique_ptr<at::ObserverContext> log_copy(const at::RecordFunction&) {
   return nullptr;
 }
 
-TEST(CopyQueue, CopiesOnItsOwnStreamBetweenEventsOfTheCurrentOne) {
+struct CopyQueueTest : ::testing::Test {
+  CopyQueueTest() { Streams::here() = {}; }
+};
+
+TEST_F(CopyQueueTest, CopiesOnItsOwnStreamBetweenEventsOfTheCurrentOne) {
   const auto queue = copy_queue(LoggingGuard::only());
   const auto other = copy_queue(LoggingGuard::only());
   const auto from = torch::arange(5), to = torch::zeros_like(from);
@@ -76,6 +81,17 @@ TEST(CopyQueue, CopiesOnItsOwnStreamBetweenEventsOfTheCurrentOne) {
             (std::vector<std::string>{"record on 0", "block on 1", "copy on 1", "record on 1",
                                       "block on 0", "record on 2", "block on 0"}));
   EXPECT_EQ(Streams::here().current, 0);
+}
+
+TEST_F(CopyQueueTest, WhatFollowsACopyWaitsForItAlone) {
+  const auto queue = copy_queue(LoggingGuard::only());
+  const auto from = torch::arange(5), to = torch::zeros_like(from);
+  queue->start(to, from);
+  queue->after([] { Streams::here().asked.push_back("work" + on(Streams::here().current)); });
+  queue->finish();
+  EXPECT_EQ(Streams::here().asked,
+            (std::vector<std::string>{"record on 0", "block on 1", "work on 1", "record on 1",
+                                      "host waits"}));
 }
 
 }  // namespace

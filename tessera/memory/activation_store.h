@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,13 +29,11 @@ class ActivationStore {
   virtual std::shared_ptr<StoredTensors> put(const std::vector<at::Tensor>& tensors) = 0;
 };
 
-using MakeCopyQueue = std::function<std::unique_ptr<kernels::CopyQueue>(at::Device device)>;
-
 /// Pinned memory of the host, to which copies go on beside the forward, and from which the next ones come beside the
 /// backward. On the device meanwhile: what was put last and what comes next. c10::ValueError: tensors that are not on
 /// CUDA, or on several devices; tensors that were changed in place before the next put(). `make`: for tests, the two
 /// directions, of any device.
-std::shared_ptr<ActivationStore> pinned_store(MakeCopyQueue make = {});
+std::shared_ptr<ActivationStore> pinned_store(kernels::MakeCopyQueue make = {});
 
 /// Drives, for tensors of any device, through the host's memory. Throws as `stack` does.
 std::shared_ptr<ActivationStore> drive_store(std::shared_ptr<offload::StoredStack> stack);

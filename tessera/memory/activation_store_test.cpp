@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,10 +11,15 @@
 #include "tessera/kernels/cpu/memory.h"
 #include "tessera/memory/activation_checkpointing.h"
 #include "tessera/memory/testing.h"
+#include "tests/support/late_copies.h"
 #include "tests/support/temporary_folder.h"
 
 namespace tessera::memory {
 namespace {
+
+using testing::copies_at_once;
+using testing::late_copies;
+using testing::Log;
 
 class DriveStoreTest : public testing::TemporaryFolderTest {
  protected:
@@ -100,63 +104,8 @@ TEST_F(DriveStoreTest, AGraphWithoutABackwardGivesItsPlaceBack) {
   EXPECT_THROW(loss.backward(), c10::Error);  // its graph is gone
 }
 
-using Log = std::vector<std::string>;
-
-/// Copies as late as a device's may be: at wait(). Until then results are NaN, sources must stay as they are, and both
-/// must be held by somebody.
-class LateCopies : public kernels::CopyQueue {
- public:
-  LateCopies(std::string name, Log& log) : name_(std::move(name)), log_(log) {}
-
-  void start(const at::Tensor& to, const at::Tensor& from) override {
-    std::memset(to.data_ptr(), 255, to.nbytes());
-    waiting_.push_back({of(to), of(from), bytes_of(of(from))});
-    log_.push_back(name_);
-  }
-
-  void wait() override {
-    if (!waiting_.empty()) log_.push_back("wait " + name_);
-    for (const auto& [to, from, bytes] : std::exchange(waiting_, {})) {
-      ASSERT_FALSE(to.storage.expired() || from.storage.expired()) << "memory was freed too early";
-      EXPECT_EQ(bytes_of(from), bytes) << "a source was written while it was copied";
-      std::memcpy(data_of(to), bytes.data(), bytes.size());
-    }
-  }
-
- private:
-  struct Place {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    size_t begin, size;  // bytes
-  };
-  struct Copy {
-    Place to, from;
-    std::vector<char> bytes;  // not a tensor's: those are counted
-  };
-
-  static Place of(const at::Tensor& tensor) {
-    return {tensor.storage().getWeakStorageImpl(),
-            static_cast<size_t>(tensor.storage_offset()) * tensor.element_size(), tensor.nbytes()};
-  }
-  static char* data_of(const Place& place) {
-    return static_cast<char*>(place.storage.lock()->mutable_data()) + place.begin;
-  }
-  static std::vector<char> bytes_of(const Place& place) {
-    return {data_of(place), data_of(place) + place.size};
-  }
-
-  std::string name_;
-  Log& log_;
-  std::vector<Copy> waiting_;
-};
-
 struct PinnedStoreTest : public ::testing::Test {
-  /// Calls alternate: out, then in.
-  MakeCopyQueue late() {
-    return [this, count = 0](at::Device) mutable {
-      return std::make_unique<LateCopies>(count++ == 0 ? "out" : "in", log);
-    };
-  }
-  std::shared_ptr<ActivationStore> store() { return pinned_store(late()); }
+  std::shared_ptr<ActivationStore> store() { return pinned_store(late_copies({"out", "in"}, log)); }
   Log log;
 };
 
@@ -248,13 +197,8 @@ TEST_F(PinnedStoreTest, NothingMayGoElsewhere) {
   EXPECT_EQ(some->tensors()[0].sum().item<double>(), 3);
 }
 
-struct CopiesAtOnce : kernels::CopyQueue {
-  void start(const at::Tensor& to, const at::Tensor& from) override { to.copy_(from); }
-  void wait() override {}
-};
-
 TEST_F(PinnedStoreTest, AChangeWhileItLeavesIsTold) {
-  const auto stack = pinned_store([](at::Device) { return std::make_unique<CopiesAtOnce>(); });
+  const auto stack = pinned_store(copies_at_once);
   auto x = torch::ones({100});
   const auto stored = stack->put({x});
   x.add_(1);
@@ -266,7 +210,7 @@ TEST_F(PinnedStoreTest, AChangeWhileItLeavesIsTold) {
 }
 
 TEST_F(PinnedStoreTest, AChangeOfWhatNobodyWantsIsNoFault) {
-  const auto stack = pinned_store([](at::Device) { return std::make_unique<CopiesAtOnce>(); });
+  const auto stack = pinned_store(copies_at_once);
   auto x = torch::ones({100});
   stack->put({x});
   x.add_(1);

@@ -16,6 +16,7 @@ namespace {
 
 using at::Tensor;
 using kernels::CopyQueue;
+using kernels::MakeCopyQueue;
 
 /// Lists of tensors in the host's memory, of which one may be leaving the device and one arriving there.
 class PinnedStack {

@@ -44,7 +44,7 @@ double all_whole(const std::vector<UnitBytes>& units) {
   std::vector<double> slices;
   for (const auto& unit : units) {
     whole += unit.passing_gradients;
-    slices.push_back(unit.gradient_slice);
+    slices.push_back(std::max(unit.gradient_slice, unit.leaving));
   }
   return whole + largest_neighbours(slices, 2);
 }
@@ -106,7 +106,7 @@ void Pieces::add(const Pieces& others) {
 
 double gradients_on_the_way(const UnitBytes& unit, int64_t ranks_of_leaving) {
   if (ranks_of_leaving == 1) return 0;  // it has left before the backward goes on
-  return unit.passing_gradients + (ranks_of_leaving > 0 ? unit.gradient_slice : 0);
+  return unit.passing_gradients + (ranks_of_leaving > 0 ? unit.gradient_slice : unit.leaving);
 }
 
 bool backward_reads(const plan::UnitPlan& unit) {
@@ -133,6 +133,11 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     } else if (!plan.keeps_whole) {
       result.arriving += sent;
     }
+    // A device casts what comes from its host.
+    const bool comes = plan.slice == plan::Tier::host && !plan.keeps_copy;
+    if (comes && plan.slice_bytes != plan.whole_bytes) {
+      result.casting = std::max(result.casting, share * slice_bytes);
+    }
     if (plan.slice == plan::Tier::drive) add_stored_slice(plan, share, result);
     const double master = plan.master_on_drives ? share * slice_bytes : 0;
     result.on_drives += master;
@@ -141,12 +146,10 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
     (plan.keeps_gradient ? result.kept_gradients : result.passing_gradients) +=
         elements * static_cast<double>(plan.gradient_bytes);
     if (!plan.gradient_slice_in_gradient) {
-      result.gradient_slice += plan.gradient == plan::Tier::device
-                                   ? share * static_cast<double>(plan.gradient_slice_bytes)
-                                   : 0;
+      const double slice = share * static_cast<double>(plan.gradient_slice_bytes);
+      (plan.gradient == plan::Tier::device ? result.gradient_slice : result.leaving) += slice;
       result.slice_comes_last = plan.fp8_gradients;
-      if (plan.gradient_on_drives)
-        result.gradients.add(share * static_cast<double>(plan.gradient_slice_bytes));
+      if (plan.gradient_on_drives) result.gradients.add(slice);
     }
     const auto states = [&](int64_t count, optim::Treatment treatment) {
       return static_cast<double>(count) * optim::state_bytes(config.optimizer.type, treatment,
@@ -168,6 +171,10 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   }
   result.on_drives += result.gradients.bytes;
   return result;
+}
+
+double largest_cast(const std::vector<UnitBytes>& units) {
+  return units.empty() ? 0 : std::ranges::max(units, {}, &UnitBytes::casting).casting;
 }
 
 bool updated_here(const std::vector<UnitBytes>& units) {
@@ -210,7 +217,8 @@ StateBytes peak_of_states(const std::vector<UnitBytes>& units, const RunConfig& 
   // The unit at work and the one that is on the way.
   const bool prefetches =
       section.forward_prefetch || section.backward_prefetch != parallel::BackwardPrefetch::none;
-  result.gathered += largest_at_once(units, prefetches && section.max_gathered_units > 1);
+  result.gathered +=
+      largest_at_once(units, prefetches && section.max_gathered_units > 1) + largest_cast(units);
   const bool adds = config::num_micro_batches(config, mesh) > 1;
   result.gradients += section.pp != 1 ? all_whole(units)
                                       : peak_of_backward(units, mesh.data_ranks(),

@@ -23,9 +23,11 @@ struct UnitBytes {
   double parameters = 0;                     ///< slices, and copies of them
   double kept_whole = 0, passing_whole = 0;  ///< parameters beside the slices
   double arriving = 0;                       ///< of the latter, while they are gathered ahead
+  double casting = 0;  ///< beside that for a moment: what comes from the host in another type
   double kept_gradients = 0, passing_gradients = 0;
   double gradient_slice = 0;      ///< where it is not part of the gradient
   bool slice_comes_last = false;  ///< it has no memory before the sum over ranks is there
+  double leaving = 0;             ///< of the gradient, on its way to the host
   double optimizer = 0;
   double on_drives = 0;            ///< beside all of these
   Pieces slices;                   ///< of that, what each gather reads
@@ -53,6 +55,9 @@ struct DriveBuffers {
 bool updated_here(const std::vector<UnitBytes>& units);
 DriveBuffers buffers_for_drives(const std::vector<UnitBytes>& units,
                                 const config::RunConfig& config);
+
+/// One buffer is cast at a time, in memory that is kept for the next one.
+double largest_cast(const std::vector<UnitBytes>& units);
 
 /// Bytes of a unit's gradients while the backward of the one before it goes on. `ranks_of_leaving`:
 /// those that reduce it, if it is updated once that is done, or goes to drives; else 0.

@@ -76,6 +76,7 @@ class Step {
       }
       if (pipeline()) waiting_ += unit.passing_gradients;
     }
+    base_.gathered += largest_cast(bytes_);
     if (updated_here(bytes_)) base_.optimizer += buffers_for_drives(bytes_, config).bytes();
     for (size_t unit = 0; unit < units.size(); ++unit) {
       if (units[unit].predicts) head_ = unit;
@@ -296,7 +297,8 @@ class Step {
   void reduce() {
     if (!pipeline()) return;
     gathered_.release_all();
-    const auto slice = std::ranges::max(bytes_, {}, &UnitBytes::gradient_slice).gradient_slice;
+    double slice = 0;
+    for (const auto& unit : bytes_) slice = std::max({slice, unit.gradient_slice, unit.leaving});
     note("backward", {.gradients = waiting_ + slice});
   }
 

@@ -259,6 +259,22 @@ TEST(StepMemory, OffloadLeavesADeviceWithoutOptimizer) {
   const auto memory = step_memory(run, plan.ranks.front(), gpu);
   for (const auto& phase : memory.phases) EXPECT_EQ(phase.optimizer + phase.parameters, 0);
   EXPECT_LT(memory.peak().total(), before);
+  // One unit's gradient is on its way to the host; in bf16 the next one's slices are cast when they have come.
+  const auto unit = [&] {
+    const auto& units = plan.ranks.front().units;
+    return unit_bytes(units[units.size() / 2], run);
+  };
+  const double slice = unit().passing_gradients / 2;
+  EXPECT_EQ(unit().leaving, slice);
+  EXPECT_EQ(gradients_on_the_way(unit(), 0), 3 * slice);
+  EXPECT_EQ(unit().casting, 0);
+  run.precision.compute = FloatType::bf16;
+  const auto mixed = plan::make_plan(run, models::model_preset("tiny"), {.device_is_host = false});
+  const auto& units = mixed.ranks.front().units;
+  const auto cast = unit_bytes(units[units.size() / 2], run);
+  EXPECT_EQ(cast.casting, slice);
+  EXPECT_EQ(largest_cast({unit(), cast}), slice);
+  run.precision.compute = FloatType::fp32;
   EXPECT_GT(peak(run), 0.9 * peak(job("full_shard", 2)));  // on a CPU nothing is gained
 }
 

@@ -17,7 +17,6 @@ namespace tessera::kernels {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kLarge = size_t{64} << 10;
 constexpr size_t kSlack = size_t{32} << 20;
 constexpr size_t kRegion = size_t{64} << 20;
 constexpr size_t kMostInRegion =
@@ -98,7 +97,7 @@ class CachingAllocator final : public c10::Allocator {
   void* take(size_t bytes) {
     Header* header = nullptr;
     const std::lock_guard lock(mutex_);
-    if (bytes < kLarge) {
+    if (bytes < kOwnPages) {
       header = static_cast<Header*>(
           std::aligned_alloc(kAlignment, rounded_up(bytes, kAlignment) + kAlignment));
       if (header != nullptr) {

@@ -4,9 +4,13 @@
 // up to a sixth of a training step on a CPU. This one keeps it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tessera::kernels {
+
+/// Blocks of as many bytes and more have pages of their own.
+inline constexpr size_t kOwnPages = size_t{64} << 10;
 
 struct AllocatorStats {
   int64_t allocated_bytes = 0;  ///< in live tensors, as they asked

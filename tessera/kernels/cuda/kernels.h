@@ -1,6 +1,8 @@
 // The fused operators on a GPU.
 #pragma once
 
+#include <cstddef>
+
 #include "tessera/kernels/cuda/launch.h"
 #include "tessera/kernels/fused.h"
 
@@ -8,6 +10,9 @@ namespace tessera::kernels {
 
 /// Null in a build without CUDA (cuda/absent.cpp).
 const FusedKernels* cuda_kernels();
+
+/// Pins pages of the host's memory for all GPUs and for good. What the system says against it, or null.
+const char* lock_pages(void* first, size_t bytes);
 
 namespace TESSERA_GPU_NAMESPACE {
 

@@ -1,15 +1,19 @@
 // What a user does to a model after it was sharded: equal to plain LibTorch, or one clear line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 
 #include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -175,6 +179,128 @@ TEST(AfterSharding, MovingOrCastingIsRefused) {
     net.to(torch::kDouble);
     expect_line([&] { loss_of(net, batch(0).to(torch::kDouble)); },
                 "first.weight: does not lie where sharding put it; call to() before");
+  });
+}
+
+// LibTorch forgets where the gradients of a parameter arrive once it is loaded.
+TEST(AfterSharding, WhatWasLoadedIsTrained) {
+  const auto name = [](size_t i) { return "p" + std::to_string(i); };
+  std::ostringstream stream;
+  {
+    Net net;
+    torch::serialize::OutputArchive archive;
+    for (size_t i = 0; const auto& parameter : net.parameters())
+      archive.write(name(i++), parameter);
+    archive.save_to(stream);
+  }
+  const auto load = [&](Net& net) {
+    std::istringstream bytes(stream.str());
+    torch::serialize::InputArchive archive;
+    archive.load_from(bytes);
+    for (size_t i = 0; auto& parameter : net.parameters()) archive.read(name(i++), parameter);
+  };
+  const auto expected = plain_values([&](Net& net, int step) {
+    if (step == 0 || step == 3) load(net);
+  });
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        Net net;
+        auto model = fully_shard(
+            net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[0]);
+        torch::optim::AdamW optimizer(model.parameters(), adamw());
+        for (int step = 0; step < kSteps; ++step) {
+          if (step == 0 || step == 3) {
+            model.unshard();
+            load(net);
+            model.reshard();
+          }
+          loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
+          model.finish_backward();
+          optimizer.step();
+          model.finish_step();
+        }
+        model.unshard();
+        const auto found = values_of(net);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+        }
+      }
+    });
+  }
+}
+
+// Between the parameters of a buffer is room, which NaN must not stay in.
+TEST(AfterSharding, AStepSkippedForNaNLeavesNothing) {
+  for (const int ranks : {1, 2, 3}) {
+    on_mesh({.shape = {.dp_shard = ranks}}, [&](const mesh::DeviceMesh& mesh) {
+      for (const auto placement : kPlacements) {
+        Net net;
+        auto model = fully_shard(net, mesh, {.unit = {.placement = placement}}, kRules[0]);
+        torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
+        for (int step = 0; step < 4; ++step) {
+          const double factor = step == 1 ? NAN : 1;
+          (loss_of(net, part_of_batch(step, mesh.rank(), ranks)) * factor).backward();
+          model.finish_backward();
+          const double norm = model.clip_grad_norm(0.5);
+          EXPECT_EQ(std::isfinite(norm), step != 1);
+          if (step == 1) {
+            model.scale_gradients(0);
+            EXPECT_EQ(model.gradient_norm().norm, 0);
+          }
+          optimizer.step();
+          model.finish_step();
+        }
+        EXPECT_TRUE(std::isfinite(loss_of(net, batch(0)).item<double>()));
+      }
+    });
+  }
+}
+
+struct Overlapping : nn::Hookable {
+  Overlapping() {
+    whole = register_parameter("whole", torch::ones({4, 3}));
+    part = register_parameter("part", whole.detach().narrow(0, 1, 2));
+    const auto both = torch::ones({8});  // apart in one storage
+    first = register_parameter("first", both.narrow(0, 0, 4));
+    last = register_parameter("last", both.narrow(0, 4, 4));
+  }
+  torch::Tensor whole, part, first, last;
+};
+
+struct WithMaxNorm : nn::Hookable {
+  WithMaxNorm() { register_module("table", table); }
+  torch::nn::Embedding table{torch::nn::EmbeddingOptions(5, 3).max_norm(1)};
+};
+
+TEST(AfterSharding, WhatCannotBeEqualIsRefused) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Overlapping overlapping;
+    expect_line([&] { fully_shard(overlapping, mesh); },
+                "part: expected memory of its own, got that of whole");
+    WithMaxNorm bounded;
+    expect_line([&] { fully_shard(bounded, mesh); }, "unit root: expected no max_norm");
+    torch::manual_seed(1);
+    WithMaxNorm copied;
+    replicate(copied, mesh);  // as in DDP
+  });
+}
+
+TEST(AfterSharding, ARefusedRootTakesNoBlock) {
+  on_mesh({.shape = {.dp_shard = 2}}, [](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto block0 = fully_shard(*net.block0, mesh), block1 = fully_shard(*net.block1, mesh);
+    torch::optim::SGD optimizer(block1.parameters(), torch::optim::SGDOptions(0.05));
+    expect_line([&] { fully_shard(net, mesh); },
+                "block1: expected optimizers of the whole sharded model");
+    loss_of(net, batch(0)).backward();
+    for (auto* model : {&block0, &block1}) {
+      EXPECT_EQ(model->units().size(), 1U);
+      model->finish_backward();
+    }
+    optimizer.step();
+    block1.finish_step();
+    loss_of(net, batch(1));
   });
 }
 

@@ -159,8 +159,14 @@ void DataParallel::scale_gradients(double factor) {
     for (auto& buffer : unit.buffers()) {
       if (!buffer.trained()) continue;
       buffer.bring_gradient();
-      (buffer.plan().fp8_gradients ? buffer.gradient_factor() : buffer.gradient_of_slice())
-          .mul_(factor);
+      const bool in_8_bits = buffer.plan().fp8_gradients;
+      if (factor == 0 && in_8_bits) {
+        buffer.keep_gradient(torch::zeros({buffer.slice_size()}));
+      } else if (factor == 0) {
+        buffer.gradient_of_slice().zero_();  // where a product with NaN is none
+      } else {
+        (in_8_bits ? buffer.gradient_factor() : buffer.gradient_of_slice()).mul_(factor);
+      }
       buffer.put_gradient_away();
     }
   }

@@ -115,7 +115,7 @@ class DataParallel {
   /// gives the norm before. Collective. Not torch::nn::utils::clip_grad_norm_ over parameters(),
   /// which takes this rank's parts for all, and cannot be told from an intended change.
   double clip_grad_norm(double max_norm);
-  void scale_gradients(double factor);  ///< this rank's; the same on all
+  void scale_gradients(double factor);  ///< this rank's; the same on all; 0 leaves no NaN
 
   /// What this rank's optimizer updates: one slice per unit, kind, treatment and decay group. Valid
   /// for life; gradients have memory between finish_backward and finish_step. For fused optimizers:

@@ -268,6 +268,7 @@ void DataParallel::Engine::settle(size_t at_most) {
   };
   while (!reducing.empty() && (reducing.size() > at_most || is_done(units[reducing.front()]))) {
     auto& unit = units[reducing.front()];
+    unit.finish_leaving();  // one unit's gradient is on its way to the host at a time
     unit.finish_reduce(divide_factor);
     if (is_last) unit.start_replicate();
     const bool frees = options.fp8_gradients || options.offload.gradients_on_drives;
@@ -294,8 +295,10 @@ void DataParallel::Engine::finish_backward() {
     if (calls[index].again) launch(index);
   }
   settle(0);
-  if (is_last && !options.update_in_backward) {
-    for (auto& unit : units) unit.finish_replicate();
+  for (auto& unit : units) {
+    unit.finish_coming();  // of a unit that was not called: the optimizer writes slices
+    unit.finish_leaving();
+    if (is_last && !options.update_in_backward) unit.finish_replicate();
   }
   launched = 0;
   started = false;

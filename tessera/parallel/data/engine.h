@@ -96,7 +96,9 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
                                                     const torch::nn::Module& model);
   /// Is it a parameter that an engine has?
   static bool shards(const torch::Tensor& parameter);
-  /// Takes over the units of one of those engines.
+  /// ValueError: one of those engines is not to be taken over.
+  void check_absorbs(const std::string& path, const Engine& inner) const;
+  /// Takes over its units.
   void absorb(const std::string& path, Engine& inner);
 
   struct Arrival;

@@ -173,7 +173,7 @@ std::unordered_set<const void*> DataParallel::Engine::sharded_in(const Inside& i
   return keys;
 }
 
-void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
+void DataParallel::Engine::check_absorbs(const std::string& path, const Engine& inner) const {
   TORCH_CHECK_VALUE(inner.axes.all.name() == axes.all.name() &&
                         inner.axes.gather.name() == axes.gather.name() &&
                         inner.axes.inner.size() == axes.inner.size(),
@@ -186,6 +186,9 @@ void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
   TORCH_CHECK_VALUE(!inner.regions && !inner.gradient_regions, path,
                     ": expected one fully_shard() of the whole model where slices or gradients are "
                     "on drives");
+}
+
+void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
   for (size_t i = 0; i < inner.units.size(); ++i) {
     for (auto* module : inner.modules[i].modules) {
       module->remove_hooks([&](const nn::Hooks& hooks) {

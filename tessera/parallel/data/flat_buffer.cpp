@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "tessera/kernels/pinned.h"
 #include "tessera/nn/replace_values.h"
 
 namespace tessera::parallel {
@@ -111,6 +112,10 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
   plan_.in_blocks = in_blocks;
 }
 
+c10::Allocator* FlatBuffer::slice_allocator() const {
+  return options_.slice_device.is_cpu() ? kernels::pinned_allocator(options_.device) : nullptr;
+}
+
 void FlatBuffer::make_gradient() {
   arrivals_.resize(entries_.size());
   const auto dtype = options_.gradient_dtype.value_or(whole.tensor().scalar_type());
@@ -120,7 +125,7 @@ void FlatBuffer::make_gradient() {
     gradient_factor_ = torch::zeros({1});
   } else if (!plan_.gradient_slice_in_gradient) {
     const auto sum_dtype = torch::promote_types(slice_.scalar_type(), dtype);
-    gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device);
+    gradient_slice = Transient(slice_size(), sum_dtype, options_.slice_device, slice_allocator());
   }
   if (plan_.keeps_gradient) begin_gradient();
 }
@@ -256,7 +261,7 @@ void FlatBuffer::fill(const Fill& set) {
 
 void FlatBuffer::note_slice() {
   const torch::NoGradGuard no_grad;
-  if (copy_.defined() && !slice_.is_meta()) copy_.copy_(slice_, /*non_blocking=*/true);
+  if (copy_.defined() && !slice_.is_meta()) copy_.copy_(slice_.to(copy_.device()));
   slice_version_ = slice_._version();
   sample_.reset();
 }
@@ -299,7 +304,7 @@ void FlatBuffer::whole_changed() {
                       ": was written, but its values are kept on drives; write them with fill()");
     return slice_changed();
   }
-  for (const auto& entry : entries_) {
+  for (auto& entry : entries_) {
     // torch::load puts another tensor in the parameter's place.
     if (entry.parameter.is_alias_of(whole.tensor())) continue;
     TORCH_CHECK_VALUE(entry.parameter.sizes() == entry.sizes, entry.name, ": expected the shape ",
@@ -314,6 +319,7 @@ void FlatBuffer::whole_changed() {
                       "nothing); load before sharding, or copy_() the values");
     place.copy_(entry.parameter.detach());
     entry.parameter.set_data(place);
+    entry.trained = false;  // LibTorch forgets where its gradients arrive
   }
   if (!plan_.slice_in_whole) {
     // What was not written keeps the precision of the slice.

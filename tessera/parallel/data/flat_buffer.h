@@ -127,6 +127,8 @@ class FlatBuffer {
   /// [P/N] the same as gathers take them: the slice, or its copy. On drives: until another buffer's is
   /// asked for.
   torch::Tensor gather_source() const;
+  /// Is that on the host of a device, or would it be if this were one?
+  bool gathers_from_host() const { return options_.offloaded && !copy_.defined() && !regions_; }
 
   /// Gives a buffer on drives its region, zero at first.
   void store_in(std::shared_ptr<offload::StoredRegions> regions, size_t index);
@@ -256,6 +258,7 @@ class FlatBuffer {
   void lay_out(const std::vector<Named>& parameters);
   void add_to_groups(const Group& next);
   void make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, bool trained);
+  c10::Allocator* slice_allocator() const;  ///< none: of the device
   void make_slice(torch::Dtype dtype);
   void make_copy();
   void make_gradient();

@@ -33,19 +33,23 @@ void FlatBuffer::fill_gradient() {
 }
 
 void FlatBuffer::clear_gradient() {
+  if (gradient.allocated()) clear_gaps();  // whoever scaled all of it by NaN left that there
   for (const auto& entry : entries_) {
     if (entry.parameter.grad().defined()) autograd::set_unwritten(entry.parameter.grad());
   }
 }
 
-/// Between the parameters, where nobody writes.
+/// Between the parameters, where no backward writes.
 void FlatBuffer::clear_gaps() {
   int64_t end = 0;  // of the parameter before
+  const auto clear_until = [&](int64_t next) {
+    if (next > end) gradient.tensor().narrow(0, end, next - end).zero_();
+  };
   for (const auto& entry : entries_) {
-    gradient.tensor().narrow(0, end, entry.offset - end).zero_();
+    clear_until(entry.offset);
     end = entry.offset + entry.parameter.numel();
   }
-  gradient.tensor().narrow(0, end, size_ - end).zero_();
+  clear_until(size_);
 }
 
 void FlatBuffer::note_arrivals() {

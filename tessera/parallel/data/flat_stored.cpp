@@ -4,6 +4,7 @@
 
 #include "tessera/autograd/gradient_sink.h"
 #include "tessera/kernels/flat.h"
+#include "tessera/kernels/pinned.h"
 #include "tessera/parallel/data/flat_buffer.h"
 
 namespace tessera::parallel {
@@ -25,8 +26,14 @@ std::span<std::byte> bytes_of(const torch::Tensor& values) {
 void FlatBuffer::make_slice(torch::Dtype dtype) {
   const bool stored = plan_.slice == plan::Tier::drive || plan_.master_on_drives;
   const auto device = stored ? torch::Device(torch::kMeta) : options_.slice_device;
-  slice_ = plan_.slice_in_whole ? own_part(whole).zero_()
-                                : torch::zeros({slice_size()}, torch::dtype(dtype).device(device));
+  if (plan_.slice_in_whole) {
+    slice_ = own_part(whole);
+  } else if (device.is_cpu()) {
+    slice_ = kernels::empty_pinned(slice_size(), dtype, options_.device);
+  } else {
+    slice_ = torch::empty({slice_size()}, torch::dtype(dtype).device(device));
+  }
+  slice_.zero_();
 }
 
 void FlatBuffer::make_copy() {

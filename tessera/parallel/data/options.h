@@ -10,6 +10,7 @@
 
 #include "tessera/base/choices.h"
 #include "tessera/base/offload.h"
+#include "tessera/kernels/copy_queue.h"
 #include "tessera/offload/buffers.h"
 #include "tessera/parallel/replication.h"
 
@@ -66,6 +67,8 @@ struct DataParallelOptions {
   UnitOptions unit;                     ///< of every unit
   std::vector<UnitOverride> overrides;  ///< the last that matches counts
   OffloadPolicy offload;
+  /// What copies between a device and slices on its host; none: streams of a GPU, and a CPU waits for each. For tests.
+  kernels::MakeCopyQueue copy_queue;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
   /// full_shard: no prefetch starts while so many units' whole parameters are in memory.

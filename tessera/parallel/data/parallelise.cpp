@@ -1,6 +1,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <numeric>
@@ -73,6 +74,47 @@ std::vector<CheckedUnit> named_units(const torch::nn::Module& model,
   return result;
 }
 
+/// Each gets memory of its own: a write to one would no longer be one to the other.
+void check_no_overlap(const std::vector<CheckedUnit>& units) {
+  std::unordered_map<const void*, std::vector<Unit::Named>> by_storage;
+  for (const auto& unit : units) {
+    for (const auto& named : unit.parameters) {
+      if (!named.second.has_storage() || named.second.is_meta() || named.second.numel() == 0)
+        continue;
+      auto& beside = by_storage[named.second.storage().unsafeGetStorageImpl()];
+      for (const auto& [name, other] : beside) {
+        const auto overlap = at::get_overlap_status(named.second, other);
+        TORCH_CHECK_VALUE(
+            overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
+            named.first, ": expected memory of its own, got that of ", name,
+            "; register one tensor twice to tie them, or make the view in forward");
+      }
+      beside.push_back(named);
+    }
+  }
+}
+
+/// Ranks have other rows in their batches.
+void check_no_max_norm(const std::vector<UnitModules>& units,
+                       const std::vector<UnitOptions>& options, const mesh::Axis& axis) {
+  for (size_t i = 0; i < units.size() && axis.size() > 1; ++i) {
+    if (!is_sharded(options[i].placement)) continue;
+    for (const auto* outer : units[i].modules) {
+      for (const auto& module : outer->modules(/*include_self=*/false)) {
+        const auto* table = dynamic_cast<const torch::nn::EmbeddingImpl*>(module.get());
+        const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get());
+        TORCH_CHECK_VALUE(
+            !(table != nullptr && table->options.max_norm()) &&
+                !(bag != nullptr && bag->options.max_norm()),
+            "unit ", units[i].name,
+            ": expected no max_norm, with which an embedding's forward writes rows of "
+            "the weight that other ranks have; bound them between unshard() and "
+            "reshard()");
+      }
+    }
+  }
+}
+
 /// What rank 0 sends must be there. Collective.
 void check_rank_0_has_values(const std::vector<CheckedUnit>& units, const mesh::Axis& axis) {
   std::string missing;
@@ -131,6 +173,28 @@ std::vector<OffloadPolicy> offload_by_unit(const std::vector<CheckedUnit>& units
     if (offloaded[i]) result[i] = policy;
   }
   return result;
+}
+
+/// Null: everything is where it is computed with.
+std::shared_ptr<HostCopies> host_copies(const std::vector<CheckedUnit>& units, const DataAxes& axes,
+                                        const DataParallelOptions& options) {
+  const auto& offload = options.offload;
+  if (!offload.offload_params && !offload.offload_optimizer &&
+      offload.on_drives == OnDrives::nothing) {
+    return nullptr;
+  }
+  std::optional<torch::Device> device;
+  for (const auto& unit : units) {
+    for (const auto& [name, parameter] : unit.parameters) {
+      const auto here = parameter.is_meta() ? axes.device : parameter.device();
+      if (!device) device = here;
+      TORCH_CHECK_VALUE(*device == here, name, ": expected all that is offloaded on ", *device,
+                        ", got it on ", here);
+    }
+  }
+  if (!device || (device->is_cpu() && !options.copy_queue)) return nullptr;
+  return std::make_shared<HostCopies>(
+      *device, options.copy_queue ? options.copy_queue : kernels::copy_queue);
 }
 
 /// Units in the order in which the model's modules are registered, which is most often that of the
@@ -204,18 +268,22 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   if (options.sync_module_states) check_rank_0_has_values(checked, axes.all);
   const auto unit_options = options_by_unit(units, options);
   check_options(units, unit_options, axes, options);
+  check_no_overlap(checked);
+  check_no_max_norm(units, unit_options, axes.all);
   if (options.check_parameters) check_parameters(checked, axes, options);
   auto engine = std::make_shared<DataParallel::Engine>();
   engine->model = &model;
   engine->options = options;
   engine->axes = axes;
+  for (const auto& [path, inner] : inside) engine->check_absorbs(path, *inner);
   engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
   const auto offload = offload_by_unit(checked, options.offload, axes.device);
+  const auto copies = host_copies(checked, axes, options);
   for (size_t i = 0; i < units.size(); ++i) {
     auto of_unit = options;
     of_unit.offload = offload[i];
-    engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], of_unit,
-                               axes);
+    engine->units.emplace_back(units[i].name, checked[i].parameters, unit_options[i], of_unit, axes,
+                               copies);
   }
   engine->modules = std::move(units);
   for (const auto& [path, inner] : inside) engine->absorb(path, *inner);

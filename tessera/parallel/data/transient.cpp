@@ -5,11 +5,12 @@
 
 namespace tessera::parallel {
 
-Transient::Transient(int64_t size, torch::Dtype dtype, torch::Device device) {
+Transient::Transient(int64_t size, torch::Dtype dtype, torch::Device device,
+                     c10::Allocator* allocator) {
   const auto bytes = size * static_cast<int64_t>(torch::elementSize(dtype));
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device),
-      c10::GetAllocator(device.type()), /*resizable=*/false);
+      allocator != nullptr ? allocator : c10::GetAllocator(device.type()), /*resizable=*/false);
   tensor_ = torch::empty({0}, torch::dtype(dtype).device(device));
   tensor_.set_(c10::Storage(std::move(storage)), 0, {size}, {1});
 }

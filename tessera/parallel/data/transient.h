@@ -13,7 +13,9 @@ namespace tessera::parallel {
 class Transient {
  public:
   Transient() = default;
-  Transient(int64_t size, torch::Dtype dtype, torch::Device device);  ///< without memory
+  /// Without memory. `allocator`: of that; none: of the device.
+  Transient(int64_t size, torch::Dtype dtype, torch::Device device,
+            c10::Allocator* allocator = nullptr);
 
   const torch::Tensor& tensor() const { return tensor_; }
   int64_t size() const { return tensor_.defined() ? tensor_.numel() : 0; }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace tessera::parallel {
@@ -108,10 +107,11 @@ DataAxes DataAxes::of(const mesh::DeviceMesh& mesh, int inner_size) {
 }
 
 Unit::Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
-           const DataParallelOptions& all, const DataAxes& axes)
+           const DataParallelOptions& all, const DataAxes& axes, std::shared_ptr<HostCopies> copies)
     : name_(std::move(name)),
       options_(options),
       axes_(axes),
+      copies_(std::move(copies)),
       fp8_communication_(all.fp8_communication) {
   for (const auto& [kind, replication, apart, of_experts, fp8_weights] : by_kind(parameters, all)) {
     const auto& first = kind.front().second;
@@ -169,7 +169,7 @@ bool Unit::gathers() const {
 }
 
 void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
-  const auto start = std::chrono::steady_clock::now();
+  const Timed timed(seconds);
   try {
     for (auto& work : works) work.wait();
   } catch (const c10::DistError& error) {
@@ -177,7 +177,6 @@ void Unit::wait(std::vector<comm::Work>& works, double& seconds) const {
                          nullptr);
   }
   works.clear();
-  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void Unit::start_gather() {
@@ -198,19 +197,27 @@ void Unit::start_gather() {
     const auto& axis = inner ? axes_.inner : axes_.of(buffer).gather;
     const bool sliced = buffer.plan().num_slices > 1;
     auto own = buffer.own_part(whole);
+    bool comes = false;  // from the host
     if (inner) {
       const int64_t size = buffer.size() / axis.size();
       own = whole.narrow(0, axis.rank() * size, size);
       own.copy_(inner_parts_[i]);
     } else if (const auto source = buffer.gather_source(); !source.is_alias_of(own)) {
       const bool stays = !buffer.region();
-      if (sliced && stays && own.dtype() == source.dtype() && own.device() == source.device()) {
+      comes = copies_ && buffer.gathers_from_host();
+      if (comes) {
+        copies_->bring(own, source);
+      } else if (sliced && stays && own.dtype() == source.dtype()) {
         own = source;  // the collective brings it to its place
       } else {
-        own.copy_(source, /*non_blocking=*/true);  // the cast, or the transfer
+        own.copy_(source);  // the cast
       }
     }
-    if (sliced) gathers_.push_back(axis.all_gather(whole, own));
+    if (!sliced) continue;
+    const auto gather = [this, &axis, whole = whole, own] {
+      gathers_.push_back(axis.all_gather(whole, own));
+    };
+    comes ? copies_->after_coming(gather) : gather();
   }
   inner_parts_.clear();
   state_ = State::gathering;
@@ -219,6 +226,7 @@ void Unit::start_gather() {
 void Unit::finish_gather() {
   if (state_ == State::gathered) return;
   start_gather();
+  finish_coming();
   wait(gathers_, times_.gather_wait_seconds);
   for (auto& buffer : buffers_) {
     if (buffer.has_codes()) {

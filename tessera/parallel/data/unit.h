@@ -1,6 +1,8 @@
 // One unit of a data-parallel model: its buffers, and how they are gathered, reduced and freed.
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "tessera/mesh/mesh.h"
 #include "tessera/parallel/data/flat_buffer.h"
 #include "tessera/parallel/data/fp8_sum.h"
+#include "tessera/parallel/data/host_copies.h"
 #include "tessera/parallel/data/options.h"
 
 namespace tessera::parallel {
@@ -45,6 +48,21 @@ struct UnitTimes {
   double reduce_wait_seconds = 0;  ///< for gradients
 };
 
+/// Adds the seconds that it lives.
+class Timed {
+ public:
+  explicit Timed(double& seconds) : seconds_(seconds) {}
+  ~Timed() {
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 /// Parameters that are gathered and reduced together. Frozen ones lie in a buffer of their own:
 /// they have neither gradient nor optimizer state, whatever they share a unit with.
 ///
@@ -52,8 +70,9 @@ struct UnitTimes {
 class Unit {
  public:
   using Named = FlatBuffer::Named;
+  /// `copies`: for what lives on a device's host; null on a CPU.
   Unit(std::string name, const std::vector<Named>& parameters, const UnitOptions& options,
-       const DataParallelOptions& all, const DataAxes& axes);
+       const DataParallelOptions& all, const DataAxes& axes, std::shared_ptr<HostCopies> copies);
 
   const std::string& name() const { return name_; }
   void move_below(const std::string& path);  ///< of its model in a larger one: names change
@@ -73,6 +92,7 @@ class Unit {
   bool has_whole() const { return state_ != State::sliced; }  ///< there, or on the way
   void start_gather();           ///< nothing if they are there or on the way
   void finish_gather();          ///< starts and waits as needed
+  void finish_coming();          ///< from the host: its slices, and those of other units
   void reshard();                ///< frees the whole parameters, if it frees_whole()
   void reshard_after_forward();  ///< as the option says
   /// Slices have new values (those of frozen parameters: only if told so): what was gathered of them is out
@@ -102,6 +122,7 @@ class Unit {
   bool reduced() const { return reduced_; }  ///< since begin_gradient
   bool reduce_done() const;                  ///< finish_reduce would not wait
   void finish_reduce(double divide_factor);
+  void finish_leaving();  ///< to the host: its gradients, and those of the units reduced before
   void start_replicate();
   void finish_replicate();
   void finish_replicas();  ///< of it, the sums over replicas
@@ -125,6 +146,7 @@ class Unit {
   std::vector<FlatBuffer> buffers_;
   State state_ = State::sliced;
   std::vector<comm::Work> gathers_, reduces_, replicates_;
+  std::shared_ptr<HostCopies> copies_;
   std::vector<torch::Tensor> inner_parts_;      // per buffer, while resharded to the inner axis
   std::vector<torch::Tensor> earlier_;          // per buffer: sums of this step's earlier backwards
   std::vector<torch::Tensor> replicated_sums_;  // per buffer: likewise, over replicas, too

@@ -78,6 +78,19 @@ void Unit::finish_reduce(double divide_factor) {
   adds_in_place_ = !reduced_;
 }
 
+void Unit::finish_leaving() {
+  if (!copies_) return;
+  const torch::NoGradGuard no_grad;
+  const Timed timed(times_.reduce_wait_seconds);
+  copies_->finish_leaving();
+}
+
+void Unit::finish_coming() {
+  if (!copies_) return;
+  const Timed timed(times_.gather_wait_seconds);
+  copies_->finish_coming();
+}
+
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
 void Unit::finish_sum(size_t index, double factor) {
   auto& buffer = buffers_[index];
@@ -93,8 +106,13 @@ void Unit::finish_sum(size_t index, double factor) {
     if (factor != 1) slice.mul_(factor);
     if (earlier_[index].defined()) slice.add_(earlier_[index]);
     earlier_[index].reset();
+  } else if (copies_ && buffer.options().offloaded) {
+    const bool adds = buffer.gradient_slice.allocated();
+    buffer.gradient_slice.allocate();
+    copies_->send(slice, own, factor, adds);
+    if (buffer.plan().gradient_on_drives) finish_leaving();
   } else if (buffer.gradient_slice.allocated()) {
-    slice.add_(own.to(slice.device()), factor);
+    slice.add_(own, factor);
   } else {
     buffer.gradient_slice.allocate();
     slice.copy_(own);
@@ -108,6 +126,7 @@ void Unit::finish_sum(size_t index, double factor) {
 
 void Unit::start_replicate() {
   if (!sums_over_replicas() || replicated_) return;
+  finish_leaving();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     auto& buffer = buffers_[i];
     if (!sums_over_replicas(buffer)) continue;
@@ -137,6 +156,7 @@ void Unit::finish_replicas() {
 }
 
 void Unit::finish_replicate() {
+  finish_leaving();
   finish_replicas();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const auto& replication = buffers_[i].options().replication;
@@ -173,6 +193,7 @@ void Unit::set_sums_apart() {
 }
 
 void Unit::forget_gradients() {
+  finish_leaving();
   for (auto& buffer : buffers_) {
     if (!buffer.trained()) continue;
     buffer.clear_gradient();
