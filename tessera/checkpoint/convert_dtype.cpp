@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "tessera/base/error.h"
 
@@ -152,13 +151,19 @@ void convert_values(std::span<const std::byte> source, DType from, std::span<std
   });
 }
 
-void check_fits(const std::string& name, std::span<const std::byte> source, DType from, DType to) {
+void check_fits(const std::string& name, std::span<const std::byte> source, DType from,
+                std::span<const std::byte> converted, DType to) {
   if (to != DType::f16 || from == DType::f16) return;
-  std::vector<float> numbers(source.size() / static_cast<size_t>(dtype_bytes(from)));
-  convert_values(source, from, std::as_writable_bytes(std::span(numbers)), DType::f32);
-  for (const float number : numbers) {
-    if (std::isfinite(number) && std::abs(number) >= 65520) {
-      user_error("{}: holds {:g}, which f16 cannot; choose bf16 or f32", name, number);
+  const auto size = static_cast<size_t>(dtype_bytes(from));
+  for (size_t i = 0; 2 * i < converted.size(); ++i) {
+    uint16_t code = 0;
+    std::memcpy(&code, converted.data() + 2 * i, 2);
+    if ((code & 0x7fff) != 0x7c00) continue;  // not infinity
+    double number = 0;
+    convert_values(source.subspan(i * size, size), from,
+                   std::as_writable_bytes(std::span(&number, 1)), DType::f64);
+    if (std::isfinite(number)) {
+      user_error("{}: holds {:g}, which f16 cannot; choose bf16, or 32 bits", name, number);
     }
   }
 }

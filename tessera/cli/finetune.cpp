@@ -227,7 +227,7 @@ void add_finetune(CLI::App& app, int& exit_code) {
       ->check(whole_number(1, "1 or more"));
   command
       ->add_option("--epochs", given.epochs, "Passes over the data; 3, or 1 of much, unless given")
-      ->check(number(1e-6, 1e6, "more than 0"));
+      ->check(number(1e-6, 1e6, "more than 0, at most 1000000"));
   command->add_option("--memory", given.memory,
                       "What a rank may take, such as 20GB; this machine's share unless given");
   command->add_option("--run-dir", given.run_dir,

@@ -32,7 +32,7 @@ int run_rank(const std::vector<std::string>& arguments) {
     return inference::answer(inference::read_request(arguments.back()), environment);
   const auto config = config::load_run_config(arguments.back(), {}).config;
   if (arguments.front() == cli::kSelfTest) return train::self_test(config.parallel, environment);
-  if (config.checkpoint.saves()) launch::end_on_stop_signals();
+  if (config.checkpoint.saves()) launch::end_on_stop_signal(environment.rank == 0);
   int status = 0;
   train::within_memory(config, environment, [&] {
     auto run = train::assemble(config, environment);

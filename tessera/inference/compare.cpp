@@ -97,8 +97,8 @@ void compare(const Request& request, const mesh::DeviceMesh& mesh) {
     expected = logits_of(*source.model, prompts);
     for (const auto& logits : expected) {
       if (logits.isfinite().all().item<bool>()) continue;
-      user_error("{}: its logits are NaN or infinity, and so are those of what was written",
-                 request.model);
+      user_error("{}: its logits are NaN or infinity: nothing to compare with; {} stays",
+                 request.model, request.other);
     }
     if (checkpoint::is_gguf(request.other))
       other.model = models::to_hf_config(source.model->shape());
@@ -110,7 +110,7 @@ void compare(const Request& request, const mesh::DeviceMesh& mesh) {
   if (difference.no_numbers > 0) {
     user_error(
         "{}: its logits are NaN or infinity at {} of {} tokens, and its source's are not; "
-        "export it in another type",
+        "it stays, and is of no use",
         request.other, difference.no_numbers, difference.num_tokens);
   }
   write_out(mesh, comparison_line(difference, std::ssize(prompts)) + "\n");

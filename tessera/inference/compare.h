@@ -17,7 +17,7 @@ struct LogitDifference {
   double magnitude = 0;  ///< the largest logit that is expected
   double divergence =
       0;  ///< Kullback-Leibler, of what is expected from what is there; nats, summed
-  int64_t no_numbers = 0;  ///< tokens with NaN or infinity; in nothing else here
+  int64_t no_numbers = 0;  ///< tokens with NaN or infinity, which make the other figures useless
   int64_t same = 0;        ///< tokens whose likeliest follower is the same
 
   void add(const torch::Tensor& expected, const torch::Tensor& logits);

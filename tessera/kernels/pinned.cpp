@@ -1,7 +1,10 @@
 #include "tessera/kernels/pinned.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
+#include <atomic>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,9 +25,15 @@ class PinnedAllocator final : public c10::Allocator {
     if (size < kOwnPages) return plain->allocate(size);  // may share pages, which are pinned once
     if (auto kept = take(size)) return give(std::move(kept));
     auto memory = plain->allocate(size);
+    if (refused_) return memory;
     if (const auto* error = lock_(memory.get(), size); error != nullptr) {
-      TORCH_WARN_ONCE("offload: ", size, " bytes of the host's memory could not be pinned (", error,
-                      "): copies are slower, and are waited for");
+      if (!refused_.exchange(true)) {
+        fmt::print(
+            stderr,
+            "tessera: offload: {} bytes of the host's memory could not be pinned ({}): copies "
+            "are slower, and are waited for\n",
+            size, error);
+      }
       return memory;
     }
     return give(std::make_unique<Block>(Block{this, std::move(memory), size}));
@@ -44,7 +53,7 @@ class PinnedAllocator final : public c10::Allocator {
   std::unique_ptr<Block> take(size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = free_.lower_bound(size);
-    if (found == free_.end()) return nullptr;
+    if (found == free_.end() || found->first > 2 * size) return nullptr;
     return std::move(free_.extract(found).mapped());
   }
   static c10::DataPtr give(std::unique_ptr<Block> block) {
@@ -60,6 +69,7 @@ class PinnedAllocator final : public c10::Allocator {
   }
 
   LockPages lock_;
+  std::atomic<bool> refused_ = false;
   std::mutex mutex_;
   std::multimap<size_t, std::unique_ptr<Block>> free_;
 };

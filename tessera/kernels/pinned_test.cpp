@@ -19,7 +19,7 @@ constexpr size_t kKiB = 1024;
 TEST(Pinned, TheSmallestBlockThatIsLargeEnoughIsUsedAgain) {
   locked = 0;
   const auto allocator = make_pinned_allocator(count);
-  auto small = allocator->allocate(100 * kKiB), large = allocator->allocate(300 * kKiB);
+  auto small = allocator->allocate(100 * kKiB), large = allocator->allocate(150 * kKiB);
   const void *first = small.get(), *second = large.get();
   small.clear(), large.clear();
   large = allocator->allocate(100 * kKiB);
@@ -27,7 +27,10 @@ TEST(Pinned, TheSmallestBlockThatIsLargeEnoughIsUsedAgain) {
   small = allocator->allocate(101 * kKiB);
   EXPECT_EQ(small.get(), second);
   EXPECT_EQ(locked, 2);
-  const auto more = allocator->allocate(64 * kKiB);
+  large.clear(), small.clear();
+  const auto less = allocator->allocate(64 * kKiB);
+  EXPECT_EQ(less.get(), first);
+  small = allocator->allocate(70 * kKiB);  // what is left is more than twice as large
   EXPECT_EQ(locked, 3);
 }
 

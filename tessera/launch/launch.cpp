@@ -253,7 +253,9 @@ int Launch::run() {
         options_, program_, starts(make_rendezvous(options_), attempt, state.progress), state);
     const RankEnd* cause = first_cause(end);
     const bool preempted = std::ranges::any_of(end.ranks, &RankEnd::preempted);
-    if (cause == nullptr && preempted) return kPreemptedExit;
+    // Who ends early by a signal to it alone leaves peers that find it lost.
+    const auto first = std::ranges::min_element(end.ranks, {}, &RankEnd::time);
+    if (preempted && (cause == nullptr || first->preempted())) return kPreemptedExit;
     if (end.signal != 0 && (cause == nullptr || cause->stopped_by_us)) {
       report_signal(end, options_.output);
       return 128 + end.signal;

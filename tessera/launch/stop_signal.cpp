@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <initializer_list>
+#include <string_view>
 
 #include "tessera/base/error.h"
 
@@ -19,20 +20,29 @@ void note(int signal) {
   noted.compare_exchange_strong(none, signal);
 }
 
-void end(int) { ::_exit(kPreemptedExit); }
+constexpr std::string_view kEnded =
+    "tessera: SIGUSR1 came before the first step: nothing to save yet (exit code 75)\n";
 
-void on_stop_signals(void (*handler)(int)) {
+void end_silently(int) { ::_exit(kPreemptedExit); }
+void end_with_a_line(int) {
+  [[maybe_unused]] const auto written = ::write(2, kEnded.data(), kEnded.size());
+  ::_exit(kPreemptedExit);
+}
+
+void on(int signal, void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+  ::sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
 
-void end_on_stop_signals() { on_stop_signals(end); }
+void end_on_stop_signal(bool speaks) { on(SIGUSR1, speaks ? end_with_a_line : end_silently); }
 
-void note_stop_signals() { on_stop_signals(note); }
+void note_stop_signals() {
+  for (const int signal : {SIGTERM, SIGUSR1}) on(signal, note);
+}
 
 int stop_signal() { return noted; }
 

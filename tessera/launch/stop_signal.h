@@ -3,9 +3,9 @@
 
 namespace tessera::launch {
 
-/// From now on SIGTERM and SIGUSR1 end this process with kPreemptedExit at once: before its first step there is nothing
-/// to save.
-void end_on_stop_signals();
+/// From now on SIGUSR1 ends this process with kPreemptedExit at once, and a line if it `speaks`: before its first step
+/// there is nothing to save. SIGTERM, which also comes where something failed elsewhere, ends it as any program.
+void end_on_stop_signal(bool speaks);
 
 /// From now on SIGTERM and SIGUSR1 (Slurm's --signal, a preempted node) do not end this process
 /// but are noted. Call it before threads start.

@@ -210,7 +210,7 @@ models::ModelShape shape_for(const config::RunConfig& config, const mesh::Device
                config.data.seq_len);
   }
   // A model that begins here has the positions that it is trained on.
-  if (config.model.path.empty()) {
+  if (config.model.path.empty() || config.model.init == models::Init::random) {
     shape.max_seq_len = std::max(shape.max_seq_len, config.data.seq_len);
   }
   if (const auto problem = models::division_problem(shape, mesh.shape().tp)) {

@@ -237,7 +237,7 @@ TEST_F(CheckpointCommandTest, NumbersBeyondF16AreRefused) {
   stream.seekp(-4, std::ios::end).write(reinterpret_cast<const char*>(&number), 4);
   stream.close();
   expect_refusal({"convert", "large", "-o", "half", "--to", "huggingface", "--dtype", "fp16"},
-                 ".*: holds 1e\\+08, which f16 cannot; choose bf16 or f32");
+                 ".*: holds 1e\\+08, which f16 cannot; choose bf16, or 32 bits");
   run({"convert", "large", "-o", "brain", "--to", "huggingface", "--dtype", "bf16"});
 }
 

@@ -139,7 +139,7 @@ void write_transposed(const TensorSource& source, const std::string& name, DType
       source.read(name, row * out + first, std::span(gathered).subspan(begin, row_bytes));
     }
     transpose({gathered.data(), count}, {turned.data(), in}, count, in, width);
-    write_values(turned, info.dtype, dtype, file);
+    write_values(name, turned, info.dtype, dtype, file);
   }
 }
 

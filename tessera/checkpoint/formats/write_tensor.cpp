@@ -14,11 +14,13 @@ void write_bytes(std::span<const std::byte> bytes, AtomicFile& file) {
 
 }  // namespace
 
-void write_values(std::span<const std::byte> values, DType from, DType to, AtomicFile& file) {
+void write_values(const std::string& name, std::span<const std::byte> values, DType from, DType to,
+                  AtomicFile& file) {
   if (from == to) return write_bytes(values, file);
   const auto count = values.size() / static_cast<size_t>(dtype_bytes(from));
   std::vector<std::byte> converted(count * static_cast<size_t>(dtype_bytes(to)));
   convert_values(values, from, converted, to);
+  check_fits(name, values, from, converted, to);
   write_bytes(converted, file);
 }
 
@@ -30,8 +32,7 @@ void write_tensor(const TensorSource& source, const std::string& name, DType dty
     const int64_t count = std::min(kBufferElements, end - begin);
     values.resize(static_cast<size_t>(count * dtype_bytes(info.dtype)));
     source.read(name, begin, values);
-    check_fits(name, values, info.dtype, dtype);
-    write_values(values, info.dtype, dtype, file);
+    write_values(name, values, info.dtype, dtype, file);
   }
 }
 

@@ -23,7 +23,8 @@ void write_safetensors(const TensorSource& source,
                        std::vector<std::pair<std::string, TensorInfo>> tensors,
                        const std::filesystem::path& path, const Metadata& metadata);
 
-/// Appends `values` of dtype `from` as `to`.
-void write_values(std::span<const std::byte> values, DType from, DType to, AtomicFile& file);
+/// Appends `values` of dtype `from`, of the tensor `name`, as `to`. UserError: as write_tensor.
+void write_values(const std::string& name, std::span<const std::byte> values, DType from, DType to,
+                  AtomicFile& file);
 
 }  // namespace tessera::checkpoint

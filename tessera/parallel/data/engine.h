@@ -98,8 +98,8 @@ struct DataParallel::Engine : std::enable_shared_from_this<Engine> {
   static bool shards(const torch::Tensor& parameter);
   /// ValueError: one of those engines is not to be taken over.
   void check_absorbs(const std::string& path, const Engine& inner) const;
-  /// Takes over its units.
-  void absorb(const std::string& path, Engine& inner);
+  /// Takes over its units, which share `copies`.
+  void absorb(const std::string& path, Engine& inner, std::shared_ptr<HostCopies>& copies);
 
   struct Arrival;
 

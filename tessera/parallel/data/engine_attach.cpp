@@ -188,7 +188,8 @@ void DataParallel::Engine::check_absorbs(const std::string& path, const Engine& 
                     "on drives");
 }
 
-void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
+void DataParallel::Engine::absorb(const std::string& path, Engine& inner,
+                                  std::shared_ptr<HostCopies>& copies) {
   for (size_t i = 0; i < inner.units.size(); ++i) {
     for (auto* module : inner.modules[i].modules) {
       module->remove_hooks([&](const nn::Hooks& hooks) {
@@ -198,6 +199,7 @@ void DataParallel::Engine::absorb(const std::string& path, Engine& inner) {
     }
     units.push_back(std::move(inner.units[i]));
     units.back().move_below(path);
+    units.back().share_copies(copies);
     modules.push_back(std::move(inner.modules[i]));
   }
   inner.absorbed = true;
@@ -269,8 +271,8 @@ void DataParallel::Engine::watch_gradients(size_t unit) {
       buffer.start_training();
     }
     for (const size_t i : entries) {
-      const auto& parameter = buffer.entries()[i].parameter;
-      watched.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      watched.push_back(torch::autograd::impl::grad_accumulator(buffer.entries()[i].parameter));
+      buffer.note_watched(i, watched.back().get());
       watched.back()->add_pre_hook(std::make_unique<Arrival>(weak_from_this(), unit, b, i));
     }
   }

@@ -1,10 +1,11 @@
 #include "tessera/parallel/data/flat_buffer.h"
 
+#include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
 #include <bit>
 #include <utility>
 
-#include "tessera/kernels/pinned.h"
 #include "tessera/nn/replace_values.h"
 
 namespace tessera::parallel {
@@ -110,10 +111,6 @@ void FlatBuffer::make_plan(torch::Dtype whole_dtype, torch::Dtype slice_dtype, b
                      gradient_dtype == torch::promote_types(slice_dtype, gradient_dtype)});
   plan_.in_matrices = in_matrices;
   plan_.in_blocks = in_blocks;
-}
-
-c10::Allocator* FlatBuffer::slice_allocator() const {
-  return options_.slice_device.is_cpu() ? kernels::pinned_allocator(options_.device) : nullptr;
 }
 
 void FlatBuffer::make_gradient() {
@@ -319,7 +316,9 @@ void FlatBuffer::whole_changed() {
                       "nothing); load before sharding, or copy_() the values");
     place.copy_(entry.parameter.detach());
     entry.parameter.set_data(place);
-    entry.trained = false;  // LibTorch forgets where its gradients arrive
+    // torch::load makes LibTorch forget where its gradients arrive.
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(entry.parameter);
+    if (accumulator.get() != entry.accumulator) entry.trained = false;
   }
   if (!plan_.slice_in_whole) {
     // What was not written keeps the precision of the slice.

@@ -30,7 +30,8 @@ struct FlatEntry {
   int64_t offset = 0;               ///< in elements
   bool decays = true;               ///< belongs to an optimizer group with weight decay
   optim::Treatment treatment = optim::Treatment::elements;
-  bool trained = false;  ///< newly_trained() told so
+  bool trained = false;               ///< newly_trained() told so
+  const void* accumulator = nullptr;  ///< the node that is watched since
 };
 
 struct FlatOptions {
@@ -181,6 +182,7 @@ class FlatBuffer {
 
   /// Indices of entries() that need a gradient and did not when it was asked last.
   std::vector<size_t> newly_trained();
+  void note_watched(size_t i, const void* accumulator) { entries_[i].accumulator = accumulator; }
   /// Makes a frozen buffer a trained one. ValueError if its values are kept in 16 bits alone.
   void start_training();
 

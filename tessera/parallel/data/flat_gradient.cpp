@@ -33,7 +33,7 @@ void FlatBuffer::fill_gradient() {
 }
 
 void FlatBuffer::clear_gradient() {
-  if (gradient.allocated()) clear_gaps();  // whoever scaled all of it by NaN left that there
+  if (plan_.keeps_gradient) clear_gaps();  // whoever scaled all of it by NaN left that there
   for (const auto& entry : entries_) {
     if (entry.parameter.grad().defined()) autograd::set_unwritten(entry.parameter.grad());
   }

@@ -1,4 +1,4 @@
-// What of a flat buffer's slice is on drives.
+// A flat buffer's slice, and what of it is on drives.
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +22,10 @@ std::span<std::byte> bytes_of(const torch::Tensor& values) {
 }
 
 }  // namespace
+
+c10::Allocator* FlatBuffer::slice_allocator() const {
+  return options_.slice_device.is_cpu() ? kernels::pinned_allocator(options_.device) : nullptr;
+}
 
 void FlatBuffer::make_slice(torch::Dtype dtype) {
   const bool stored = plan_.slice == plan::Tier::drive || plan_.master_on_drives;

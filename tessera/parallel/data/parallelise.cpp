@@ -95,22 +95,25 @@ void check_no_overlap(const std::vector<CheckedUnit>& units) {
 }
 
 /// Ranks have other rows in their batches.
-void check_no_max_norm(const std::vector<UnitModules>& units,
-                       const std::vector<UnitOptions>& options, const mesh::Axis& axis) {
-  for (size_t i = 0; i < units.size() && axis.size() > 1; ++i) {
-    if (!is_sharded(options[i].placement)) continue;
-    for (const auto* outer : units[i].modules) {
-      for (const auto& module : outer->modules(/*include_self=*/false)) {
-        const auto* table = dynamic_cast<const torch::nn::EmbeddingImpl*>(module.get());
-        const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get());
-        TORCH_CHECK_VALUE(
-            !(table != nullptr && table->options.max_norm()) &&
-                !(bag != nullptr && bag->options.max_norm()),
-            "unit ", units[i].name,
-            ": expected no max_norm, with which an embedding's forward writes rows of "
-            "the weight that other ranks have; bound them between unshard() and "
-            "reshard()");
-      }
+void check_no_max_norm(const torch::nn::Module& model, const std::vector<CheckedUnit>& units,
+                       const std::vector<UnitOptions>& options, const DataAxes& axes) {
+  Keys bounded;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    const auto* table = dynamic_cast<const torch::nn::EmbeddingImpl*>(module.get());
+    const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get());
+    if (table != nullptr && table->options.max_norm()) {
+      bounded.insert(table->weight.unsafeGetTensorImpl());
+    }
+    if (bag != nullptr && bag->options.max_norm())
+      bounded.insert(bag->weight.unsafeGetTensorImpl());
+  }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!is_sharded(options[i].placement) || axes.gather.size() == 1) continue;
+    for (const auto& [name, parameter] : units[i].parameters) {
+      TORCH_CHECK_VALUE(!bounded.contains(parameter.unsafeGetTensorImpl()), name,
+                        ": expected no max_norm, with which an embedding's forward writes rows of "
+                        "the weight that other ranks have; bound them between unshard() and "
+                        "reshard()");
     }
   }
 }
@@ -269,7 +272,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   const auto unit_options = options_by_unit(units, options);
   check_options(units, unit_options, axes, options);
   check_no_overlap(checked);
-  check_no_max_norm(units, unit_options, axes.all);
+  check_no_max_norm(model, checked, unit_options, axes);
   if (options.check_parameters) check_parameters(checked, axes, options);
   auto engine = std::make_shared<DataParallel::Engine>();
   engine->model = &model;
@@ -278,7 +281,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
   for (const auto& [path, inner] : inside) engine->check_absorbs(path, *inner);
   engine->divide_factor = options.gradient_divide_factor.value_or(axes.all.size());
   const auto offload = offload_by_unit(checked, options.offload, axes.device);
-  const auto copies = host_copies(checked, axes, options);
+  auto copies = host_copies(checked, axes, options);
   for (size_t i = 0; i < units.size(); ++i) {
     auto of_unit = options;
     of_unit.offload = offload[i];
@@ -286,7 +289,7 @@ DataParallel parallelise(torch::nn::Module& model, std::vector<UnitModules> unit
                                copies);
   }
   engine->modules = std::move(units);
-  for (const auto& [path, inner] : inside) engine->absorb(path, *inner);
+  for (const auto& [path, inner] : inside) engine->absorb(path, *inner, copies);
   engine->calls.resize(engine->units.size());
   engine->unit_memory.resize(engine->units.size());
   engine->squares.resize(engine->units.size());

@@ -75,6 +75,8 @@ class Unit {
        const DataParallelOptions& all, const DataAxes& axes, std::shared_ptr<HostCopies> copies);
 
   const std::string& name() const { return name_; }
+  /// Copies go on with those of the other units: `all`, or from now on its own.
+  void share_copies(std::shared_ptr<HostCopies>& all);
   void move_below(const std::string& path);  ///< of its model in a larger one: names change
   const UnitOptions& options() const { return options_; }
   std::vector<FlatBuffer>& buffers() { return buffers_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/formats/gguf/view.h"
@@ -27,7 +28,7 @@ GgufMetadata model_metadata(const LlamaCppModel& model, const GgufExportOptions&
   return result;
 }
 
-/// |a - b| / |a|, a part at a time.
+/// |a - b| / |a|, a part at a time. Infinity: b has none where a has a number.
 double relative_error(const TensorSource& a, const TensorSource& b, const std::string& name) {
   constexpr int64_t kPart = int64_t{1} << 19;
   double difference = 0, norm = 0;
@@ -44,6 +45,7 @@ double relative_error(const TensorSource& a, const TensorSource& b, const std::s
     const auto first = read(a), second = read(b);
     for (size_t i = 0; i < first.size(); ++i) {
       const double x = first[i], y = second[i];
+      if (std::isfinite(x) && !std::isfinite(y)) return std::numeric_limits<double>::infinity();
       difference += (x - y) * (x - y);
       norm += x * x;
     }
@@ -81,7 +83,7 @@ GgufExported export_gguf(const TensorSource& source, const std::filesystem::path
   const GgufSource written(path);
   for (const auto& tensor : tensors) {
     const double error = relative_error(view.tensors(), written, tensor.name);
-    if (std::isinf(error)) {  // a block's scale; NaN is the source's own
+    if (std::isinf(error)) {  // a block's scale is beyond f16
       std::filesystem::remove(path);
       user_error("{}: has numbers that this type cannot hold; choose bf16 or f32", tensor.name);
     }

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 
+#include "tessera/base/file.h"
 #include "tessera/checkpoint/formats/gguf/modelfile.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/memory_source.h"
@@ -58,6 +60,33 @@ TEST(GgufExportTest, ParametersComeBackAsTheyWere) {
       // Gemma's norms have one added there.
       for (size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], second[i], 2e-7) << name;
     }
+  }
+}
+
+// Blocks of 8 bits have a scale in f16.
+TEST(GgufExportTest, NumbersBeyondTheTypeAreRefused) {
+  const TemporaryFolder out;
+  const auto folder = out.path() / "model";
+  fs::copy(kFamilies / "llama_3", folder);
+  const auto file = folder / "model.safetensors";
+  const auto stored = read_file(file);
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, stored.data(), 8);
+  const auto header = json::parse(stored.substr(8, header_bytes));
+  const int64_t begin = header["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0];
+  const float number = 1e9F;
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(8 + static_cast<int64_t>(header_bytes) + begin)
+      .write(reinterpret_cast<const char*>(&number), 4);
+  stream.close();
+  const auto config = config_of(folder);
+  const auto source = open_training({.source = folder, .model = config, .with_optimizer = false});
+  for (const auto type : {GgufFileType::f16, GgufFileType::q8_0}) {
+    const auto path = out.path() / "x.gguf";
+    const auto line =
+        refusal([&] { export_gguf(source.tensors, path, {.config = config, .type = type}); });
+    EXPECT_THAT(line, ::testing::ContainsRegex("holds 1e\\+09, which f16|this type cannot hold"));
+    EXPECT_FALSE(fs::exists(path));
   }
 }
 
