@@ -151,13 +151,14 @@ void convert_values(std::span<const std::byte> source, DType from, std::span<std
   });
 }
 
-void check_fits(const std::string& name, std::span<const std::byte> source, DType from,
-                std::span<const std::byte> converted, DType to) {
+void convert_tensor(const std::string& name, std::span<const std::byte> source, DType from,
+                    std::span<std::byte> destination, DType to) {
+  convert_values(source, from, destination, to);
   if (to != DType::f16 || from == DType::f16) return;
   const auto size = static_cast<size_t>(dtype_bytes(from));
-  for (size_t i = 0; 2 * i < converted.size(); ++i) {
+  for (size_t i = 0; 2 * i < destination.size(); ++i) {
     uint16_t code = 0;
-    std::memcpy(&code, converted.data() + 2 * i, 2);
+    std::memcpy(&code, destination.data() + 2 * i, 2);
     if ((code & 0x7fff) != 0x7c00) continue;  // not infinity
     double number = 0;
     convert_values(source.subspan(i * size, size), from,

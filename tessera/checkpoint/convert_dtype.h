@@ -21,8 +21,8 @@ bool is_convertible(DType from, DType to);
 void convert_values(std::span<const std::byte> source, DType from, std::span<std::byte> destination,
                     DType to);
 
-/// UserError: a number of the tensor `name` became infinity in `converted`, as f16 ends at 65504.
-void check_fits(const std::string& name, std::span<const std::byte> source, DType from,
-                std::span<const std::byte> converted, DType to);
+/// The same for values of the tensor `name` that are kept. UserError: a number became infinity, as f16 ends at 65504.
+void convert_tensor(const std::string& name, std::span<const std::byte> source, DType from,
+                    std::span<std::byte> destination, DType to);
 
 }  // namespace tessera::checkpoint

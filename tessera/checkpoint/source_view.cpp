@@ -138,8 +138,7 @@ void SourceView::read_part(const std::string& name, const TensorInfo& info, int6
     const auto count = std::ssize(destination) / dtype_bytes(info.dtype);
     std::vector<std::byte> values(static_cast<size_t>(count * dtype_bytes(origin.dtype)));
     read_pieces(origin, begin, values);
-    convert_values(values, origin.dtype, destination, info.dtype);
-    check_fits(name, values, origin.dtype, destination, info.dtype);
+    convert_tensor(name, values, origin.dtype, destination, info.dtype);
   }
   if (on_read_) on_read_(std::ssize(destination));
 }

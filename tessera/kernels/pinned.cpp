@@ -38,7 +38,6 @@ class PinnedAllocator final : public c10::Allocator {
     }
     return give(std::make_unique<Block>(Block{this, std::move(memory), size}));
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }

@@ -10,9 +10,9 @@ namespace tessera::kernels {
 
 /// Pinned (page-locked) memory if `device` is a GPU: copies to and from it go on beside the host, at the bus's speed. A
 /// block is as large as asked, where LibTorch's own take the next power of two. What is freed is kept, as pinning takes
-/// long: the smallest block that is large enough is used again, if it is at most twice as large. Blocks below kernels::kOwnPages, and all where the
-/// system refuses (one line on stderr says so), are plain memory: copies are slower then, and the host waits for them. Of other
-/// devices the host's allocator. Any thread may allocate and free.
+/// long: the smallest block that is large enough is used again, if it is at most twice as large. Blocks below
+/// kernels::kOwnPages, and all where the system refuses (one line on stderr says so), are plain memory: copies are slower
+/// then, and the host waits for them. Of other devices the host's allocator. Any thread may allocate and free.
 c10::Allocator* pinned_allocator(at::Device device);
 
 /// [size] of such memory, not filled.

@@ -169,11 +169,10 @@ void MergedSource::read_part(const std::string& name, const TensorInfo& info, in
   for (int64_t done = 0; done < elements; done += kBufferElements) {
     const int64_t count = std::min(kBufferElements, elements - done);
     const auto values = merged(*product, begin + done, count);
-    const auto to = destination.subspan(static_cast<size_t>(done * dtype_bytes(info.dtype)),
-                                        static_cast<size_t>(count * dtype_bytes(info.dtype)));
-    const auto from = std::as_bytes(std::span(values));
-    convert_values(from, DType::f32, to, info.dtype);
-    check_fits(name, from, DType::f32, to, info.dtype);
+    convert_tensor(name, std::as_bytes(std::span(values)), DType::f32,
+                   destination.subspan(static_cast<size_t>(done * dtype_bytes(info.dtype)),
+                                       static_cast<size_t>(count * dtype_bytes(info.dtype))),
+                   info.dtype);
   }
 }
 

@@ -19,8 +19,7 @@ void write_values(const std::string& name, std::span<const std::byte> values, DT
   if (from == to) return write_bytes(values, file);
   const auto count = values.size() / static_cast<size_t>(dtype_bytes(from));
   std::vector<std::byte> converted(count * static_cast<size_t>(dtype_bytes(to)));
-  convert_values(values, from, converted, to);
-  check_fits(name, values, from, converted, to);
+  convert_tensor(name, values, from, converted, to);
   write_bytes(converted, file);
 }
 

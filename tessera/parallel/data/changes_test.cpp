@@ -43,6 +43,29 @@ std::vector<torch::Tensor> plain_values(const BeforeStep& before) {
   return values_of(net);
 }
 
+/// The same steps of a sharded net, on this rank's part of each batch.
+void train_sharded(Net& net, DataParallel& model, const mesh::DeviceMesh& mesh,
+                   const BeforeStep& before) {
+  const auto ranks = static_cast<int>(mesh.world().size());
+  torch::optim::AdamW optimizer(model.parameters(), adamw());
+  for (int step = 0; step < kSteps; ++step) {
+    before(net, step);
+    loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
+    model.finish_backward();
+    optimizer.step();
+    model.finish_step();
+  }
+}
+
+void expect_values(Net& net, DataParallel& model, const std::vector<torch::Tensor>& expected) {
+  model.unshard();
+  const auto found = values_of(net);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    SCOPED_TRACE(net.named_parameters().keys()[i]);
+    expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
+  }
+}
+
 /// A loop with `before` each step gives the plain loop's parameters on every rank, placement, rule.
 void expect_as_plain(const BeforeStep& before) {
   const auto expected = plain_values(before);
@@ -55,20 +78,8 @@ void expect_as_plain(const BeforeStep& before) {
           Net net;
           auto model = fully_shard(
               net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
-          torch::optim::AdamW optimizer(model.parameters(), adamw());
-          for (int step = 0; step < kSteps; ++step) {
-            before(net, step);
-            loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
-            model.finish_backward();
-            optimizer.step();
-            model.finish_step();
-          }
-          model.unshard();
-          const auto found = values_of(net);
-          for (size_t i = 0; i < expected.size(); ++i) {
-            SCOPED_TRACE(net.named_parameters().keys()[i]);
-            expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
-          }
+          train_sharded(net, model, mesh, before);
+          expect_values(net, model, expected);
         }
       }
     });
@@ -103,19 +114,8 @@ TEST(AfterSharding, UnfreezingWhatWasFrozenBefore) {
           set_trained(*net.block0, false), set_trained(*net.first, false);
           auto model = fully_shard(
               net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, rule);
-          torch::optim::AdamW optimizer(model.parameters(), adamw());
-          for (int step = 0; step < kSteps; ++step) {
-            gradually(net, step);
-            loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
-            model.finish_backward();
-            optimizer.step();
-            model.finish_step();
-          }
-          model.unshard();
-          const auto found = values_of(net);
-          for (size_t i = 0; i < expected.size(); ++i) {
-            expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
-          }
+          train_sharded(net, model, mesh, gradually);
+          expect_values(net, model, expected);
         }
       }
     });
@@ -150,12 +150,7 @@ TEST(AfterSharding, FreezingBetweenMicroBatches) {
       run(net, part_of_batch(0, mesh.rank(), 2), [&] { model.finish_backward(); });
       optimizer.step();
       model.finish_step();
-      model.unshard();
-      const auto found = values_of(net);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        SCOPED_TRACE(net.named_parameters().keys()[i]);
-        expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
-      }
+      expect_values(net, model, expected);
     }
   });
 }
@@ -208,23 +203,13 @@ TEST(AfterSharding, WhatWasLoadedIsTrained) {
         Net net;
         auto model = fully_shard(
             net, mesh, {.unit = {.placement = placement}, .gradient_divide_factor = 1}, kRules[0]);
-        torch::optim::AdamW optimizer(model.parameters(), adamw());
-        for (int step = 0; step < kSteps; ++step) {
-          if (step == 0 || step == 3) {
-            model.unshard();
-            load(net);
-            model.reshard();
-          }
-          loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
-          model.finish_backward();
-          optimizer.step();
-          model.finish_step();
-        }
-        model.unshard();
-        const auto found = values_of(net);
-        for (size_t i = 0; i < expected.size(); ++i) {
-          expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
-        }
+        train_sharded(net, model, mesh, [&](Net&, int step) {
+          if (step != 0 && step != 3) return;
+          model.unshard();
+          load(net);
+          model.reshard();
+        });
+        expect_values(net, model, expected);
       }
     });
   }
@@ -321,18 +306,8 @@ TEST(AfterSharding, BlocksFirstThenTheRoot) {
         for (const auto& unit : model.units()) names.push_back(unit.name());
         EXPECT_EQ(names, (std::vector<std::string>{"model", "block0.in+out", "block1.in+out"}));
         expect_line([&] { inner.finish_step(); }, "expected the handle of the whole model");
-        torch::optim::AdamW optimizer(model.parameters(), adamw());
-        for (int step = 0; step < kSteps; ++step) {
-          loss_of(net, part_of_batch(step, mesh.rank(), ranks)).backward();
-          model.finish_backward();
-          optimizer.step();
-          model.finish_step();
-        }
-        model.unshard();
-        const auto found = values_of(net);
-        for (size_t i = 0; i < expected.size(); ++i) {
-          expect_close(found[i], expected[i], {.absolute = 2e-5, .relative = 2e-5});
-        }
+        train_sharded(net, model, mesh, [](Net&, int) {});
+        expect_values(net, model, expected);
         for (const auto& part : model.parts()) {
           EXPECT_TRUE(net.named_parameters().contains(part.extent.name)) << part.extent.name;
         }

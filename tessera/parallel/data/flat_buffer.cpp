@@ -134,8 +134,8 @@ void FlatBuffer::prefix_names(const std::string& prefix) {
 std::vector<size_t> FlatBuffer::newly_trained() {
   std::vector<size_t> indices;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const bool needs_gradient = entries_[i].parameter.requires_grad();
-    if (needs_gradient && !std::exchange(entries_[i].trained, true)) indices.push_back(i);
+    const auto& entry = entries_[i];
+    if (entry.parameter.requires_grad() && entry.accumulator == nullptr) indices.push_back(i);
   }
   return indices;
 }
@@ -318,7 +318,7 @@ void FlatBuffer::whole_changed() {
     entry.parameter.set_data(place);
     // torch::load makes LibTorch forget where its gradients arrive.
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(entry.parameter);
-    if (accumulator.get() != entry.accumulator) entry.trained = false;
+    if (accumulator.get() != entry.accumulator) entry.accumulator = nullptr;
   }
   if (!plan_.slice_in_whole) {
     // What was not written keeps the precision of the slice.

@@ -30,8 +30,7 @@ struct FlatEntry {
   int64_t offset = 0;               ///< in elements
   bool decays = true;               ///< belongs to an optimizer group with weight decay
   optim::Treatment treatment = optim::Treatment::elements;
-  bool trained = false;               ///< newly_trained() told so
-  const void* accumulator = nullptr;  ///< the node that is watched since
+  const void* accumulator = nullptr;  ///< where its gradients arrive, since note_watched()
 };
 
 struct FlatOptions {
@@ -180,7 +179,7 @@ class FlatBuffer {
 
   void prefix_names(const std::string& prefix);  ///< of its parameters
 
-  /// Indices of entries() that need a gradient and did not when it was asked last.
+  /// Indices of entries() that need a gradient and are not watched.
   std::vector<size_t> newly_trained();
   void note_watched(size_t i, const void* accumulator) { entries_[i].accumulator = accumulator; }
   /// Makes a frozen buffer a trained one. ValueError if its values are kept in 16 bits alone.

@@ -238,6 +238,20 @@ void Unit::finish_gather() {
   state_ = State::gathered;
 }
 
+void Unit::share_copies(std::shared_ptr<HostCopies>& all) {
+  if (!copies_) return;
+  if (!all) all = copies_;
+  finish_coming();
+  finish_leaving();
+  copies_ = all;
+}
+
+void Unit::finish_coming() {
+  if (!copies_) return;
+  const Timed timed(times_.gather_wait_seconds);
+  copies_->finish_coming();
+}
+
 void Unit::reshard() {
   if (!frees_whole()) return;
   if (state_ == State::gathering) finish_gather();  // prefetched, not used

@@ -85,20 +85,6 @@ void Unit::finish_leaving() {
   copies_->finish_leaving();
 }
 
-void Unit::share_copies(std::shared_ptr<HostCopies>& all) {
-  if (!copies_) return;
-  if (!all) all = copies_;
-  finish_coming();
-  finish_leaving();
-  copies_ = all;
-}
-
-void Unit::finish_coming() {
-  if (!copies_) return;
-  const Timed timed(times_.gather_wait_seconds);
-  copies_->finish_coming();
-}
-
 /// Brings the sum that was just taken, times `factor`, to the gradient of the slice.
 void Unit::finish_sum(size_t index, double factor) {
   auto& buffer = buffers_[index];
