@@ -106,8 +106,13 @@ std::shared_ptr<const MergedSource::Product> MergedSource::product_of(
                   .rank = module.rank,
                   .columns = module.inputs_first ? module.outputs : module.inputs,
                   .outputs_are_columns = module.inputs_first};
-  product.left = module.inputs_first ? transposed(a, module.inputs) : std::move(b);
-  product.right = module.inputs_first ? transposed(b, module.rank) : std::move(a);
+  if (module.inputs_first) {
+    product.left = transposed(a, module.inputs);
+    product.right = transposed(b, module.rank);
+  } else {
+    product.left = std::move(b);
+    product.right = std::move(a);
+  }
   if (dora_) take_norms(product);
   last_ = std::make_shared<const Product>(std::move(product));
   return last_;
