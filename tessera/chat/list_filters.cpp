@@ -16,6 +16,12 @@ Value list(Interpreter& interpreter, std::vector<Value> items) {
   return list_value(std::move(items), interpreter.own());
 }
 
+/// What Jinja2 makes item by item when asked for it, and so is true even if there is none.
+Value generator(Interpreter& interpreter, std::vector<Value> items) {
+  interpreter.spend(4 * items.size());
+  return list_value(std::move(items), interpreter.own(), /*tuple=*/false, /*generator=*/true);
+}
+
 Value length(Interpreter& interpreter, Arguments& arguments) {
   const auto& value = arguments.values[0];
   const auto size = [&]() -> size_t {
@@ -47,7 +53,7 @@ Value reversed(Interpreter& interpreter, Arguments& arguments) {
     return sliced(interpreter, arguments.values[0], {None{}}, {None{}}, {int64_t{-1}});
   auto items = items_of(arguments.values[0]);
   std::reverse(items.begin(), items.end());
-  return list(interpreter, std::move(items));
+  return generator(interpreter, std::move(items));
 }
 
 Value join(Interpreter& interpreter, Arguments& arguments) {
@@ -59,6 +65,11 @@ Value join(Interpreter& interpreter, Arguments& arguments) {
   return text_value(joined(interpreter, items, written(arguments.values[1])));
 }
 
+/// Of what is false there are none, as for None.
+std::vector<Value> items_if_any(const Value& value) {
+  return truth(value) ? items_of(value) : std::vector<Value>();
+}
+
 Value map(Interpreter& interpreter, Arguments& arguments) {
   const Value* attribute = nullptr;
   const Value* otherwise = nullptr;
@@ -66,7 +77,7 @@ Value map(Interpreter& interpreter, Arguments& arguments) {
     if (name == "attribute") attribute = &value;
     if (name == "default") otherwise = &value;
   }
-  auto items = items_of(arguments.values[0]);
+  auto items = items_if_any(arguments.values[0]);
   if (attribute == nullptr && arguments.values.size() < 2)
     throw Failure("map: expected a filter or attribute=");
   for (auto& item : items) {
@@ -80,7 +91,7 @@ Value map(Interpreter& interpreter, Arguments& arguments) {
       item = interpreter.apply_filter(text_of(arguments.values[1]).view(), std::move(of_filter));
     }
   }
-  return list(interpreter, std::move(items));
+  return generator(interpreter, std::move(items));
 }
 
 /// select, reject and, with an attribute in front of the test, selectattr and rejectattr.
@@ -90,7 +101,7 @@ Value selected(Interpreter& interpreter, Arguments& arguments) {
   if (kAttribute && arguments.values.size() < 2)
     throw Failure("expected an attribute to select by");
   std::vector<Value> taken;
-  for (auto& item : items_of(arguments.values[0])) {
+  for (auto& item : items_if_any(arguments.values[0])) {
     interpreter.spend(2);
     const Value subject =
         kAttribute ? attribute_path(interpreter, item, arguments.values[1]) : item;
@@ -104,7 +115,7 @@ Value selected(Interpreter& interpreter, Arguments& arguments) {
     }
     if (passes == kWanted) taken.push_back(std::move(item));
   }
-  return list(interpreter, std::move(taken));
+  return generator(interpreter, std::move(taken));
 }
 
 /// What sort, unique, min and max compare: an attribute, strings in lower case unless asked otherwise.
@@ -157,7 +168,7 @@ Value unique(Interpreter& interpreter, Arguments& arguments) {
     keys.push_back(key);
     items.push_back(item);
   }
-  return list(interpreter, std::move(items));
+  return generator(interpreter, std::move(items));
 }
 
 template <int kSign>
@@ -198,7 +209,7 @@ Value batch(Interpreter& interpreter, Arguments& arguments) {
     row.resize(static_cast<size_t>(size), fill);
   }
   if (!row.empty()) rows.push_back(list(interpreter, std::move(row)));
-  return list(interpreter, std::move(rows));
+  return generator(interpreter, std::move(rows));
 }
 
 Value items(Interpreter& interpreter, Arguments& arguments) {

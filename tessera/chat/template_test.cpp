@@ -98,6 +98,17 @@ TEST(ChatTemplate, NumbersBeyondADoubleAreInfiniteOrZero) {
   EXPECT_EQ(result.text, "inf -inf 0.0 nan Infinity inf");
 }
 
+// What Jinja2 makes item by item is true, and of what is false it makes nothing.
+TEST(ChatTemplate, FiltersMakeGenerators) {
+  const auto result =
+      ChatTemplate("t",
+                   "{{ none | selectattr('a') | list | length }} {{ 0 | map('upper') | list }} "
+                   "{% for empty in [[] | select, [] | map('upper'), [] | reverse, [] | unique, "
+                   "[] | reject | list] %}{{ 'yes' if empty else 'no' }} {% endfor %}")
+          .render({});
+  EXPECT_EQ(result.text, "0 [] yes yes yes yes no ");
+}
+
 TEST(ChatTemplate, EveryByteKnowsItsSource) {
   const Inputs inputs{.messages = Json::parse(R"([{"role":"user","content":"  Hi there "},
       {"role":"assistant","content":"<think>hm</think>Yes","tool_calls":[{"name":"f","arguments":{"a":[1,"x"]}}]}])"),

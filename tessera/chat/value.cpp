@@ -53,11 +53,12 @@ Value undefined(std::string why) {
 
 Value text_value(Text text) { return {std::make_shared<const Text>(std::move(text))}; }
 
-Value list_value(std::vector<Value> items, SourceId source, bool tuple) {
+Value list_value(std::vector<Value> items, SourceId source, bool tuple, bool generator) {
   auto list = std::make_shared<List>();
   for (const auto& item : items) include(list->measure, item);
   list->items = std::move(items);
   list->tuple = tuple;
+  list->generator = generator;
   return {ListPtr(std::move(list)), source};
 }
 
@@ -99,7 +100,7 @@ bool truth(const Value& value) {
   if (value.is_undefined() || value.is_none()) return false;
   if (value.is_number()) return number_of(value) != 0;
   if (value.is_text()) return !value.text().empty();
-  if (value.is<ListPtr>()) return !value.list().items.empty();
+  if (value.is<ListPtr>()) return value.list().generator || !value.list().items.empty();
   if (value.is<DictPtr>()) return !value.dict().entries.empty();
   return true;
 }

@@ -79,6 +79,7 @@ Measure measure_of(const Value& value);
 struct List {
   std::vector<Value> items;
   bool tuple = false;
+  bool generator = false;  ///< true, as Jinja2's are, even without items
   Measure measure;
 };
 
@@ -116,7 +117,8 @@ struct Function {
 
 Value undefined(std::string why);
 Value text_value(Text text);
-Value list_value(std::vector<Value> items, SourceId source = 0, bool tuple = false);
+Value list_value(std::vector<Value> items, SourceId source = 0, bool tuple = false,
+                 bool generator = false);
 Value dict_value(std::vector<std::pair<Value, Value>> entries, SourceId source = 0,
                  int message = -1);
 /// A function, or a method of `object`.

@@ -60,7 +60,7 @@ struct RankOption {
 };
 const RankOption kRankOptions[] = {
     {"--batch-size", "train.micro_batch", "Sequences that a rank takes at once; 1 unless given"},
-    {"--seq-len", "data.seq_len", "Tokens of a sequence; 512 unless given"},
+    {"--seq-len", "data.seq_len", "Tokens of a sequence; at most 512 unless given"},
     {"--precision", "precision.compute", "Of computation; fp32 unless given"},
     {"--placement", "parallel.placement", "What each rank keeps; replicate unless given"},
     {"--ranks", "parallel.num_ranks", "1 unless given"},
@@ -196,10 +196,11 @@ int64_t num_shares(const config::ParallelSection& parallel) {
 }
 
 /// The run whose ranks are asked for: the job's, or one micro-batch a step, with the options given.
-config::RunConfig run_of(const EstimateArguments& arguments,
+config::RunConfig run_of(const EstimateArguments& arguments, const models::ModelShape& shape,
                          const std::optional<config::RunConfig>& job) {
+  const auto longest = models::longest_sequence(shape).value_or(512);
   auto config = job.value_or(config::RunConfig{});
-  if (!job) config.data.seq_len = 512, config.train.micro_batch = 1;
+  if (!job) config.data.seq_len = std::min<int64_t>(longest, 512), config.train.micro_batch = 1;
   for (const auto& [option, value] : arguments.rank_settings)
     apply(option->name, option->key, value, config);
   if (!arguments.offload.empty()) apply_offload(arguments.offload, config);
@@ -207,10 +208,9 @@ config::RunConfig run_of(const EstimateArguments& arguments,
   if (ranks == -1) ranks = std::max<int64_t>(1, this_machine().num_cores / 2);
   if (!job) {
     constexpr int64_t kMost = 1'000'000'000;
-    if (config.train.micro_batch == 0 || config.train.micro_batch > kMost) {
-      user_error("{}: --batch-size: expected a whole number {}, got {}", kCommand,
-                 config.train.micro_batch == 0 ? ">= 1" : fmt::format("<= {}", kMost),
-                 config.train.micro_batch);
+    if (const auto size = config.train.micro_batch; size == 0 || size > kMost) {
+      user_error("{}: --batch-size: expected a whole number from 1 to {}, got {}", kCommand, kMost,
+                 size);
     }
     config.train.global_batch = config.train.micro_batch * num_shares(config.parallel);
     config.model.path = "any";  // MODEL; whether ranks can divide its heads is seen below
@@ -320,7 +320,7 @@ std::optional<Rank> estimate_rank_of(const EstimateArguments& arguments, const M
                model.why_no_shape);
   }
   if (!model.shape) return {};
-  const auto config = with_stored_adapter(run_of(arguments, job), *model.shape);
+  const auto config = with_stored_adapter(run_of(arguments, *model.shape, job), *model.shape);
   check_countable(config, *model.shape);
   if (const auto longest = models::longest_sequence(*model.shape);
       longest && config.data.seq_len > *longest) {

@@ -251,6 +251,25 @@ TEST(HfConfig, AnAbsentKeyMeansWhatItMeansInTransformers) {
             "num_key_value_heads: expected a divisor of the 8 query heads, got 32");
 }
 
+TEST(HfConfig, GptOssHasItsPublishedPositionsUnlessItSaysOthers) {
+  auto json = fixture("families/gpt_oss");
+  json.erase("rope_parameters");
+  const RopeScaling published{.type = RopeScalingType::yarn,
+                              .factor = 32,
+                              .original_max_seq_len = 4096,
+                              .truncate = false,
+                              .attention_factor = 0.1 * std::log(32) + 1};
+  EXPECT_EQ(shape_of(json).rope_scaling, published);
+  json["rope_scaling"] = nullptr;
+  json["rope_theta"] = 5000;
+  EXPECT_EQ(shape_of(json).rope_scaling, published);
+  EXPECT_EQ(shape_of(json).rope_theta, 5000);
+  json["rope_scaling"] = {{"rope_type", "default"}};
+  const auto plain = shape_of(json);
+  EXPECT_EQ(plain.rope_scaling, std::nullopt);
+  EXPECT_EQ(shape_of(to_hf_config(plain)), plain);
+}
+
 TEST(HfConfig, LayerTypesSayWhichLayersHaveAWindow) {
   auto json = fixture("families/qwen2_window");
   json["layer_types"] = {"sliding_attention", "sliding_attention"};

@@ -302,11 +302,22 @@ TEST_F(LaunchTest, ASecondSignalKillsAtOnce) {
   start(shell("trap '' TERM; echo > $D/up; while :; do sleep 0.05; done", 1));
   ASSERT_TRUE(appears("up"));
   ::kill(launcher_, SIGTERM);
-  std::this_thread::sleep_for(300ms);
+  std::this_thread::sleep_for(1100ms);
   ::kill(launcher_, SIGTERM);
   const auto outcome = finish();
   EXPECT_EQ(outcome.exit_code, 128 + SIGTERM);
   EXPECT_LT(outcome.seconds.count(), 5);  // and not the 10 s of signal_grace
+}
+
+// `timeout` sends its signal to a process, and then to the group that it is in.
+TEST_F(LaunchTest, TheSameSignalTwiceIsOneRequest) {
+  start(shell(
+      "trap 'sleep 0.5; echo saved; exit 75' TERM; echo > $D/up; while :; do sleep 0.05; done", 1));
+  ASSERT_TRUE(appears("up"));
+  ::kill(launcher_, SIGTERM);
+  std::this_thread::sleep_for(100ms);
+  ::kill(launcher_, SIGTERM);
+  EXPECT_EQ(finish().out, "[0]: saved\n");
 }
 
 TEST_F(LaunchTest, AKilledLauncherLeavesNothing) {

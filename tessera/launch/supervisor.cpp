@@ -20,6 +20,8 @@ using namespace std::chrono_literals;
 constexpr auto kMoment = 300ms;
 constexpr auto kUnkillable =
     5s;  // a process that SIGKILL does not end hangs in the kernel: we do not
+// `timeout` sends its signal to a process, and then to the group that it is in.
+constexpr auto kSameRequest = 1s;
 constexpr size_t kNumLastLines = 20;
 
 /// Did the program end by an interrupt: by its signal, or with the exit code that stands for it?
@@ -65,7 +67,7 @@ class Supervisor {
   std::vector<RankStream> out_, err_;
   AttemptEnd end_;
   bool interrupted_ = false;  // by the user
-  std::optional<Clock::time_point> failed_at_, kill_at_, killed_at_;
+  std::optional<Clock::time_point> asked_at_, failed_at_, kill_at_, killed_at_;
 };
 
 void Supervisor::start(const std::string& program, const std::vector<RankStart>& ranks) {
@@ -202,7 +204,9 @@ void Supervisor::handle(int signal) {
   if (signal == SIGUSR1 || (signal == SIGINT && options_.ranks_take_interrupts)) {
     return send(signal);
   }
+  if (asked_at_ && Clock::now() < *asked_at_ + kSameRequest) return;
   if (end_.signal != 0) return kill_all();  // asked twice: at once
+  asked_at_ = Clock::now();
   end_.signal = signal;
   stop(signal, options_.signal_grace);
 }

@@ -15,11 +15,11 @@ torch::Tensor rounded(torch::Tensor sum) {
 }  // namespace
 
 torch::Tensor muon_direction(const Update& update) {
-  const auto gradient = scaled_gradient(update);
+  auto gradient = scaled_gradient(update);
   const torch::Tensor mean = update.states[0];
   mean.lerp_(gradient, 1 - update.options.muon_momentum);
   const auto direction =
-      update.options.muon_nesterov ? gradient.lerp(mean, update.options.muon_momentum) : mean;
+      update.options.muon_nesterov ? gradient.lerp_(mean, update.options.muon_momentum) : mean;
   return direction.to(torch::kBFloat16);
 }
 

@@ -98,8 +98,8 @@ TEST(Muon, EqualsTorch) {
         .muon_nesterov = from.at("nesterov"),
         .muon_steps = from.at("steps"),
         .muon_scale = *value_named<MuonScale>(from.at("scale").get<std::string>())};
-    options.orthogonalise = [&](const std::vector<torch::Tensor>& directions) {
-      return std::vector{orthogonalised(directions[0].view(shape), options).reshape({-1})};
+    options.orthogonalise = [&](const MatrixSlices& slices) {
+      slices.apply(0, orthogonalised(slices.direction(0).view(shape), options).reshape({-1}));
     };
     const auto parameter = made_values(shape, 0), gradient = torch::empty_like(parameter);
     Optimizer optimizer({{.parameter = parameter,

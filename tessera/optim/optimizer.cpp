@@ -193,25 +193,25 @@ void Optimizer::update(size_t slice, double learning_rate, double gradient_scale
 }
 
 void Optimizer::step_muon(double learning_rate, double gradient_scale) {
-  std::vector<size_t> indices;
-  std::vector<Tensor> directions;
+  std::vector<size_t> matrices;
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (slices_[i].treatment != Treatment::matrices) continue;
-    indices.push_back(i);
+    if (slices_[i].treatment == Treatment::matrices) matrices.push_back(i);
+  }
+  TORCH_INTERNAL_ASSERT(options_.orthogonalise);
+  const auto direction = [&](size_t slice) {
     std::vector<Tensor> parts;
-    for_each_part(i, [&](const Slice& part, const std::vector<Tensor>& states) {
+    for_each_part(matrices[slice], [&](const Slice& part, const std::vector<Tensor>& states) {
       parts.push_back(muon_direction(
           {part, states, options_, learning_rate * part.rate, gradient_scale, step_}));
     });
-    directions.push_back(parts.size() == 1 ? parts.front() : torch::cat(parts));
-  }
-  TORCH_INTERNAL_ASSERT(options_.orthogonalise);
-  const auto orthogonal = options_.orthogonalise(directions);
-  for (size_t k = 0; k < indices.size(); ++k) {
-    const auto i = indices[k];
-    apply_muon({slices_[i], {}, options_, learning_rate * slices_[i].rate, gradient_scale, step_},
-               orthogonal[k]);
-  }
+    return parts.size() == 1 ? parts.front() : torch::cat(parts);
+  };
+  const auto apply = [&](size_t slice, const Tensor& orthogonal) {
+    const auto& whole = slices_[matrices[slice]];
+    apply_muon({whole, {}, options_, learning_rate * whole.rate, gradient_scale, step_},
+               orthogonal);
+  };
+  options_.orthogonalise({.direction = direction, .apply = apply});
 }
 
 std::vector<StateKind> Optimizer::state_kinds(Treatment treatment) const {

@@ -16,6 +16,14 @@
 
 namespace tessera::optim {
 
+/// The slices of matrices that muon updates, in order, one at a time so that no more memory is needed
+/// than for one.
+struct MatrixSlices {
+  std::function<torch::Tensor(size_t slice)> direction;  ///< bfloat16 [n]; to be asked for once
+  /// Takes this slice's part of orthogonalised() (muon.h) of the whole matrices, float32 [n].
+  std::function<void(size_t slice, const torch::Tensor& orthogonal)> apply;
+};
+
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::adamw;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< adamw; lion: beta1 and beta2
@@ -24,10 +32,9 @@ struct OptimizerOptions {
   bool muon_nesterov = true;
   int64_t muon_steps = 5;
   MuonScale muon_scale = MuonScale::match_rms_adamw;
-  /// muon: from the direction of each slice of matrices, bfloat16 [n], its part of orthogonalised()
-  /// (muon.h) of the whole matrices, float32. Called once a step, whether this rank has any or not.
-  std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>& directions)>
-      orthogonalise;
+  /// muon: applies to each slice what its direction gives. Called once a step, whether this rank has any
+  /// or not.
+  std::function<void(const MatrixSlices& slices)> orthogonalise;
   /// The dtype of the optimizer's state: float32, or bfloat16 (on the CPU; adamw only).
   torch::Dtype state_dtype = torch::kFloat32;
   /// Parameters of 16 bits, bfloat16 states and those of adamw's blocks are rounded up or down at random

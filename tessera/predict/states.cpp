@@ -173,6 +173,21 @@ UnitBytes unit_bytes(const plan::UnitPlan& unit, const RunConfig& config) {
   return result;
 }
 
+double bytes_of_muon(const plan::UnitPlan& unit, double of_matrix) {
+  constexpr double kDirection = 2, kResult = 4;  // of a number
+  double largest = 0;
+  for (const auto& plan : unit.buffers) {
+    if (plan.in_matrices == 0 || plan.gradient != plan::Tier::device) continue;
+    const auto whole = static_cast<double>(plan.in_matrices);
+    const double slice = whole / static_cast<double>(plan.num_slices);
+    const double gathered = plan.num_slices > 1 ? whole * kDirection : 0;
+    const double widened = plan.slice_bytes < kFloat ? slice * kFloat : 0;
+    largest =
+        std::max(largest, gathered + slice * (kDirection + kResult) + std::max(of_matrix, widened));
+  }
+  return largest;
+}
+
 double largest_cast(const std::vector<UnitBytes>& units) {
   return units.empty() ? 0 : std::ranges::max(units, {}, &UnitBytes::casting).casting;
 }

@@ -56,6 +56,10 @@ bool updated_here(const std::vector<UnitBytes>& units);
 DriveBuffers buffers_for_drives(const std::vector<UnitBytes>& units,
                                 const config::RunConfig& config);
 
+/// Bytes in which muon updates the matrices of a unit (parallel/data/matrices.cpp), beside all of UnitBytes.
+/// `of_matrix`: those in which it makes the largest one orthogonal (optim/muon.cpp).
+double bytes_of_muon(const plan::UnitPlan& unit, double of_matrix);
+
 /// One buffer is cast at a time, in memory that is kept for the next one.
 double largest_cast(const std::vector<UnitBytes>& units);
 

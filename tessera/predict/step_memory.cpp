@@ -107,13 +107,13 @@ class Step {
       backward(stage);
     }
     reduce();
-    note("optimizer step", {.gradients = slices_ + passing_slice_});
+    note("optimizer step", {.gradients = slices_ + passing_slice_, .optimizer = muon()});
     return std::move(phases_);
   }
 
  private:
   struct Extra {
-    double gradients = 0, activations = 0, logits = 0;
+    double gradients = 0, optimizer = 0, activations = 0, logits = 0;
   };
 
   void note(const std::string& phase, const Extra& extra) {
@@ -121,6 +121,7 @@ class Step {
     moment.phase = phase;
     moment.gathered += gathered_.bytes();
     moment.gradients += extra.gradients;
+    moment.optimizer += extra.optimizer;
     moment.activations += extra.activations;
     moment.logits += extra.logits;
     const auto found = std::ranges::find(phases_, phase, &Moment::phase);
@@ -129,6 +130,21 @@ class Step {
     } else if (moment.total() > found->total()) {
       *found = moment;
     }
+  }
+
+  /// What an update of matrices works in, a unit at a time.
+  double muon() const {
+    if (config_.optimizer.type != optim::OptimizerType::muon) return 0;
+    double most = 0;
+    for (const auto& unit : units_) {
+      const auto shape = models::shape_of_layer(part_.shape, unit.layers.begin);
+      const int64_t width = std::max(shape.ffn_dim, shape.num_heads * shape.head_dim);
+      // The matrix and its successor, in float32 where that is multiplied, and two of its products.
+      const double of_number = device_.widens_bf16 ? 13 : 8;
+      most =
+          std::max(most, bytes_of_muon(unit, of_number * static_cast<double>(width * shape.dim)));
+    }
+    return most;
   }
 
   BlockActivations of_block(int64_t index) const {

@@ -98,6 +98,8 @@ TEST_F(ReaderTest, BrokenLinesAreNamedByLineAndColumn) {
   EXPECT_THAT(told(R"({"a": NaN})"), StartsWith(":2:7: expected JSON, got 'N'"));
   EXPECT_THAT(told(R"({"a": -Infinity})"), StartsWith(":2:8: expected JSON, got 'I'"));
   EXPECT_THAT(told(R"({"a": 1e999})"), HasSubstr("too large"));
+  EXPECT_THAT(told(R"({"a": 18446744073709551616})"),
+              HasSubstr("whole numbers of at most 64 bits, got 18446744073709551616"));
   EXPECT_THAT(told(R"({"a": "\ud800"})"), HasSubstr("half of one"));
   EXPECT_THAT(told("{\"a\": \"\xFF\"}"), HasSubstr("UTF-8"));
   EXPECT_THAT(told("{\"a\": \"\xED\xA0\x80\"}"), HasSubstr("UTF-8"));

@@ -233,12 +233,15 @@ std::string format_summary(const RunSummary& summary) {
                                   summary.world_size, summary.world_size == 1 ? "" : "s",
                                   format_seconds(summary.total_seconds))},
               {"model", format_count(static_cast<double>(summary.parameters)) + " parameters"},
-              {"loss", loss_line(summary)},
-              {"first step", format_seconds(summary.seconds_to_first_step) + " after launch"},
-              {"median step", format_seconds(summary.median_step_seconds)},
-              {"speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s"},
-              {"MFU", mfu_line(summary)},
-              {"waiting", waiting_line(summary)}};
+              {"loss", loss_line(summary)}};
+  if (summary.seconds_to_first_step > 0) {
+    lines.emplace_back("first step",
+                       format_seconds(summary.seconds_to_first_step) + " after launch");
+  }
+  lines.emplace_back("median step", format_seconds(summary.median_step_seconds));
+  lines.emplace_back("speed", with_commas(std::llround(summary.tokens_per_second)) + " tokens/s");
+  lines.emplace_back("MFU", mfu_line(summary));
+  lines.emplace_back("waiting", waiting_line(summary));
   if (const auto waits = unit_waits_line(summary.unit_waits); !waits.empty()) {
     lines.emplace_back("  by unit", waits);
   }
@@ -295,7 +298,8 @@ std::string to_json(const RunSummary& summary) {
       {"parameters", summary.parameters},
       {"steps", summary.steps},
       {"total_seconds", summary.total_seconds},
-      {"seconds_to_first_step", summary.seconds_to_first_step},
+      {"seconds_to_first_step",
+       known(summary.seconds_to_first_step, summary.seconds_to_first_step > 0)},
       {"median_step_seconds", summary.median_step_seconds},
       {"tokens_per_second", summary.tokens_per_second},
       {"mfu", known(summary.mfu, summary.mfu >= 0)},

@@ -35,9 +35,10 @@ struct RunSummary {
   std::string run_dir;
   int64_t world_size = 1;
   int64_t parameters = 0;
-  int64_t steps = 0;                 ///< of this run
-  double total_seconds = 0;          ///< from launch to the end
-  double seconds_to_first_step = 0;  ///< from launch to the end of the first step
+  int64_t steps = 0;         ///< of this run
+  double total_seconds = 0;  ///< from launch to the end
+  double seconds_to_first_step =
+      0;  ///< from launch to the end of the first step; 0: there was none
   double median_step_seconds = 0;
   double tokens_per_second = 0;  ///< of all ranks
   double mfu = -1;               ///< 0..1, below 0: unknown

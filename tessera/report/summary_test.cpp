@@ -100,6 +100,13 @@ TEST(FormatSummary, NamesTheExtremesOfManyRanks) {
   EXPECT_THAT(format_summary(summary), HasSubstr("MFU          unknown"));
 }
 
+TEST(FormatSummary, WhatHadNothingLeftToDoHasNoFirstStep) {
+  auto summary = example();
+  summary.seconds_to_first_step = 0;
+  EXPECT_EQ(format_summary(summary).find("first step"), std::string::npos);
+  EXPECT_TRUE(nlohmann::json::parse(to_json(summary))["seconds_to_first_step"].is_null());
+}
+
 TEST(SummaryJson, HoldsTheSame) {
   const auto json = nlohmann::json::parse(to_json(example()));
   EXPECT_EQ(json["median_step_seconds"], 0.352);

@@ -52,7 +52,7 @@ std::string letters_of(std::string_view bytes) {
 /// "IQ== 0": a token in base64 and its rank. False: the line is none.
 bool read_tiktoken_line(std::string_view line, std::string& bytes, uint32_t& rank) {
   const auto space = line.find(' ');
-  if (space == line.npos || space == 0 || space + 1 == line.size()) return false;
+  if (space == line.npos || space == 0 || space % 4 != 0 || space + 1 == line.size()) return false;
   constexpr std::string_view kLetters =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   bytes.clear();
@@ -172,6 +172,12 @@ Tokenizer load_tiktoken(const fs::path& path) {
   if (by_rank.empty() || by_rank.rbegin()->first + 1 != by_rank.size())
     user_error("{}: expected the ranks 0, 1, 2, .., got {} of them with gaps", path.string(),
                by_rank.size());
+  const auto bytes =
+      std::ranges::count_if(by_rank, [](const auto& token) { return token.second.size() == 1; });
+  if (bytes != 256) {
+    user_error("{}: expected each of the 256 bytes to be a token, got {} of them", path.string(),
+               bytes);
+  }
   add_all_merges(model, by_rank, ids);
   model.ignore_merges = true;
   auto parts = std::make_unique<Tokenizer::Parts>();

@@ -60,7 +60,9 @@ void read_post_processor_step(const JsonNode& step, PostProcessor& processor) {
     step.expect_keys({"add_prefix_space", "trim_offsets", "use_regex"});
     if (step["trim_offsets"].truth()) processor.trims.push_back({step["add_prefix_space"].truth()});
   } else if (type == "TemplateProcessing") {
-    step.expect_keys({"single", "pair", "special_tokens"});
+    // Command-R's has keys of ByteLevel beside its own, which nobody reads.
+    step.expect_keys(
+        {"single", "pair", "special_tokens", "add_prefix_space", "trim_offsets", "use_regex"});
     const auto special = step["special_tokens"];
     set_templates(step, processor, read_template(step["single"], special),
                   read_template(step["pair"], special));

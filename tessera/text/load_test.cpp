@@ -76,6 +76,29 @@ TEST(TokenizerJson, AStreamShowsNoHalfCharacter) {
   EXPECT_EQ(stream.finish(), "\xEF\xBF\xBD");
 }
 
+/// Where the pieces that a Split by the expression leaves end, in characters.
+std::vector<size_t> ends_of_pieces(const std::string& expression, const std::string& text) {
+  auto file = small();
+  file["pre_tokenizer"] = {
+      {"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}};
+  file["decoder"] = nullptr;
+  file["model"] = {{"type", "WordLevel"}, {"vocab", {{"?", 0}}}, {"unk_token", "?"}};
+  file["added_tokens"] = json::array();
+  std::vector<size_t> ends;
+  for (const auto& piece : parsed(file).encode(text).offsets) ends.push_back(piece.end);
+  return ends;
+}
+
+// As the `tokenizers` package, 0.23.3, cuts them.
+TEST(TokenizerJson, ClassesAreOnigurumas) {
+  EXPECT_THAT(ends_of_pieces("\\w+", "a\u00b2b"), ElementsAre(3));
+  EXPECT_THAT(ends_of_pieces("\\w+", "x\u00b9\u00bd\u2167\u2460"), ElementsAre(4, 5));
+  EXPECT_THAT(ends_of_pieces("\\w+", "\u0915\u094d\u200d\u0937"), ElementsAre(2, 3, 4));
+  EXPECT_THAT(ends_of_pieces("[\\w]+", "a\u00b2b"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(ends_of_pieces("[[:punct:]]", "a\u2581b\u20acc"), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(ends_of_pieces("[[:alpha:]]+", "\u24b6\u2160\u3007\u00b2"), ElementsAre(3, 4));
+}
+
 TEST(TokenizerJson, WhatIsNotKnownIsNamed) {
   auto file = small();
   file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "Rot13"}}}}};
@@ -128,15 +151,24 @@ class Folder {
 
 TEST(LoadTokenizer, ReadsTiktokensRanks) {
   const Folder folder;
-  // a b c ab cab
-  folder.write("tokenizer.model", "YQ== 0\nYg== 1\nYw== 2\nYWI= 3\nY2Fi 4\n");
+  constexpr std::string_view kLetters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string ranks;
+  for (size_t byte = 0; byte < 256; ++byte)
+    ranks += fmt::format("{}{}== {}\n", kLetters[byte >> 2], kLetters[(byte & 3) << 4], byte);
+  folder.write("tokenizer.model", ranks + "YWI= 256\nY2Fi 257\n");  // ab cab
   const auto tokenizer = load_tokenizer(folder.path());
-  EXPECT_THAT(tokenizer.encode("abcab").ids, ElementsAre(5, 3, 4));
-  EXPECT_THAT(tokenizer.encode("cab").ids, ElementsAre(5, 4));
-  EXPECT_EQ(tokenizer.token_of(5), "<|begin_of_text|>");
-  EXPECT_EQ(tokenizer.decode(Ids{3, 2}), "abc");
-  folder.write("tokenizer.model", "YQ== 0\nYg== 2\n");
-  EXPECT_THAT(message_of([&] { load_tokenizer(folder.path()); }), HasSubstr("with gaps"));
+  EXPECT_THAT(tokenizer.encode("abcab").ids, ElementsAre(258, 256, 257));
+  EXPECT_THAT(tokenizer.encode("cab").ids, ElementsAre(258, 257));
+  EXPECT_EQ(tokenizer.token_of(258), "<|begin_of_text|>");
+  EXPECT_EQ(tokenizer.decode(Ids{256, 99}), "abc");
+  const auto refused = [&](std::string_view text) {
+    folder.write("tokenizer.model", text);
+    return message_of([&] { load_tokenizer(folder.path()); });
+  };
+  EXPECT_THAT(refused("YQ== 0\nYg== 2\n"), HasSubstr("with gaps"));
+  EXPECT_THAT(refused("YQ== 0\nYg== 1\n"), HasSubstr("each of the 256 bytes to be a token, got 2"));
+  EXPECT_THAT(refused("tet 0\n"), HasSubstr("tokenizer.model: "));
 }
 
 TEST(LoadTokenizer, SaysWhatIsMissing) {

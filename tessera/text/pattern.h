@@ -41,7 +41,7 @@ class Pattern {
 /// An expression of that syntax in PCRE2's.
 std::string pcre2_syntax(const std::string& where, std::string_view expression);
 
-/// A class of PCRE2's that holds the characters of `\w`.
+/// A class of the characters that Rust takes for `\w`, by which `tokenizers` tells single words.
 std::string_view word_class();
 
 }  // namespace tessera::text

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -12,12 +14,34 @@
 namespace tessera::text {
 namespace {
 
-// Members of a class. PCRE2 before 10.43 knows fewer characters as \w, and U+180E is \s to all.
+// Members of a class, as the `tokenizers` package takes them (Oniguruma's, whose tables differ from PCRE2's).
 constexpr std::string_view kSpaces =
     R"(\t-\r\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kNoSpaces =
     R"(\x00-\x08\x0e-\x1f\x21-\x84\x86-\x9f\xa1-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
-constexpr std::string_view kWords = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
+constexpr std::string_view kWords = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+/// A \w that stands by itself has a few numbers of Latin-1, too.
+constexpr std::string_view kWordsAlone = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xb2\xb3\xb9\xbc-\xbe)";
+
+/// [:name:] in a class; nothing: as PCRE2 has it.
+std::optional<std::string_view> posix_class(std::string_view name) {
+  static const std::map<std::string_view, std::string_view> kMembers{
+      {"alpha", R"(\p{Alphabetic})"},
+      {"^alpha", R"(\P{Alphabetic})"},
+      {"alnum", R"(\p{Alphabetic}\p{Nd})"},
+      {"upper", R"(\p{Uppercase})"},
+      {"^upper", R"(\P{Uppercase})"},
+      {"lower", R"(\p{Lowercase})"},
+      {"^lower", R"(\P{Lowercase})"},
+      {"punct", R"(\p{P}\p{S})"},
+      {"space", kSpaces},
+      {"^space", kNoSpaces},
+      {"word", kWords},
+      {"graph", R"([:graph:]\x{61c}\x{180e}\x{2066}-\x{2069})"},
+      {"print", R"([:print:]\x{61c}\x{2066}-\x{2069})"}};
+  const auto found = kMembers.find(name);
+  return found == kMembers.end() ? std::nullopt : std::optional(found->second);
+}
 
 bool compiles(const std::string& expression) {
   int error = 0;
@@ -118,10 +142,10 @@ class Translation {
       case 'S':
         return made(kNoSpaces);
       case 'w':
-        return made(kWords);
+        return made(inside ? kWords : kWordsAlone);
       case 'W':
         if (inside) refuse("\\W in a class");
-        return made(kWords, true);
+        return made(kWordsAlone, true);
       case 'd':
         return made("\\p{Nd}");
       case 'D':
@@ -165,7 +189,7 @@ class Translation {
       if (letter == 'B') refuse("\\B in a class");
       return "\\x08";
     }
-    const auto word = fmt::format("[{}]", kWords);
+    const auto word = fmt::format("[{}]", kWordsAlone);
     const bool at_edge = letter == 'b';
     return fmt::format("(?:(?<={0})(?{1}{0})|(?<!{0})(?{2}{0}))", word, at_edge ? "!" : "=",
                        at_edge ? "=" : "!");
@@ -233,7 +257,8 @@ class Translation {
     } else if (next_is("[:")) {
       const size_t end = from_.find(":]", at_);
       if (end == from_.npos) refuse("a [: without its :]");
-      members += from_.substr(at_, end + 2 - at_);
+      members += posix_class(from_.substr(at_ + 2, end - at_ - 2))
+                     .value_or(from_.substr(at_, end + 2 - at_));
       at_ = end + 2;
     } else if (next_is("[")) {
       if (!alternatives.empty()) alternatives += '|';
@@ -260,7 +285,7 @@ std::string pcre2_syntax(const std::string& where, std::string_view expression) 
 }
 
 std::string_view word_class() {
-  static const std::string text = fmt::format("[{}]", kWords);
+  static const std::string text = fmt::format("[{}\\x{{200c}}\\x{{200d}}]", kWords);
   return text;
 }
 

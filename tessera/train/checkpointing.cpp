@@ -117,19 +117,19 @@ void make_room(const config::RunConfig& config, const Resumed& resumed) {
   for (const auto& path : resumed.damaged) {
     if (is_in(directory, path)) checkpoint::set_aside(path);
   }
-  for (const auto& [step, path] : checkpoint::step_folders(directory)) {
+  auto others = checkpoint::step_folders(directory);
+  std::erase_if(others, [&](const auto& other) {
     std::error_code ignored;
-    const bool goes_on = !resumed.source.empty();
-    if (goes_on && (step <= resumed.counts.step || fs::equivalent(path, resumed.source, ignored)))
-      continue;
-    if (!config.checkpoint.overwrite) {
-      user_error(
-          "{}: holds a checkpoint of an earlier run (step {}); set checkpoint.resume to auto to go "
-          "on from it, checkpoint.overwrite to true to remove it, or another train.run_dir",
-          directory.string(), step);
-    }
-    checkpoint::remove_checkpoint(path);
+    return !resumed.source.empty() && (other.step <= resumed.counts.step ||
+                                       fs::equivalent(other.path, resumed.source, ignored));
+  });
+  if (!others.empty() && !config.checkpoint.overwrite) {
+    user_error(
+        "{}: holds checkpoints of an earlier run (to step {}); set checkpoint.resume to auto to go "
+        "on from the last, checkpoint.overwrite to true to remove them, or another train.run_dir",
+        directory.string(), others.back().step);
   }
+  for (const auto& other : others) checkpoint::remove_checkpoint(other.path);
 }
 
 /// The validation losses of the checkpoints that are in the folder.

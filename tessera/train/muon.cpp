@@ -34,12 +34,9 @@ Orthogonaliser::Orthogonaliser(parallel::DataParallel parallel,
   }
 }
 
-std::vector<torch::Tensor> Orthogonaliser::operator()(
-    const std::vector<torch::Tensor>& directions) const {
-  return parallel_.update_matrices(
-      directions, [this](const std::string& name, const torch::Tensor& matrix, bool needed) {
-        return updated(name, matrix, needed);
-      });
+void Orthogonaliser::operator()(const optim::MatrixSlices& slices) const {
+  parallel_.update_matrices(slices, [this](const std::string& name, const torch::Tensor& matrix,
+                                           bool needed) { return updated(name, matrix, needed); });
 }
 
 torch::Tensor Orthogonaliser::updated(const std::string& name, const torch::Tensor& matrix,

@@ -21,7 +21,7 @@ class Orthogonaliser {
   Orthogonaliser(parallel::DataParallel parallel, const parallel::TensorParts& tensor_parts,
                  optim::OptimizerOptions options);
 
-  std::vector<torch::Tensor> operator()(const std::vector<torch::Tensor>& directions) const;
+  void operator()(const optim::MatrixSlices& slices) const;
 
  private:
   torch::Tensor updated(const std::string& name, const torch::Tensor& matrix, bool needed) const;

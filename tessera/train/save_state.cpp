@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/run_on_all.h"
 #include "tessera/checkpoint/saver.h"
 #include "tessera/train/checkpointing.h"
+#include "tessera/train/lr_scheduler.h"
 #include "tessera/train/torch_states.h"
 
 namespace tessera {
@@ -161,6 +162,13 @@ void check_optimizer(const DataParallel& model, const torch::optim::Optimizer& o
   }
 }
 
+void check_scheduler(const checkpoint::Checkpoint& found, bool has_scheduler) {
+  if (found.index().state.contains("scheduler") == has_scheduler) return;
+  user_error("{}: {}", found.path().string(),
+             has_scheduler ? "was saved without a scheduler; give save_state() the one of the run"
+                           : "was saved with a scheduler; give load_state() the one of the run");
+}
+
 void check_sharded(const char* function, const DataParallel& model) {
   for (const auto& unit : model.units()) {
     TORCH_CHECK_VALUE(!unit.frees_whole() || !unit.has_whole(), function,
@@ -200,7 +208,8 @@ void check_place(const fs::path& directory, int64_t step,
 }  // namespace
 
 void save_state(const fs::path& directory, const DataParallel& model,
-                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step) {
+                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step,
+                const lr_scheduler::LRScheduler* scheduler) {
   check_optimizer(model, optimizer);
   TORCH_CHECK_VALUE(step >= 0, "save_state: expected a step of at least 0, got ", step);
   check_sharded("save_state", model);
@@ -214,7 +223,9 @@ void save_state(const fs::path& directory, const DataParallel& model,
                            .layout = {{"num_ranks", axis.size()}},
                            .model = json::object(),
                            .config = {}});
-  saver.save({.step = step, .state = {{"optimizer", train::counts_of(optimizer, {saved}, axis)}}});
+  json state{{"optimizer", train::counts_of(optimizer, {saved}, axis)}};
+  if (scheduler != nullptr) state["scheduler"] = scheduler->state_dict();
+  saver.save({.step = step, .state = std::move(state)});
   saver.finish();
   for (const auto& report : saver.take_reports()) {
     if (!report.error.empty()) throw SystemError(report.error);
@@ -222,7 +233,8 @@ void save_state(const fs::path& directory, const DataParallel& model,
 }
 
 int64_t load_state(const fs::path& directory, DataParallel& model,
-                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh) {
+                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh,
+                   lr_scheduler::LRScheduler* scheduler) {
   check_optimizer(model, optimizer);
   check_sharded("load_state", model);
   const train::SavedModel saved{.model = &model, .optimizers = {&optimizer}};
@@ -233,8 +245,11 @@ int64_t load_state(const fs::path& directory, DataParallel& model,
     train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true),
                     {&optimizer});
     model.values_changed();
+    const auto& state = found.index().state;
+    check_scheduler(found, scheduler != nullptr);
     try {
-      train::set_counts(optimizer, {saved}, found.index().state.at("optimizer"));
+      if (scheduler != nullptr) scheduler->load_state_dict(state.at("scheduler"));
+      train::set_counts(optimizer, {saved}, state.at("optimizer"));  // rates are the optimizer's
     } catch (const json::exception& error) {
       user_error("{}: expected a checkpoint of save_state: {}", found.path().string(),
                  error.what());

@@ -17,21 +17,28 @@
 
 namespace tessera {
 
+namespace lr_scheduler {
+class LRScheduler;
+}
+
 /// Writes the checkpoint `directory`/step_<step, 8 digits>: the model's parameters, its buffers
 /// (rank 0's), and what `optimizer` keeps (Adam, AdamW, SGD, RMSprop or Adagrad over
-/// model.parameters(), in any groups), counts and learning rates. Appears when it is complete; `tessera checkpoint` reads it.
+/// model.parameters(), in any groups), counts and learning rates, and where `scheduler` is, if the rates have one. Appears when it is
+/// complete; `tessera checkpoint` reads it.
 /// Replaces one of that step, if it is of the same tensors. Collective: the same folder and step on
 /// all ranks. ValueError: another optimizer, one over other tensors, an unsharded model, ranks that
 /// differ. UserError: another run writes there, or another model's stands there. SystemError: no
 /// space.
 void save_state(const std::filesystem::path& directory, const parallel::DataParallel& model,
-                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step);
+                torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh, int64_t step,
+                const lr_scheduler::LRScheduler* scheduler = nullptr);
 
 /// Reads a checkpoint, or the newest complete one in a folder of them, whatever ranks, placement
 /// and units it was saved under; gives its step. Collective. UserError: none there, another model's
-/// or optimizer's, damage.
+/// or optimizer's, saved with a scheduler and loaded without or the other way round, damage.
 int64_t load_state(const std::filesystem::path& directory, parallel::DataParallel& model,
-                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh);
+                   torch::optim::Optimizer& optimizer, const mesh::DeviceMesh& mesh,
+                   lr_scheduler::LRScheduler* scheduler = nullptr);
 
 namespace train {
 

@@ -214,8 +214,9 @@ TEST(Resume, RefusesAnotherModelAndAFolderInUse) {
   on_mesh({}, [&](const mesh::DeviceMesh& mesh) {
     auto job = job_of(folder, "replicate", {});
     auto run = train::assemble(job, mesh);
-    EXPECT_THAT(testing::message_of([&] { train::Checkpointing saving(run, {}); }),
-                HasSubstr("holds a checkpoint of an earlier run (step 3); set checkpoint.resume"));
+    EXPECT_THAT(
+        testing::message_of([&] { train::Checkpointing saving(run, {}); }),
+        HasSubstr("holds checkpoints of an earlier run (to step 3); set checkpoint.resume"));
     job.checkpoint.overwrite = true;
     auto fresh = train::assemble(job, mesh);
     train::Checkpointing saving(fresh, {});

@@ -58,8 +58,12 @@ for signal in USR1 TERM; do
     sleep 0.1
     waited=$((waited + 1))
   done
-  # `train` is a subshell: the signal is for its child.
-  for child in $(cat "/proc/$run/task/$run/children"); do kill "-$signal" "$child"; done
+  # `train` is a subshell: the signal is for its child, twice, as `timeout` sends it (to a process, then to its group).
+  for child in $(cat "/proc/$run/task/$run/children"); do
+    kill "-$signal" "$child"
+    sleep 0.05
+    kill "-$signal" "$child" 2>/dev/null || true
+  done
   code=0
   wait "$run" || code=$?
   run=

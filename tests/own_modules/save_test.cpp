@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/data/data_parallel.h"
+#include "tessera/train/lr_scheduler.h"
 #include "tessera/train/save_state.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shared_folder.h"
@@ -166,6 +167,34 @@ std::string line_of(const std::function<void()>& action) {
     return error.what();
   }
   return "";
+}
+
+// A schedule goes on where it was: the rates are those of a run that nobody interrupted.
+TEST(SaveState, ASchedulerGoesOn) {
+  const SharedFolder folder;
+  on_mesh({.shape = {.dp_shard = 2}}, [&](const mesh::DeviceMesh& mesh) {
+    Net net;
+    auto model = fully_shard(net, mesh);
+    auto optimizer = make_optimizer(model);
+    const auto cosine = [](torch::optim::Optimizer& of) {
+      return lr_scheduler::LRScheduler(of, lr_scheduler::CosineAnnealingLR{.T_max = 20});
+    };
+    auto scheduler = cosine(optimizer);
+    for (int i = 0; i < 7; ++i) scheduler.step();
+    save_state(folder.path(), model, optimizer, mesh, 7, &scheduler);
+    auto again = make_optimizer(model);
+    auto resumed = cosine(again);
+    EXPECT_THAT(line_of([&] { load_state(folder.path(), model, again, mesh); }),
+                HasSubstr("was saved with a scheduler; give load_state() the one of the run"));
+    EXPECT_EQ(load_state(folder.path(), model, again, mesh, &resumed), 7);
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(resumed.get_last_lr(), scheduler.get_last_lr());
+      scheduler.step(), resumed.step();
+    }
+    save_state(folder.path(), model, optimizer, mesh, 8);
+    EXPECT_THAT(line_of([&] { load_state(folder.path(), model, again, mesh, &resumed); }),
+                HasSubstr("was saved without a scheduler; give save_state() the one of the run"));
+  });
 }
 
 TEST(SaveState, AnotherModelInTheFolderStays) {

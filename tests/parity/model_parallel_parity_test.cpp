@@ -247,7 +247,13 @@ void expect_whole_matrices(const train::Run& run) {
   });
   const train::Orthogonaliser orthogonalise(run.parallel, run.tensor_parts,
                                             {.type = optim::OptimizerType::muon});
-  const auto updates = orthogonalise(directions);
+  std::vector<torch::Tensor> updates;
+  orthogonalise({.direction = [&](size_t slice) { return directions.at(slice); },
+                 .apply =
+                     [&](size_t slice, const torch::Tensor& orthogonal) {
+                       EXPECT_EQ(slice, updates.size());
+                       updates.push_back(orthogonal);
+                     }});
   ASSERT_EQ(updates.size(), directions.size());
   std::map<std::string, torch::Tensor> whole;
   for_each_matrix_part(run, [&](const auto& part, const std::vector<int64_t>& positions) {

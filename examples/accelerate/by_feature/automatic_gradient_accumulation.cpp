@@ -1,5 +1,5 @@
 // A batch that does not fit is made smaller, and gradients add up to as many rows as before. After Accelerate's examples/by_feature/automatic_gradient_accumulation.py: what it is about is marked.
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -4,7 +4,7 @@
 //     checkpointing --resume_from_checkpoint out/step_20
 #include <filesystem>
 
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 namespace fs = std::filesystem;

@@ -2,7 +2,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -1,7 +1,7 @@
 // Gradients travel in 16 bits. After Accelerate's examples/by_feature/ddp_comm_hook.py: what it is about is marked.
 //
 //     ddp_comm_hook --ddp_comm_hook bf16
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -1,7 +1,7 @@
 // Any process may end the training of all. After Accelerate's examples/by_feature/early_stopping.py: what it is about is marked.
 #include <limits>
 
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

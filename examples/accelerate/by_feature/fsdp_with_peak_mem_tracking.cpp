@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 #include "tessera/report/clock.h"
 
 using namespace pairs;

@@ -1,5 +1,5 @@
 // Gradients of several batches are added up before each update. After Accelerate's examples/by_feature/gradient_accumulation.py: what it is about is marked.
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -1,5 +1,5 @@
 // Each process updates its own copy of the model; every eight steps they are averaged. After Accelerate's examples/by_feature/local_sgd.py: what it is about is marked.
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -1,5 +1,5 @@
 // The batch size is made smaller until memory suffices. After Accelerate's examples/by_feature/memory.py: what it is about is marked.
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

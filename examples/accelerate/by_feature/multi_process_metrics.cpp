@@ -1,5 +1,5 @@
 // What gather() repeats at the end of a loader, cut by hand. After Accelerate's examples/by_feature/multi_process_metrics.py: what it is about is marked.
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

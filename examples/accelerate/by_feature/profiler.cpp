@@ -1,7 +1,7 @@
 // What each epoch spends its time on. After Accelerate's examples/by_feature/profiler.py: what it is about is marked.
 //
 //     profiler --record_shapes --output_trace_dir traces
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -1,6 +1,6 @@
 // An optimizer that needs no schedule, and that trains and evaluates with other weights. After Accelerate's examples/by_feature/schedule_free.py: what it is about is marked.
 #include "examples/accelerate/by_feature/adamw_schedule_free.h"
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

@@ -3,7 +3,7 @@
 //     tracking --with_tracking --project_dir logs
 #include <filesystem>
 
-#include "examples/accelerate/by_feature/pairs.h"
+#include "pairs.h"
 
 using namespace pairs;
 

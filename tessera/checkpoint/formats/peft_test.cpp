@@ -263,7 +263,10 @@ TEST_F(PeftTest, ACopyOfATiedTableIsRefused) {
                          .targets = {"q_proj"},
                          .modules_to_save = {"embed_tokens"}};
   write_peft(counting(spec, shape), shape, folder_, {.config = {.spec = spec}});
-  EXPECT_EQ(error_of_reading(shape), "no error");  // written with ensure_weight_tying
+  EXPECT_EQ(error_of_reading(shape), "no error");        // written with ensure_weight_tying
+  const SafetensorsFile stored(folder_ / kPeftWeights);  // PEFT asks for both
+  EXPECT_EQ(read_all(stored, "base_model.model.lm_head.weight"),
+            read_all(stored, "base_model.model.model.embed_tokens.weight"));
   change_config("ensure_weight_tying", false);
   EXPECT_THAT(error_of_reading(shape), HasSubstr("head and embedding are one table"));
 }

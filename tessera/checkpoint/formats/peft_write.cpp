@@ -149,6 +149,8 @@ class Writer {
     if (!place.is_part()) {
       const auto inner = adapted_.contains(module) ? module + ".base_layer" : module;
       view_.add(peft_key(inner, rest), trained_, parameter.name);
+      if (config_.keeps_tied && parameter.name == table_name())
+        view_.add(peft_key("lm_head", rest), trained_, parameter.name);
       return;
     }
     const auto key = peft_key(place.module, rest);
@@ -156,6 +158,11 @@ class Writer {
     if (rows != place.first_row) refuse_part(place.module, "modules_to_save", module);
     view_.append_rows(key, trained_, parameter.name);
     saved_rows_[place.module] = rows + place.rows;
+  }
+
+  /// The embeddings', which a tied head shares: PEFT has it under both names.
+  std::string table_name() const {
+    return models::spec_of(shape_.family).parameters(shape_).embedding.front().name;
   }
 
   [[noreturn]] static void refuse_part(const std::string& module, const char* setting,

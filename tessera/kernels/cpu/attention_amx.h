@@ -1,6 +1,5 @@
-// The product of cpu/attention_tiles.h for bfloat16 by a processor's matrix unit (Intel's AMX): 8 x 16 sums from 32 of the depth at
-// once, where a vector instruction adds two of the depth to 16 sums. The layouts are the same: `paired` is what the unit reads as a
-// right factor.
+// The product of cpu/attention_tiles.h for bfloat16 by a processor's matrix unit (Intel's AMX): 32 x 32 sums from 32 of the depth at once,
+// where a vector instruction adds two of the depth to 16 sums. The layouts are the same: `paired` is what the unit reads as a right factor.
 // Include it only through attention_tiles.h.
 #pragma once
 
@@ -8,13 +7,9 @@
 
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 
-inline constexpr int64_t kTileSteps = 16;   ///< of the depth, in a tile
-inline constexpr int64_t kTileVectors = 4;  ///< of columns, whose sums are kept at once
+inline constexpr int64_t kTileSteps = 16;  ///< of the depth, in a tile
 
-/// While it lives, this thread's tiles 0 to 3 are sums [kStrip, 16], 4 a left factor [kStrip, 16 steps] and 5 a right one [16 steps, 16].
-struct TileScope : AmxTiles {
-  TileScope() : AmxTiles({kStrip, kStrip, kStrip, kStrip, kStrip, kTileSteps}) {}
-};
+using TileScope = AmxTiles;
 
 /// `count` steps, zeros after them.
 TESSERA_INLINE Vec load_first_steps(const Bf16* p, int64_t count) {
@@ -22,130 +17,85 @@ TESSERA_INLINE Vec load_first_steps(const Bf16* p, int64_t count) {
   return (Vec)_mm512_maskz_loadu_epi32(kept, p);
 }
 
-/// Steps [step, step + count) of a left factor as rows that lie together, zeros after them.
-TESSERA_INLINE void gather_left(Left<Bf16> a, int64_t step, int64_t count, Bf16* to) {
-  constexpr int64_t kRow = kTileSteps * kDepth<Bf16>;
-  if (a.step_stride == kDepth<Bf16>) {
-    for (int64_t i = 0; i < kStrip; ++i) {
-      store_steps(to + i * kRow,
-                  load_first_steps(a.data + i * a.row_stride + step * kDepth<Bf16>, count));
-    }
-    return;
-  }
-  // Rows are neighbours: the transpose of [steps, kStrip].
-  Vec rows[kWidth];
+/// A left factor of at most kBlock of depth, with its steps together and zeros behind them, in whole tiles.
+TESSERA_INLINE Left<Bf16> gathered(Left<Bf16> a, int64_t steps, Bf16* to) {
+  for (int64_t row = 0; row < kStrip<Bf16>; row += kTileRows) {
+    for (int64_t step = 0; step < steps; step += kTileSteps) {
+      const int64_t count = min_of(kTileSteps, steps - step);
+      Vec rows[kWidth];
+      if (a.step_stride == kDepth<Bf16>) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kWidth; ++i) {
-    rows[i] = i < count ? load_first_steps(a.data + (step + i) * a.step_stride, kStrip) : Vec{};
-  }
-  transpose(rows);
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kStrip; ++i) store_steps(to + i * kRow, rows[i]);
-}
-
-/// Adds a tile of the depth of each of N vectors of columns to the sums.
-template <int N>
-TESSERA_INLINE void add_tiles(const Bf16* left, int64_t left_bytes, const Bf16* right,
-                              int64_t right_bytes) {
-  constexpr int64_t kNext = kWidth * kDepth<Bf16>;
-  _tile_loadd(4, left, left_bytes);
-  _tile_loadd(5, right, right_bytes);
-  _tile_dpbf16ps(0, 4, 5);
-  if constexpr (N > 1) {
-    _tile_loadd(5, right + kNext, right_bytes);
-    _tile_dpbf16ps(1, 4, 5);
-  }
-  if constexpr (N > 2) {
-    _tile_loadd(5, right + 2 * kNext, right_bytes);
-    _tile_dpbf16ps(2, 4, 5);
-  }
-  if constexpr (N > 3) {
-    _tile_loadd(5, right + 3 * kNext, right_bytes);
-    _tile_dpbf16ps(3, 4, 5);
-  }
-}
-
-template <int N, bool kAccumulate>
-TESSERA_INLINE void begin_sums(const float* c, int64_t bytes) {
-  if constexpr (kAccumulate) {
-    _tile_loadd(0, c, bytes);
-    if constexpr (N > 1) _tile_loadd(1, c + kWidth, bytes);
-    if constexpr (N > 2) _tile_loadd(2, c + 2 * kWidth, bytes);
-    if constexpr (N > 3) _tile_loadd(3, c + 3 * kWidth, bytes);
-  } else {
-    _tile_zero(0);
-    if constexpr (N > 1) _tile_zero(1);
-    if constexpr (N > 2) _tile_zero(2);
-    if constexpr (N > 3) _tile_zero(3);
-  }
-}
-
-template <int N>
-TESSERA_INLINE void end_sums(float* c, int64_t bytes) {
-  _tile_stored(0, c, bytes);
-  if constexpr (N > 1) _tile_stored(1, c + kWidth, bytes);
-  if constexpr (N > 2) _tile_stored(2, c + 2 * kWidth, bytes);
-  if constexpr (N > 3) _tile_stored(3, c + 3 * kWidth, bytes);
-}
-
-template <int N, bool kAccumulate>
-[[gnu::noinline]] void multiply_tiles(Left<Bf16> a, int64_t steps, const Bf16* b, int64_t b_stride,
-                                      float* c, int64_t c_stride) {
-  constexpr int64_t kBytes = sizeof(Bf16), kRow = kWidth * kDepth<Bf16>;
-  alignas(64) Bf16 left[kStrip * kTileSteps * kDepth<Bf16>];
-  const bool plain = a.step_stride == kDepth<Bf16>;
-  memory_is_used();
-  begin_sums<N, kAccumulate>(c, c_stride * static_cast<int64_t>(sizeof(float)));
-  int64_t step = 0;
-  for (; step + kTileSteps <= steps; step += kTileSteps) {
-    const Bf16* right = b + step * b_stride;
-    if (plain) {
-      add_tiles<N>(a.data + step * kDepth<Bf16>, a.row_stride * kBytes, right, b_stride * kBytes);
-    } else {
-      gather_left(a, step, kTileSteps, left);
-      memory_is_used();
-      add_tiles<N>(left, kTileRowBytes, right, b_stride * kBytes);
-    }
-  }
-  if (const int64_t count = steps - step; count > 0) {
-    // What lies after the last step may be anything, and is not to be multiplied even with zeros.
-    alignas(64) Bf16 right[kTileSteps * N * kRow];
-    for (int64_t i = 0; i < kTileSteps; ++i) {
-      for (int64_t j = 0; j < N * kRow; j += kRow) {
-        store_steps(right + i * N * kRow + j,
-                    i < count ? load_steps(b + (step + i) * b_stride + j) : Vec{});
+        for (int i = 0; i < kWidth; ++i) {
+          rows[i] =
+              load_first_steps(a.data + (row + i) * a.row_stride + step * kDepth<Bf16>, count);
+        }
+      } else {  // its rows are neighbours
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) {
+          const Bf16* run = a.data + (step + i) * a.step_stride + row * kDepth<Bf16>;
+          rows[i] = i < count ? load_steps(run) : Vec{};
+        }
+        transpose(rows);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) {
+        store_steps(to + (row + i) * kBlock + step * kDepth<Bf16>, rows[i]);
       }
     }
-    gather_left(a, step, count, left);
-    memory_is_used();
-    add_tiles<N>(left, kTileRowBytes, right, N * kRow * kBytes);
   }
-  end_sums<N>(c, c_stride * static_cast<int64_t>(sizeof(float)));
+  return {to, kBlock, kDepth<Bf16>};
+}
+
+/// Sums += a [kStrip, tiles of the depth] * b [.., N vectors], whose steps are b_stride numbers apart.
+template <int N>
+TESSERA_INLINE void add_tiles(Left<Bf16> a, int64_t tiles, const Bf16* b, int64_t b_stride) {
+  constexpr int64_t kBytes = sizeof(Bf16);
+  for (; tiles > 0; --tiles, a.data += kUnit, b += kTileSteps * b_stride) {
+    add_unit<N>({a.data, a.data + kTileRows * a.row_stride, a.row_stride * kBytes},
+                {b, b + kUnit, b_stride * kBytes});
+  }
+}
+
+/// `a` has its steps together, and zeros behind them in its last tile.
+template <int N, bool kAccumulate>
+[[gnu::noinline]] void multiply_columns(Left<Bf16> a, int64_t steps, const Bf16* b,
+                                        int64_t b_stride, float* c, int64_t c_stride) {
+  memory_is_used();
+  if constexpr (kAccumulate) {
+    load_sums<N>(c, c_stride);
+  } else {
+    clear_sums<N>();
+  }
+  const int64_t tiles = steps / kTileSteps, whole = tiles * kTileSteps;
+  add_tiles<N>(a, tiles, b, b_stride);
+  if (const int64_t count = steps - whole; count > 0) {
+    // What lies after the last step may be anything, and is not to be multiplied even with zeros.
+    alignas(64) Bf16 rest[kTileSteps * N * kUnit];
+    for (int64_t i = 0; i < kTileSteps; ++i) {
+      for (int64_t j = 0; j < N * kUnit; j += kUnit) {
+        store_steps(rest + i * N * kUnit + j,
+                    i < count ? load_steps(b + (whole + i) * b_stride + j) : Vec{});
+      }
+    }
+    memory_is_used();
+    add_tiles<N>({a.data + whole * kDepth<Bf16>, a.row_stride, a.step_stride}, 1, rest, N * kUnit);
+  }
+  store_sums<N>(c, c_stride);
   memory_is_used();
 }
 
-/// The same as for other factors. To be called within a TileScope.
+/// The same as for other factors. A depth above kBlock is one of whole tiles, and its `a` has its steps together. To be called within a
+/// TileScope.
 template <bool kAccumulate>
 void multiply(Left<Bf16> a, int64_t depth, const Bf16* b, int64_t columns, float* c,
               int64_t c_stride, int64_t vectors) {
   const int64_t steps = (depth + kDepth<Bf16> - 1) / kDepth<Bf16>, stride = columns * kDepth<Bf16>;
-  constexpr int64_t kColumns = kTileVectors * kWidth;
-  for (; vectors > kTileVectors;
-       vectors -= kTileVectors, b += kColumns * kDepth<Bf16>, c += kColumns) {
-    multiply_tiles<kTileVectors, kAccumulate>(a, steps, b, stride, c, c_stride);
+  alignas(64) Bf16 numbers[kStrip<Bf16> * kBlock];
+  if (a.step_stride != kDepth<Bf16> || steps % kTileSteps != 0) a = gathered(a, steps, numbers);
+  for (; vectors > 1; vectors -= 2, b += 2 * kUnit, c += 2 * kWidth) {
+    multiply_columns<2, kAccumulate>(a, steps, b, stride, c, c_stride);
   }
-  switch (vectors) {
-    case 4:
-      return multiply_tiles<4, kAccumulate>(a, steps, b, stride, c, c_stride);
-    case 3:
-      return multiply_tiles<3, kAccumulate>(a, steps, b, stride, c, c_stride);
-    case 2:
-      return multiply_tiles<2, kAccumulate>(a, steps, b, stride, c, c_stride);
-    case 1:
-      return multiply_tiles<1, kAccumulate>(a, steps, b, stride, c, c_stride);
-    default:
-      return;
-  }
+  if (vectors == 1) multiply_columns<1, kAccumulate>(a, steps, b, stride, c, c_stride);
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA_NAMESPACE

@@ -38,8 +38,8 @@ int64_t place(const AttentionProblem& p, float* workspace, BackwardBuffers<F>& b
   b.keys = arena.take<F>(kBlock * dim);
   b.keys_across = arena.take<F>(kBlock * dim);
   b.values_across = arena.take<F>(kBlock * dim);
-  b.scores = arena.take(kStrip * kBlock);
-  b.grad_weights = arena.take(kStrip * kBlock);
+  b.scores = arena.take(kStrip<F> * kBlock);
+  b.grad_weights = arena.take(kStrip<F> * kBlock);
   b.grad_scores = arena.take<F>(kBlock * kBlock);
   b.grad_scores_paired = arena.take_paired(b.grad_scores, kBlock * kBlock);
   b.weights_paired = arena.take<F>(kBlock * kBlock);
@@ -79,15 +79,15 @@ template <typename F>
 void backward_strip(const AttentionProblem& p, int64_t first, int64_t r, int64_t seen, int64_t keys,
                     const BackwardBuffers<F>& b) {
   const int64_t dim = padded_dim<F>(p);
-  const int64_t columns = min_of(keys, seen + kStrip - 1);
+  const int64_t columns = min_of(keys, seen + kStrip<F> - 1);
   const int64_t vectors = round_up(columns, kWidth) / kWidth;
   multiply<false>(Left<F>{b.queries + (first + r) * dim, dim, kDepth<F>}, dim, b.keys_across,
                   kBlock, b.scores, kBlock, vectors);
-  for (int64_t i = 0; i < kStrip; ++i) cap(b.scores + i * kBlock, vectors, b.scaling);
+  for (int64_t i = 0; i < kStrip<F>; ++i) cap(b.scores + i * kBlock, vectors, b.scaling);
   multiply<false>(Left<F>{b.grad_outs + (first + r) * dim, dim, kDepth<F>}, dim, b.values_across,
                   kBlock, b.grad_weights, kBlock, vectors);
-  const int64_t end = min_of(kBlock, round_up(columns + kStrip, kWidth));
-  for (int64_t row = 0; row < kStrip; row += kDepth<F>) {
+  const int64_t end = min_of(kBlock, round_up(columns + kStrip<F>, kWidth));
+  for (int64_t row = 0; row < kStrip<F>; row += kDepth<F>) {
     for (int64_t j = 0; j < end; j += kWidth) {
       Vec weights[kDepth<F>], grads[kDepth<F>];
       for (int64_t i = 0; i < kDepth<F>; ++i) {
@@ -120,23 +120,23 @@ template <typename F>
 void backward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
                    const BackwardBuffers<F>& b) {
   const int64_t dim = padded_dim<F>(p), vectors = dim / kWidth;
-  const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
+  const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip<F>);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
   const int64_t distance =
       first + shift_of(p) - key_begin;  // the tile's row r sees its keys up to r + distance
-  for (int64_t r = 0; r < rows; r += kStrip) {
+  for (int64_t r = 0; r < rows; r += kStrip<F>) {
     const int64_t seen = r + distance + 1;
-    const int64_t columns = min_of(keys, seen + kStrip - 1);
+    const int64_t columns = min_of(keys, seen + kStrip<F> - 1);
     if (columns <= 0 || seen - p.window >= keys) continue;
     backward_strip(p, first, r, seen, keys, b);
     multiply<true>(Left<F>{b.grad_scores + r * kBlock, kBlock, kDepth<F>}, columns, b.keys, dim,
                    b.grad_queries + (first + r) * dim, dim, vectors);
   }
-  for (int64_t j = 0; j < keys; j += kStrip) {
+  for (int64_t j = 0; j < keys; j += kStrip<F>) {
     // From the first row that sees key j, or the one before it, to the last that sees a key of the
     // strip, or the one after it: steps are taken whole.
     const int64_t from = max_of(0, j - distance) / kDepth<F> * kDepth<F>;
-    const int64_t last_key = min_of(j + kStrip, keys) - 1;
+    const int64_t last_key = min_of(j + kStrip<F>, keys) - 1;
     const int64_t to = min_of(rows, round_up(last_key - distance + p.window, kDepth<F>));
     const int64_t depth = to - from, at = from * kBlock + j * kDepth<F>;
     if (from >= rows) break;

@@ -124,8 +124,8 @@ int64_t place(const AttentionProblem& p, float* workspace, ForwardBuffers<F>& b)
   b.sums = arena.take(kBlock * dim);
   b.tops = arena.take(kBlock);
   b.totals = arena.take(kBlock * kWidth);
-  b.scores = arena.take(kStrip * kBlock);
-  b.weights = kDepth<F> == 1 ? reinterpret_cast<F*>(b.scores) : arena.take<F>(kStrip * kBlock);
+  b.scores = arena.take(kStrip<F> * kBlock);
+  b.weights = kDepth<F> == 1 ? reinterpret_cast<F*>(b.scores) : arena.take<F>(kStrip<F> * kBlock);
   b.scaling = scaling_of<F>(p);
   return arena.used;
 }
@@ -181,17 +181,17 @@ template <typename F>
 void forward_tile(const AttentionProblem& p, int64_t first, int64_t key_begin,
                   const ForwardBuffers<F>& b) {
   const int64_t dim = padded_dim<F>(p), shift = shift_of(p);
-  const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip);
+  const int64_t rows = round_up(min_of(kBlock, p.num_queries - first), kStrip<F>);
   const int64_t keys = min_of(kBlock, p.num_keys - key_begin);
-  for (int64_t r = 0; r < rows; r += kStrip) {
+  for (int64_t r = 0; r < rows; r += kStrip<F>) {
     // Row r sees the block's keys hidden .. seen - 1.
     const int64_t seen = first + r + shift - key_begin + 1, hidden = seen - p.window;
-    const int64_t columns = min_of(keys, seen + kStrip - 1);
+    const int64_t columns = min_of(keys, seen + kStrip<F> - 1);
     if (columns <= 0 || hidden >= keys) continue;
     const int64_t vectors = round_up(columns, kWidth * kDepth<F>) / kWidth;
     multiply<false>(Left<F>{b.queries + r * dim, dim, kDepth<F>}, dim, b.keys + key_begin * dim,
                     kBlock, b.scores, kBlock, vectors);
-    for (int64_t i = 0; i < kStrip; ++i) {
+    for (int64_t i = 0; i < min_of(kStrip<F>, p.num_queries - first - r); ++i) {
       float* scores = b.scores + i * kBlock;
       cap(scores, vectors, b.scaling);
       F* weights = b.weights + i * kBlock;

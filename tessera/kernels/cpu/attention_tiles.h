@@ -13,7 +13,12 @@ namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 
 /// Queries and keys are taken in blocks of kBlock tokens; a block's rows in strips of kStrip.
 inline constexpr int64_t kBlock = 64;
+template <typename F>
 inline constexpr int64_t kStrip = kWidth == 16 ? 8 : 4;
+#if defined(__AMX_BF16__)
+template <>
+inline constexpr int64_t kStrip<Bf16> = 32;  // two tiles of the matrix unit, one below the other
+#endif
 
 TESSERA_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TESSERA_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -162,9 +167,9 @@ struct Left {
 template <typename F, int N, bool kAccumulate>
 [[gnu::noinline]] void multiply_tile(Left<F> a, int64_t steps, const F* b, int64_t b_stride,
                                      float* c, int64_t c_stride) {
-  Vec sums[kStrip][N];
+  Vec sums[kStrip<F>][N];
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < kStrip; ++i) {
+  for (int64_t i = 0; i < kStrip<F>; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       sums[i][j] = kAccumulate ? load(c + i * c_stride + j * kWidth) : Vec{};
@@ -175,14 +180,14 @@ template <typename F, int N, bool kAccumulate>
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) right[j] = load_steps(b + j * kWidth * kDepth<F>);
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < kStrip; ++i) {
+    for (int64_t i = 0; i < kStrip<F>; ++i) {
       const Vec left = splat_step(a.data + i * a.row_stride + step * a.step_stride);
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) sums[i][j] = add_products(sums[i][j], left, right[j], b);
     }
   }
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < kStrip; ++i) {
+  for (int64_t i = 0; i < kStrip<F>; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) store(c + i * c_stride + j * kWidth, sums[i][j]);
   }

@@ -2,13 +2,12 @@
 // Include it only from files compiled for it by tessera_isa_sources (cpu/isa.cmake).
 #pragma once
 
+#include "tessera/kernels/cpu/amx.h"
 #include "tessera/kernels/cpu/tile_product.h"
 #include "tessera/kernels/cpu/transpose.h"
 
 namespace tessera::kernels::TESSERA_ISA_NAMESPACE {
 
-inline constexpr int64_t kTileRows = 16;  // of sums, and columns of them
-inline constexpr int64_t kUnit = 32;      // of the depth that one instruction multiplies
 inline constexpr int64_t kTileNumbers = kTileRows * kUnit;  // of a factor
 inline constexpr int64_t kUnitNumbers =
     kTileBlock * kUnit;  // of two tiles, side by side or one below the other

@@ -1,7 +1,6 @@
 // The scheme of BLIS (Van Zee and van de Geijn, ACM TOMS 2015): a block of b is packed, then one of a, and 2 x 2 tiles of sums stay in
 // registers along a block's depth. A panel of b stays in the first cache meanwhile, those of a come from the second.
 #define TESSERA_ISA_NAMESPACE amx_bf16
-#include "tessera/kernels/cpu/amx.h"
 #include "tessera/kernels/cpu/tile_packing.h"
 
 namespace tessera::kernels::amx_bf16 {
@@ -15,73 +14,8 @@ template <typename Number>
 constexpr int64_t kDepth = sizeof(Number) == sizeof(float) ? 96 : 256;
 constexpr int64_t kRows = 256, kColumns = 512, kSumRows = 512;
 
-/// Rows of tiles: 0 to 3 are sums [16, 16], 4 and 5 left, 6 and 7 right factors.
-constexpr uint8_t kRowsOfTiles[8] = {kTileRows, kTileRows, kTileRows, kTileRows,
-                                     kTileRows, kTileRows, kTileRows, kTileRows};
-
-/// Tiles 0 to 3 = memory that holds sums [32, 32].
-TESSERA_INLINE void load_sums(const float* sums) {
-  constexpr int64_t kBytes = kTileBlock * sizeof(float);
-  const float* below = sums + kTileRows * kTileBlock;
-  _tile_loadd(0, sums, kBytes);
-  _tile_loadd(1, sums + kTileRows, kBytes);
-  _tile_loadd(2, below, kBytes);
-  _tile_loadd(3, below + kTileRows, kBytes);
-}
-
-TESSERA_INLINE void store_sums(float* sums) {
-  constexpr int64_t kBytes = kTileBlock * sizeof(float);
-  float* below = sums + kTileRows * kTileBlock;
-  _tile_stored(0, sums, kBytes);
-  _tile_stored(1, sums + kTileRows, kBytes);
-  _tile_stored(2, below, kBytes);
-  _tile_stored(3, below + kTileRows, kBytes);
-}
-
-TESSERA_INLINE void clear_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
-/// Tiles 4 and 5 = the rows of a unit of a, and 6 and 7 the columns of one of b. GCC takes numbers of tiles as they are written alone.
-TESSERA_INLINE void load_upper(const Bf16* a) { _tile_loadd(4, a, kTileRowBytes); }
-TESSERA_INLINE void load_lower(const Bf16* a) { _tile_loadd(5, a + kTileNumbers, kTileRowBytes); }
-TESSERA_INLINE void load_left(const Bf16* b) { _tile_loadd(6, b, kTileRowBytes); }
-TESSERA_INLINE void load_right(const Bf16* b) { _tile_loadd(7, b + kTileNumbers, kTileRowBytes); }
-
-/// Sums += a b, where columns of b are there and rows of a come.
-TESSERA_INLINE void add_rows(const Bf16* a) {
-  load_upper(a);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  load_lower(a);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-/// Sums += a b, where rows of a are there and columns of b come.
-TESSERA_INLINE void add_columns(const Bf16* b) {
-  load_left(b);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(2, 5, 6);
-  load_right(b);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-/// Sums += a b; both come.
-TESSERA_INLINE void add_unit(const Bf16* a, const Bf16* b) {
-  load_left(b);
-  load_upper(a);
-  _tile_dpbf16ps(0, 4, 6);
-  load_right(b);
-  _tile_dpbf16ps(1, 4, 7);
-  load_lower(a);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
+/// A unit's part of a factor, packed.
+TESSERA_INLINE TilePair packed(const Bf16* part) { return {part, part + kTileNumbers}; }
 
 /// Where the product of two packed panels goes.
 struct Target {
@@ -119,10 +53,12 @@ class Panels<Bf16> {
     if (target.is_first) {
       clear_sums();
     } else {
-      load_sums(target.sums);
+      load_sums(target.sums, kTileBlock);
     }
-    for (int64_t i = 0; i < units; ++i, a += kUnitNumbers, b += kUnitNumbers) add_unit(a, b);
-    store_sums(target.sums);
+    for (int64_t i = 0; i < units; ++i, a += kUnitNumbers, b += kUnitNumbers) {
+      add_unit(packed(a), packed(b));
+    }
+    store_sums(target.sums, kTileBlock);
     memory_is_used();
     if (!target.is_last) return;
     target.product->into_float ? write<float>(target) : write<Bf16>(target);
@@ -151,18 +87,21 @@ class Panels<float> {
     memory_is_used();
     clear_sums();
     for (int64_t i = 0; i < units * kUnitOfAll; i += kUnitOfAll, line += 2 * lines) {
-      add_unit(a + i + kLow, b + i + kHigh);
-      add_rows(a + i + kMiddle);
+      add_unit(packed(a + i + kLow), packed(b + i + kHigh));
+      add_rows(packed(a + i + kMiddle));
       bring(line, line + lines);
-      add_columns(b + i + kMiddle);
-      add_rows(a + i + kHigh);
+      add_columns(packed(b + i + kMiddle));
+      add_rows(packed(a + i + kHigh));
       bring(line + lines, line + 2 * lines);
-      add_columns(b + i + kLow);
+      add_columns(packed(b + i + kLow));
     }
-    for (int64_t i = 0; i < units * kUnitOfAll; i += kUnitOfAll) add_unit(a + i, b + i);
+    for (int64_t i = 0; i < units * kUnitOfAll; i += kUnitOfAll) {
+      add_unit(packed(a + i), packed(b + i));
+    }
     is_pending_ = !target.is_first || target.is_last;
     pending_ = target;
-    store_sums(is_pending_ ? own_ : target.sums);  // all lines of the call before are away
+    store_sums(is_pending_ ? own_ : target.sums,
+               kTileBlock);  // all lines of the call before are away
     memory_is_used();
   }
   void finish() {
@@ -298,7 +237,7 @@ int64_t tile_product_workspace(int64_t rows, int64_t columns) {
 }
 
 void multiply_part(const TileProduct& product, const TilePart& part, void* workspace) {
-  const AmxTiles tiles(kRowsOfTiles);
+  const AmxTiles tiles;
   const auto multiply = product.of_float ? multiply_blocks<float> : multiply_blocks<Bf16>;
   multiply(product, part, static_cast<char*>(workspace));
 }

@@ -30,6 +30,19 @@ std::vector<bool> read_slides(const JsonKeys& keys, int64_t num_layers) {
   return slides;
 }
 
+/// Where nothing is said of rotary positions they are those of the published models, as in transformers.
+void read_positions(const JsonKeys& keys, ModelShape& shape) {
+  static const nlohmann::json kPublished{{"rope_parameters",
+                                          {{"rope_type", "yarn"},
+                                           {"factor", 32},
+                                           {"original_max_position_embeddings", 4096},
+                                           {"truncate", false}}}};
+  constexpr double kTheta = 150'000;
+  const bool said = keys.has("rope_scaling") || keys.has("rope_parameters");
+  read_rotary(said ? keys : JsonKeys(keys.where(), kPublished), shape,
+              keys.positive("rope_theta", kTheta));
+}
+
 ModelShape read(const JsonKeys& keys, const HfType& /*type*/) {
   auto shape = read_decoder(keys, ModelFamily::gpt_oss, /*absent_eps=*/1e-5);
   read_decoder_heads(keys, {.absent_kv_heads = 8, .absent_width = 64}, shape);
@@ -44,8 +57,7 @@ ModelShape read(const JsonKeys& keys, const HfType& /*type*/) {
       .num = keys.size(num), .top_k = keys.size("num_experts_per_tok", 4), .router_bias = true};
   shape.own = Facts{.gate_scale = keys.positive("swiglu_alpha", 1.702),
                     .gate_limit = keys.positive("swiglu_limit", 7)};
-  constexpr double kTheta = 150'000;
-  read_rotary(keys, shape, kTheta);
+  read_positions(keys, shape);
   return shape;
 }
 
@@ -54,6 +66,7 @@ std::string type_of(const ModelShape& /*shape*/) { return "gpt_oss"; }
 void write(const ModelShape& s, nlohmann::ordered_json& config) {
   const auto& facts = s.own.as<Facts>();
   write_decoder(s, "silu", config);
+  if (!s.rope_scaling) config["rope_scaling"] = {{"rope_type", "default"}};
   config.update({{"attention_bias", s.out_bias},
                  {"num_local_experts", s.experts.num},
                  {"num_experts_per_tok", s.experts.top_k},

@@ -15,6 +15,7 @@
 
 #include "tessera/mesh/mesh.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data/flat_buffer.h"
 #include "tessera/parallel/data/options.h"
 #include "tessera/parallel/data/unit.h"
@@ -149,16 +150,15 @@ class DataParallel {
   /// after that is a ValueError.
   void on_reduced(std::function<void(size_t slice)> update);
 
-  /// For optimizers that need whole matrices. `values`: of each of slices() of such, in
-  /// order, a tensor [n], bfloat16. Gathers each matrix, calls update(name, matrix, needed), whose
-  /// result has the matrix's shape, and returns float32 [n] with this rank's part of the results;
-  /// where not `needed`, none is looked at. Collective over the ranks that share slices; they call
-  /// update for the same matrices in the same order. Memory: the matrices of one unit. Cost: one
-  /// gather of all matrices.
+  /// For optimizers that need whole matrices. `slices`: of each of slices() of such, in order. Gathers
+  /// each matrix from their directions, calls update(name, matrix, needed), whose result has the
+  /// matrix's shape, and applies this rank's part of the results; where not `needed`, none is looked
+  /// at. Collective over the ranks that share slices; they call update for the same matrices in the
+  /// same order. Memory: the matrices of one unit, 2 bytes a number, 6 of this rank's. Cost: one gather
+  /// of all matrices.
   using UpdateMatrix = std::function<torch::Tensor(const std::string& name,
                                                    const torch::Tensor& matrix, bool needed)>;
-  std::vector<torch::Tensor> update_matrices(std::span<const torch::Tensor> values,
-                                             const UpdateMatrix& update) const;
+  void update_matrices(const optim::MatrixSlices& slices, const UpdateMatrix& update) const;
 
   /// This rank's part of each parameter of which it has one, as leaf tensors [n] in the order of
   /// parts(), frozen ones included, for optimizers of LibTorch's that treat elements alike (not

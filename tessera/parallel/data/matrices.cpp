@@ -29,17 +29,17 @@ torch::Tensor gathered_matrices(const FlatBuffer& buffer, const mesh::Axis& axis
 
 }  // namespace
 
-std::vector<torch::Tensor> DataParallel::update_matrices(std::span<const torch::Tensor> values,
-                                                         const UpdateMatrix& update) const {
+void DataParallel::update_matrices(const optim::MatrixSlices& slices,
+                                   const UpdateMatrix& update) const {
   const torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> results;
+  size_t slice = 0;
   for (const auto& unit : engine().units) {
     for (const auto& buffer : unit.buffers()) {
       if (buffer.matrices() == 0 || !buffer.trained()) continue;
       const auto [begin, length] = within_slice(buffer, buffer.options().slice, buffer.matrices());
       const auto none = torch::empty({0}, buffer.slice().options().dtype(torch::kBFloat16));
       const auto whole = gathered_matrices(buffer, engine().axes.of(buffer).gather,
-                                           length > 0 ? values[results.size()] : none);
+                                           length > 0 ? slices.direction(slice) : none);
       auto result = torch::zeros({length}, whole.options().dtype(torch::kFloat32));
       for (const auto& entry : buffer.entries()) {
         if (entry.treatment != optim::Treatment::matrices) continue;
@@ -52,10 +52,9 @@ std::vector<torch::Tensor> DataParallel::update_matrices(std::span<const torch::
         result.narrow(0, from - begin, to - from)
             .copy_(updated.reshape({-1}).narrow(0, from - entry.offset, to - from));
       }
-      if (length > 0) results.push_back(std::move(result));
+      if (length > 0) slices.apply(slice++, result);
     }
   }
-  return results;
 }
 
 }  // namespace tessera::parallel

@@ -92,10 +92,14 @@ Picked by_class(const std::vector<Named>& modules, const UnitRule& rule) {
     if (named.hookable) present.insert(class_name(*named.module));
   }
   for (const auto& name : rule.classes) {
-    if (!present.contains(name) && !rule.is_stage) {
-      user_error("units by class: no module of class {} in the model{}", name,
-                 did_you_mean(name, std::vector(present.begin(), present.end())));
+    if (present.contains(name) || rule.is_stage) continue;
+    const auto is_there = [&](const Named& named) { return class_name(*named.module) == name; };
+    if (std::ranges::any_of(modules, is_there)) {
+      user_error("units by class: expected {} to be a module derived from tessera::nn::Hookable",
+                 name);
     }
+    user_error("units by class: no module of class {} in the model{}", name,
+               did_you_mean(name, std::vector(present.begin(), present.end())));
   }
   return outermost(modules, [&](const Named& named) {
     return std::ranges::count(rule.classes, class_name(*named.module)) > 0;

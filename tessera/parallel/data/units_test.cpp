@@ -156,6 +156,9 @@ TEST(Units, WhatMatchesNothingIsAnError) {
   Model model(/*tied=*/false);
   EXPECT_EQ(complaint(model, {.kind = UnitRuleKind::by_class, .classes = {"Blok"}}),
             "units by class: no module of class Blok in the model; did you mean 'Block'?");
+  torch::nn::Sequential plain(torch::nn::Linear(2, 2));
+  EXPECT_EQ(complaint(*plain, {.kind = UnitRuleKind::by_class, .classes = {"Linear"}}),
+            "units by class: expected Linear to be a module derived from tessera::nn::Hookable");
   EXPECT_THROW(make_units(model, {.kind = UnitRuleKind::by_name, .patterns = {"layers.*"}}),
                UserError);
 }

@@ -47,6 +47,8 @@ void check_scaling(const ModelShape& shape, const LlamaCppType& type, const std:
       {RopeScalingType::llama3, "llama3"},
       {RopeScalingType::longrope, "longrope"}};
   const auto known = known_scalings(type);
+  if (shape.rope_scaling->type == RopeScalingType::yarn && !shape.rope_scaling->truncate)
+    user_error("{}: rope_scaling: llama.cpp's yarn has truncate: true alone", where);
   if (std::ranges::count(known, shape.rope_scaling->type) != 0) return;
   std::vector<std::string> texts;
   for (const auto scaling : known) texts.push_back(names.at(scaling));
@@ -82,6 +84,13 @@ void check_gemma(const ModelShape& shape, const LlamaCppType& type, const std::s
 void refuse_what_llama_cpp_lacks(const ModelShape& shape, const LlamaCppType& type,
                                  const std::string& where) {
   check_scaling(shape, type, where);
+  constexpr std::array<std::string_view, 4> kWithoutBiases{"qwen3", "olmo2", "gemma2", "gemma3"};
+  if ((shape.qkv_bias || shape.out_bias) && std::ranges::count(kWithoutBiases, type.architecture)) {
+    user_error("{}: attention_bias: llama.cpp's {} has no biases in its attention", where,
+               type.architecture);
+  }
+  if (shape.family == ModelFamily::olmo2 && shape.tie_embeddings)
+    user_error("{}: tie_word_embeddings: llama.cpp's olmo2 has a head of its own alone", where);
   if (shape.family == ModelFamily::gemma) return check_gemma(shape, type, where);
   if (shape.sliding_window != 0 && shape.sliding_window < shape.max_seq_len) {
     user_error("{}: sliding_window: llama.cpp's {} sees all keys, got {} of {}", where,

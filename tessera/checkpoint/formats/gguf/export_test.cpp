@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/formats/gguf/architecture.h"
 #include "tessera/checkpoint/formats/gguf/modelfile.h"
 #include "tessera/checkpoint/formats/training_source.h"
 #include "tessera/checkpoint/memory_source.h"
@@ -104,6 +105,16 @@ TEST(GgufExportTest, RefusesWhatLlamaCppComputesOtherwise) {
   EXPECT_THAT(refused("gemma3", "query_pre_attn_scalar", 12),
               HasSubstr("layer_types: llama.cpp's gemma3 has each sixth layer without a window"));
   EXPECT_THAT(refused("phi3", "sliding_window", 9), HasSubstr("llama.cpp's phi3 sees all keys"));
+  for (const auto* family : {"qwen3", "olmo2", "gemma2", "gemma3"}) {
+    EXPECT_THAT(refused(family, "attention_bias", true),
+                HasSubstr(std::string("attention_bias: llama.cpp's ") + family));
+  }
+  EXPECT_THAT(refused("llama_yarn", "rope_scaling",
+                      {{"rope_type", "yarn"}, {"factor", 4}, {"truncate", false}}),
+              HasSubstr("truncate: true alone"));
+  auto tied = config_of(kFamilies / "olmo2");
+  tied["tie_word_embeddings"] = true;
+  EXPECT_THAT(refusal([&] { llama_cpp_model(tied, "m"); }), HasSubstr("a head of its own alone"));
   EXPECT_TRUE(fs::is_empty(out.path()));
 }
 
