@@ -299,12 +299,15 @@ class Step {
         kept_ -= tokens_ * (block.staying + block.away);
         if (part_.stages[stage].splits_backward) kept_ += tokens_ * block.deferred;
       }
-      note("backward", {.gradients = gradients, .activations = kept_ + beside});
+      const bool stays = !in_backward() && bytes_[unit].gradients.count == 0;
+      const double slice = pipeline() || accumulates_ || !stays ? 0 : bytes_[unit].gradient_slice;
+      // Its reduction begins, while that of the unit before may still go on.
+      const double begun = bytes_[unit].slice_comes_last ? 0 : slice;
+      note("backward", {.gradients = gradients + begun, .activations = kept_ + beside});
       gathered_.release(unit);
       if (pipeline()) continue;
-      const bool stays = !in_backward() && bytes_[unit].gradients.count == 0;
       reduced = gradients_on_the_way(bytes_[unit], stays ? 0 : part_.mesh.data_ranks());
-      if (!accumulates_ && stays) slices += bytes_[unit].gradient_slice;
+      slices += slice;
     }
   }
 

@@ -26,6 +26,29 @@ double peak(const config::RunConfig& job, const Device& device = {.is_host = tru
   return step_memory(job, plan.ranks.front(), device).peak().total();
 }
 
+// Where few tokens are computed, tables' gradients and what muon works in are the peak: 2 sequences of 64 tokens.
+TEST(StepMemory, PeaksOfFewTokensAreThoseOfRuns) {
+  struct {
+    const char* placement;
+    optim::OptimizerType optimizer;
+    double mib;
+  } const measured[] = {{"full_shard", optim::OptimizerType::adamw, 517.7},
+                        {"full_shard", optim::OptimizerType::muon, 469.4},
+                        {"shard_gradients", optim::OptimizerType::muon, 580.2},
+                        {"shard_optimizer", optim::OptimizerType::muon, 633.8}};
+  for (const auto& run : measured) {
+    auto few = job(run.placement, 2);
+    few.data.seq_len = 64;
+    few.train.global_batch = 2;
+    few.memory.checkpointing = memory::CheckpointMode::full;
+    few.optimizer.type = run.optimizer;
+    const auto plan = plan::make_plan(few, models::model_preset("small"), {.device_is_host = true});
+    const double found = step_memory(few, plan.ranks.front(), {.is_host = true}).peak().total();
+    EXPECT_NEAR(found / kMiB, run.mib, 0.01 * run.mib)
+        << run.placement << " " << (run.optimizer == optim::OptimizerType::muon ? "muon" : "adamw");
+  }
+}
+
 // Allocator peaks of runs of two steps, in MiB: 8 sequences of 256 tokens over the ranks.
 struct Measured {
   const char* placement;
