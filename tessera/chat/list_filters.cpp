@@ -213,9 +213,11 @@ Value batch(Interpreter& interpreter, Arguments& arguments) {
 }
 
 Value items(Interpreter& interpreter, Arguments& arguments) {
-  if (arguments.values[0].is_undefined()) return list(interpreter, {});
+  if (arguments.values[0].is_undefined()) return generator(interpreter, {});
   if (!arguments.values[0].is<DictPtr>()) refuse(arguments.values[0], "a dict");
-  return run_builtin(interpreter, "items", dict_methods().at("items"), std::move(arguments));
+  return generator(interpreter,
+                   items_of(run_builtin(interpreter, "items", dict_methods().at("items"),
+                                        std::move(arguments))));
 }
 
 Value sorted_items(Interpreter& interpreter, Arguments& arguments) {

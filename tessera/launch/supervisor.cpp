@@ -21,7 +21,7 @@ constexpr auto kMoment = 300ms;
 constexpr auto kUnkillable =
     5s;  // a process that SIGKILL does not end hangs in the kernel: we do not
 // `timeout` sends its signal to a process, and then to the group that it is in.
-constexpr auto kSameRequest = 1s;
+constexpr auto kSameRequest = 300ms;
 constexpr size_t kNumLastLines = 20;
 
 /// Did the program end by an interrupt: by its signal, or with the exit code that stands for it?
@@ -204,7 +204,8 @@ void Supervisor::handle(int signal) {
   if (signal == SIGUSR1 || (signal == SIGINT && options_.ranks_take_interrupts)) {
     return send(signal);
   }
-  if (asked_at_ && Clock::now() < *asked_at_ + kSameRequest) return;
+  const bool is_same = signal == end_.signal && asked_at_;
+  if (is_same && Clock::now() < *asked_at_ + kSameRequest) return;
   if (end_.signal != 0) return kill_all();  // asked twice: at once
   asked_at_ = Clock::now();
   end_.signal = signal;

@@ -138,9 +138,13 @@ class Step {
     double most = 0;
     for (const auto& unit : units_) {
       const auto shape = models::shape_of_layer(part_.shape, unit.layers.begin);
-      const int64_t width = std::max(shape.ffn_dim, shape.num_heads * shape.head_dim);
-      // The matrix and its successor, in float32 where that is multiplied, and two of its products.
-      const double of_number = device_.widens_bf16 ? 13 : 8;
+      const auto& mesh = part_.mesh;  // whose ranks divide matrices that are updated whole
+      const int64_t width =
+          std::max<int64_t>(shape.ffn_dim * (shape.experts.num > 0 ? mesh.expert_tp() : mesh.tp),
+                            shape.num_heads * shape.head_dim * mesh.tp);
+      // The matrix and its successor, in float32 where that is multiplied, and two of its products;
+      // of a divided one as it came from the ranks.
+      const double of_number = (device_.widens_bf16 ? 13 : 8) + (mesh.tp > 1 ? 4 : 0);
       most =
           std::max(most, bytes_of_muon(unit, of_number * static_cast<double>(width * shape.dim)));
     }

@@ -96,6 +96,8 @@ TEST(TokenizerJson, ClassesAreOnigurumas) {
   EXPECT_THAT(ends_of_pieces("\\w+", "\u0915\u094d\u200d\u0937"), ElementsAre(2, 3, 4));
   EXPECT_THAT(ends_of_pieces("[\\w]+", "a\u00b2b"), ElementsAre(1, 2, 3));
   EXPECT_THAT(ends_of_pieces("[[:punct:]]", "a\u2581b\u20acc"), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(ends_of_pieces("[[:^punct:]]+", "a\u20acb"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(ends_of_pieces("[^[:^punct:]x]", "a\u20acx"), ElementsAre(1, 2, 3));
   EXPECT_THAT(ends_of_pieces("[[:alpha:]]+", "\u24b6\u2160\u3007\u00b2"), ElementsAre(3, 4));
 }
 

@@ -257,8 +257,15 @@ class Translation {
     } else if (next_is("[:")) {
       const size_t end = from_.find(":]", at_);
       if (end == from_.npos) refuse("a [: without its :]");
-      members += posix_class(from_.substr(at_ + 2, end - at_ - 2))
-                     .value_or(from_.substr(at_, end + 2 - at_));
+      const auto name = from_.substr(at_ + 2, end - at_ - 2);
+      const auto known = posix_class(name);
+      const auto opposite = name.starts_with('^') ? posix_class(name.substr(1)) : std::nullopt;
+      if (!known && opposite) {
+        if (!alternatives.empty()) alternatives += '|';
+        alternatives += fmt::format("[^{}]", *opposite);
+      } else {
+        members += known.value_or(from_.substr(at_, end + 2 - at_));
+      }
       at_ = end + 2;
     } else if (next_is("[")) {
       if (!alternatives.empty()) alternatives += '|';

@@ -242,11 +242,11 @@ int64_t load_state(const fs::path& directory, DataParallel& model,
   checkpoint::run_on_all(saving_axis(mesh), [&] {
     const checkpoint::Checkpoint found(train::newest_checkpoint(directory));
     checkpoint::check_name(found.path(), found.index().step);
+    check_scheduler(found, scheduler != nullptr);
     train::load_all(found, train::held_parts(saved, /*all_states=*/true, /*buffers=*/true),
                     {&optimizer});
     model.values_changed();
     const auto& state = found.index().state;
-    check_scheduler(found, scheduler != nullptr);
     try {
       if (scheduler != nullptr) scheduler->load_state_dict(state.at("scheduler"));
       train::set_counts(optimizer, {saved}, state.at("optimizer"));  // rates are the optimizer's

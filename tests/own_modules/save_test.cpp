@@ -184,8 +184,18 @@ TEST(SaveState, ASchedulerGoesOn) {
     save_state(folder.path(), model, optimizer, mesh, 7, &scheduler);
     auto again = make_optimizer(model);
     auto resumed = cosine(again);
+    const auto fill = [&](double value) {
+      const torch::NoGradGuard no_grad;
+      model.unshard();
+      for (auto& parameter : net.parameters()) parameter.fill_(value);
+      model.reshard();
+    };
+    fill(7);
     EXPECT_THAT(line_of([&] { load_state(folder.path(), model, again, mesh); }),
                 HasSubstr("was saved with a scheduler; give load_state() the one of the run"));
+    model.unshard();  // a refused checkpoint changes nothing
+    for (const auto& parameter : net.parameters()) EXPECT_TRUE(parameter.eq(7).all().item<bool>());
+    model.reshard();
     EXPECT_EQ(load_state(folder.path(), model, again, mesh, &resumed), 7);
     for (int i = 0; i < 6; ++i) {
       EXPECT_EQ(resumed.get_last_lr(), scheduler.get_last_lr());

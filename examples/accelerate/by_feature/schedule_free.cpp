@@ -1,5 +1,5 @@
 // An optimizer that needs no schedule, and that trains and evaluates with other weights. After Accelerate's examples/by_feature/schedule_free.py: what it is about is marked.
-#include "examples/accelerate/by_feature/adamw_schedule_free.h"
+#include "adamw_schedule_free.h"
 #include "pairs.h"
 
 using namespace pairs;
