@@ -41,7 +41,7 @@ class AdamWScheduleFree : public torch::optim::Optimizer {
 
   torch::Tensor step(LossClosure closure = nullptr) override {
     TORCH_CHECK_VALUE(training_, "step: call train() of the optimizer before training");
-    const auto loss = closure ? closure() : torch::Tensor();
+    auto loss = closure ? closure() : torch::Tensor();
     const torch::NoGradGuard no_grad;
     const auto& o = options_;
     const auto done = static_cast<double>(++num_steps_);

@@ -151,8 +151,8 @@ class Metric {
     const auto share = [](int64_t of, int64_t all) {
       return all == 0 ? 0 : static_cast<double>(of) / static_cast<double>(all);
     };
-    const std::map<std::string, double> found{{"accuracy", share(hits_, count_)},
-                                              {"f1", share(2 * true_, ones_)}};
+    std::map<std::string, double> found{{"accuracy", share(hits_, count_)},
+                                        {"f1", share(2 * true_, ones_)}};
     *this = Metric();
     return found;
   }
