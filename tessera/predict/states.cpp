@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/base/widths.h"
 #include "tessera/config/needs.h"
 #include "tessera/offload/stored_regions.h"
 

@@ -45,13 +45,14 @@ torch::Tensor Orthogonaliser::updated(const std::string& name, const torch::Tens
   if (found == divided_.end()) {
     return needed ? optim::orthogonalised(matrix, options_) : torch::Tensor();
   }
-  const auto& [shape, axis, stripes] = found->second;
-  auto whole = torch::empty(shape, matrix.options());
+  const auto& divided = found->second;
+  const auto& stripes = divided.stripes;
+  auto whole = torch::empty(divided.shape, matrix.options());
   std::vector<torch::Tensor> parts;
   for (const auto& stripe : stripes) {
     parts.push_back(torch::empty({stripe.taken(whole.numel())}, matrix.options()));
   }
-  axis.all_gather_uneven(parts, matrix.reshape({-1})).wait();
+  divided.axis.all_gather_uneven(parts, matrix.reshape({-1})).wait();
   if (!needed) return {};
   // The elements that a rank has, in its order: with few gaps, and of ranks that have the same heads
   // the same ones.
@@ -66,9 +67,10 @@ torch::Tensor Orthogonaliser::updated(const std::string& name, const torch::Tens
   }
   const auto result = optim::orthogonalised(whole, options_).reshape({-1});
   auto own = torch::empty({matrix.numel()}, result.options());
-  each_stretch(static_cast<size_t>(axis.rank()), [&](int64_t position, int64_t k, int64_t n) {
-    own.narrow(0, k, n).copy_(result.narrow(0, position, n));
-  });
+  each_stretch(static_cast<size_t>(divided.axis.rank()),
+               [&](int64_t position, int64_t k, int64_t n) {
+                 own.narrow(0, k, n).copy_(result.narrow(0, position, n));
+               });
   return own.view(matrix.sizes());
 }
 
