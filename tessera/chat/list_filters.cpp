@@ -11,15 +11,14 @@ namespace list_filter {
 
 bool flag(const Value& value) { return !value.is_undefined() && truth(value); }
 
-Value list(Interpreter& interpreter, std::vector<Value> items) {
+Value list(Interpreter& interpreter, std::vector<Value> items, bool generator = false) {
   interpreter.spend(4 * items.size());
-  return list_value(std::move(items), interpreter.own());
+  return list_value(std::move(items), interpreter.own(), /*tuple=*/false, generator);
 }
 
 /// What Jinja2 makes item by item when asked for it, and so is true even if there is none.
 Value generator(Interpreter& interpreter, std::vector<Value> items) {
-  interpreter.spend(4 * items.size());
-  return list_value(std::move(items), interpreter.own(), /*tuple=*/false, /*generator=*/true);
+  return list(interpreter, std::move(items), /*generator=*/true);
 }
 
 Value length(Interpreter& interpreter, Arguments& arguments) {

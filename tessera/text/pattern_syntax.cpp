@@ -27,15 +27,11 @@ constexpr std::string_view kWordsAlone = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xb2\
 std::optional<std::string_view> posix_class(std::string_view name) {
   static const std::map<std::string_view, std::string_view> kMembers{
       {"alpha", R"(\p{Alphabetic})"},
-      {"^alpha", R"(\P{Alphabetic})"},
       {"alnum", R"(\p{Alphabetic}\p{Nd})"},
       {"upper", R"(\p{Uppercase})"},
-      {"^upper", R"(\P{Uppercase})"},
       {"lower", R"(\p{Lowercase})"},
-      {"^lower", R"(\P{Lowercase})"},
       {"punct", R"(\p{P}\p{S})"},
       {"space", kSpaces},
-      {"^space", kNoSpaces},
       {"word", kWords},
       {"graph", R"([:graph:]\x{61c}\x{180e}\x{2066}-\x{2069})"},
       {"print", R"([:print:]\x{61c}\x{2066}-\x{2069})"}};
@@ -258,11 +254,11 @@ class Translation {
       const size_t end = from_.find(":]", at_);
       if (end == from_.npos) refuse("a [: without its :]");
       const auto name = from_.substr(at_ + 2, end - at_ - 2);
-      const auto known = posix_class(name);
-      const auto opposite = name.starts_with('^') ? posix_class(name.substr(1)) : std::nullopt;
-      if (!known && opposite) {
+      const bool negated = name.starts_with('^');
+      const auto known = posix_class(negated ? name.substr(1) : name);
+      if (known && negated) {
         if (!alternatives.empty()) alternatives += '|';
-        alternatives += fmt::format("[^{}]", *opposite);
+        alternatives += fmt::format("[^{}]", *known);
       } else {
         members += known.value_or(from_.substr(at_, end + 2 - at_));
       }

@@ -100,8 +100,8 @@ class Panels<float> {
     }
     is_pending_ = !target.is_first || target.is_last;
     pending_ = target;
-    store_sums(is_pending_ ? own_ : target.sums,
-               kTileBlock);  // all lines of the call before are away
+    // All lines of the call before are away.
+    store_sums(is_pending_ ? own_ : target.sums, kTileBlock);
     memory_is_used();
   }
   void finish() {
